@@ -17,7 +17,11 @@ STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "f
 
 
 class MlflowTracker:
-    """Logs to a run of MLflow. MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME name another server and experiment."""
+    """A tracker that logs to MLflow.
+
+    The environment variable MLFLOW_TRACKING_URI selects a server, and MLFLOW_EXPERIMENT_NAME an experiment. The default
+    experiment is ``agent-r1``.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         mlflow = import_extra("mlflow", "mlflow")
@@ -53,5 +57,5 @@ class MlflowTracker:
 
 
 def _valid_name(name: str) -> str:
-    """Return a name in which ``_`` replaces each character that MLflow refuses in names."""
+    """Return a name that MLflow accepts: ``_`` replaces other characters, and at most 250 characters are kept."""
     return re.sub(r"[^/\w.\- :]", "_", name)[:250]

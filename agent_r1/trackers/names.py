@@ -13,9 +13,9 @@ ROLLOUT = {
 
 
 def metric_name(name: str, is_timing: bool = False) -> str:
-    """Return the name of a metric in a tracker: ``GROUP/NAME``.
+    """Return the name that a metric has in a tracker: ``GROUP/NAME``.
 
-    The groups are reward, rollout, train, validation and time. A name that has a group already keeps it.
+    The group is reward, rollout, train, validation or time. A name that already contains a slash is returned unchanged.
 
     Example:
         >>> [metric_name(name) for name in ("reward", "reward/em", "validation_em", "calls", "entropy")]

@@ -24,9 +24,11 @@ TRACKERS_FOLDER = "trackers"
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run, as a tracker knows it.
+    """The run that a tracker shows.
 
     Attributes:
+        name: the name of the run.
+        folder: the folder of the run.
         settings: the settings of the run by dotted key, without credentials.
         step: the step from which the run was resumed; None for a new run.
     """
@@ -42,7 +44,12 @@ class TrackedRun:
         return path.read_text("utf-8").strip() if path.is_file() else None
 
     def save_id(self, tracker: str, value: str) -> None:
-        """Save the id under which a tracker knows the run, so that the resumed run continues there."""
+        """Save the id that the run has in a tracker's service. A resumed run continues under this id.
+
+        Args:
+            tracker: the name of the tracker.
+            value: the id.
+        """
         path = self.folder / TRACKERS_FOLDER / tracker
         path.parent.mkdir(exist_ok=True)
         path.write_text(value + "\n", encoding="utf-8")
@@ -50,10 +57,11 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
-    """An attempt that is shown as text, without credentials.
+    """An attempt that trackers show as text. It contains no credentials.
 
     Attributes:
         name: the id of the attempt.
+        rewards: the rewards of the whole trajectory.
         messages: the conversation, in the OpenAI format.
     """
 
@@ -75,7 +83,7 @@ class AttemptSample:
 
     @property
     def text(self) -> str:
-        """The attempt with its conversation, as lines of plain text."""
+        """The id, status, rewards and conversation of the attempt, as lines of plain text."""
         return "\n".join([self.name, self.summary, *map(_message_text, self.messages)])
 
 
@@ -86,10 +94,10 @@ def _message_text(message: Mapping[str, Any]) -> str:
 
 
 class Tracker(Protocol):
-    """Shows the metrics of one run, in a service or in files of its own.
+    """A client that shows the metrics of one run, in a service such as wandb or in files.
 
-    All methods are called in one thread, which also makes the tracker. A method may block and may raise any exception:
-    the run then continues without the tracker.
+    One thread makes the tracker and calls all its methods. A method may block, and may raise any exception. If a method
+    raises, or blocks for too long, the run continues without the tracker.
     """
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -97,9 +105,9 @@ class Tracker(Protocol):
         ...
 
     def log_attempts(self, step: int, attempts: Sequence[AttemptSample]) -> None:
-        """Show a few attempts that ended before the metrics of a step."""
+        """Show a few of the attempts that ended since the previous step. ``step`` is the number of the current step."""
         ...
 
     def finish(self, end: RunEnd) -> None:
-        """Send what was not sent yet. No other method is called afterwards."""
+        """Send all remaining data, and end the tracker. No other method is called after this method."""
         ...

@@ -25,16 +25,18 @@ Job = Callable[[Tracker], object]
 
 
 class TrackingRecorder:
-    """A :class:`~agent_r1.core.events.Recorder` that records events as another recorder does, and informs trackers.
+    """A recorder that passes all events on to another recorder, and also gives their metrics to trackers.
 
-    Each tracker is made and called in a daemon thread of its own. ``record`` never waits for a tracker. A tracker that
-    raises an exception, or that does not return within ``limit`` seconds, is reported once and gets no further calls.
+    Each tracker is made and called in a daemon thread of its own. ``record`` never waits for a tracker. If a tracker
+    raises an exception, or does not return within ``limit`` seconds, the recorder prints one warning and does not call
+    the tracker again.
 
     Args:
-        recorder: makes the events durable.
+        recorder: the other recorder, which makes the events durable.
         names: the names of the trackers.
+        run: the run, which the trackers receive.
         warn: prints a warning.
-        limit: the time limit in seconds; default: ``HANG_SECONDS``.
+        limit: the time limit of a call in seconds (default: ``HANG_SECONDS``).
     """
 
     def __init__(
@@ -51,9 +53,9 @@ class TrackingRecorder:
         self._attempts: list[Trajectory] = []
 
     async def record(self, *events: Event) -> None:
-        """Record the events, then give their metrics and attempts to the trackers.
+        """Record the events with the other recorder, then give their metrics and attempts to the trackers.
 
-        Raises an exception only if the other recorder does.
+        Exceptions of the other recorder are raised. Exceptions of trackers are not raised.
         """
         await self._recorder.record(*events)
         if self._threads:
@@ -62,7 +64,7 @@ class TrackingRecorder:
                 await self._recorder.record(LogEvent("warning", failure))
 
     def close(self, end: RunEnd) -> None:
-        """End the trackers, and wait for them at most as long as for one call."""
+        """Finish all trackers, and wait until they have finished, for at most ``limit`` seconds in total."""
         for thread in self._threads:
             thread.submit(lambda tracker: tracker.finish(end))
             thread.submit(None)
@@ -97,7 +99,7 @@ class TrackingRecorder:
             thread.submit(job)
 
     def _drop_failed(self) -> list[str]:
-        """Give no further calls to trackers that failed. Print a warning about each, and return the warnings."""
+        """Remove trackers that failed or hang. Print a warning for each removed tracker, and return the warnings."""
         failures = []
         for thread in list(self._threads):
             thread.failure = thread.failure or thread.hangs(self._limit)
@@ -125,11 +127,11 @@ class _TrackerThread(threading.Thread):
         self.start()
 
     def submit(self, job: Job | None) -> None:
-        """Call ``job`` with the tracker after all earlier jobs. None ends the thread."""
+        """Make the thread call ``job(tracker)`` after all earlier jobs. None as the job ends the thread."""
         self._jobs.put(job)
 
     def hangs(self, limit: float) -> str | None:
-        """Return a sentence if the call in progress takes longer than ``limit`` seconds, and None otherwise."""
+        """Return an error message if the current call takes longer than ``limit`` seconds; otherwise None."""
         called = self._called
         if called is None or time.monotonic() - called <= limit:
             return None

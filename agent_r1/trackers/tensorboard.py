@@ -9,10 +9,9 @@ from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun
 
 
 class TensorBoardTracker:
-    """Writes event files to ``RUN/tensorboard``; ``tensorboard --logdir runs`` shows them.
+    """A tracker that writes event files to ``RUN/tensorboard``. To see them, run ``tensorboard --logdir runs``.
 
-    A resumed run continues in the same folder: TensorBoard then hides what was written after the step of the
-    checkpoint.
+    A resumed run writes to the same folder. TensorBoard then hides earlier events after the step of the checkpoint.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -35,5 +34,5 @@ class TensorBoardTracker:
 
 
 def _as_code(text: str) -> str:
-    """Return a text as a Markdown block of code, so that TensorBoard shows the text as it is."""
+    """Return a text as a Markdown code block, so that TensorBoard shows the text unchanged."""
     return "\n".join(f"    {line}" for line in text.split("\n"))

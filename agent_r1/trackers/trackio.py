@@ -13,9 +13,10 @@ from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRu
 
 
 class TrackioTracker:
-    """Logs to a run of trackio; ``trackio show`` shows it. TRACKIO_PROJECT names another project.
+    """A tracker that logs to trackio. To see the metrics, run ``trackio show``.
 
-    TRACKIO_DIR, TRACKIO_SPACE_ID and the other variables of trackio are respected.
+    The environment variables of trackio have their usual meaning: TRACKIO_PROJECT, TRACKIO_DIR, TRACKIO_SPACE_ID and so
+    on. The default project is ``agent-r1``.
     """
 
     def __init__(self, run: TrackedRun) -> None:

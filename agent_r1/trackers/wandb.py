@@ -17,9 +17,10 @@ The steps of wandb itself cannot be used: they never decrease, but a resumed run
 
 
 class WandbTracker:
-    """Logs to a run of wandb.
+    """A tracker that logs to wandb.
 
-    WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and the other variables of wandb are respected.
+    The environment variables of wandb have their usual meaning: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and so on. The
+    default project is ``agent-r1``.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -56,11 +56,14 @@ FindModel = Callable[[str], Path | None]
 
 
 class Viewer:
-    """The pages. Each method that takes a request answers one kind of page.
+    """The pages of ``agent-r1 view``. Each method that takes a request returns one kind of page.
 
     Args:
-        defaults: the default of each setting by its dotted key; settings that are missing are always shown.
-        find_model: finds the tokenizer of a run that has no checkpoint yet.
+        catalog: the runs to show.
+        defaults: the default of each setting, by its dotted key. A page shows the settings that differ from their
+            defaults, and the settings without a default.
+        find_model: takes the model setting of a run, and returns the folder of this model; None if there is no folder.
+            The pages need this folder for the tokenizer of a run that has not saved a tokenizer itself.
     """
 
     def __init__(self, catalog: Catalog, defaults: Settings, find_model: FindModel) -> None:
@@ -88,7 +91,10 @@ class Viewer:
         return Response(self._static[name], media_type=STATIC[name])
 
     def revision(self, request: Request) -> Response:
-        """Answer with a text that changes when one of the runs in the query changes, or the list of runs if none."""
+        """Answer with a text that changes whenever one of the shown runs changes.
+
+        The runs in the query of the request are shown. If the query names no run, all runs of the catalog are shown.
+        """
         runs = self._catalog.runs()
         chosen = [run for run in request.query_params.getlist("run")[:MAX_COMPARED] if run in runs]
         parts = []
@@ -219,7 +225,15 @@ class Viewer:
         group: Sequence[AttemptSummary],
         most: int,
     ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
-        """Return the scales of a group, and the conversation of each attempt; None if the attempt has not ended."""
+        """Return the color scales of a group, and the conversations of the attempts in ``shown``.
+
+        A conversation is None if its attempt has not ended.
+
+        Args:
+            shown: the attempts whose conversations are returned, in this order.
+            group: all attempts of the group, which determine the scale of the advantages.
+            most: the maximum number of characters in each text of a conversation.
+        """
         file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
         tokenizer = None if file is None else self._load_tokenizer(file)
         recorded: list[RecordedAttempt | None] = []
@@ -237,7 +251,11 @@ class Viewer:
 
 
 def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> Starlette:
-    """Return the application that shows the runs of ``catalog``. It must run behind a Guard."""
+    """Return the web application that shows the runs of ``catalog``.
+
+    The application itself checks no token, so it must run behind a :class:`~agent_r1.viewer.guard.Guard`. The arguments
+    are the arguments of :class:`Viewer`.
+    """
     viewer = Viewer(catalog, defaults, find_model)
     app = Starlette(routes=viewer.routes())
     pages = _environment()
@@ -255,7 +273,10 @@ def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> S
 
 @contextmanager
 def damage_refused() -> Iterator[None]:
-    """Raise HTTPException if the block cannot decode what it reads from the database."""
+    """Return a context manager for a block that reads records of a run.
+
+    Raise HTTPException (status 422) if the block cannot decode a record.
+    """
     try:
         yield
     except DECODING_ERRORS as error:
@@ -278,7 +299,11 @@ def attempt_path(attempt: AttemptId) -> str:
 
 
 def best_and_worst(group: Sequence[AttemptSummary]) -> list[AttemptSummary]:
-    """Return the two attempts with the highest return and the two with the lowest, in the order of the group."""
+    """Return the two attempts with the lowest return and the two attempts with the highest return.
+
+    Attempts without a return are left out. If no attempt has a return, return the first four attempts. The returned
+    attempts are in the order of ``group``.
+    """
     known = sorted((one for one in group if one.reward is not None), key=lambda one: one.reward or 0.0)
     chosen = {one.attempt for one in [*known[:2], *known[-2:]]} or {one.attempt for one in group[:4]}
     return [one for one in group if one.attempt in chosen]

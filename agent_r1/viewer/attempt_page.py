@@ -18,7 +18,12 @@ from agent_r1.viewer.tokens import Scale, Token, TokenFigures, figures_of, make_
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A reward as the page shows it. ``sign`` is "plus", "minus" or "zero"."""
+    """A reward as text for the page.
+
+    Attributes:
+        value: the number as text. If a list of numbers was given, all numbers, separated by commas.
+        sign: "plus", "minus" or "zero".
+    """
 
     name: str
     value: str
@@ -34,11 +39,13 @@ class MessageText:
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """A tool call with its result. ``arguments`` are pairs of a name and a text.
+    """A tool call with its result, as text for the page.
 
     Attributes:
+        arguments: a pair (name, value) for each argument; () if the arguments could not be parsed.
+        raw: the text that the policy wrote, if the arguments could not be parsed; "" otherwise.
         error: why the call could not be parsed, or the kind of the tool's error; "" if the call succeeded.
-        raw: what the policy wrote, if the arguments could not be parsed.
+        result: the text of the tool result; None if there is no result.
     """
 
     name: str
@@ -52,13 +59,16 @@ class CallView:
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn on the page.
+    """A turn, as text for the page.
 
     Attributes:
-        depth: how many branches lie between this turn and the first one; it indents the outline.
-        tokens: the action, token by token.
-        hidden_tokens: the number of action tokens that are left out.
-        context: the number of tokens that the policy saw.
+        parent: the index of the turn that this turn continues; None for a turn without a parent.
+        branch: the number of the turn's branch in the trajectory tree, from 0.
+        versions: the numbers of the weights that sampled the action, such as "3" or "3, 4".
+        context: the number of tokens that the policy saw before the action.
+        num_tokens: the number of tokens of the action.
+        tokens: the tokens of the action that the page shows one by one.
+        hidden_tokens: the number of further tokens of the action, which the page does not show one by one.
     """
 
     index: int
@@ -80,10 +90,12 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation of an attempt.
+    """The conversation of an attempt, as text for the page.
 
     Attributes:
-        branches: the number of branches of the trajectory tree; 1 if the context was only appended to.
+        start: the messages before the first turn.
+        rewards: the rewards of the whole trajectory.
+        branches: the number of branches of the trajectory tree; 1 if no turn rewrote the context.
     """
 
     start: tuple[MessageText, ...]
@@ -94,23 +106,23 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """The trajectory of an attempt with its token records; () if the update made none."""
+    """The trajectory of an attempt and its token records. ``records`` is () if no update made token records."""
 
     trajectory: Trajectory
     records: tuple[TokenRecord, ...]
 
     def figures(self) -> list[list[TokenFigures]]:
-        """Return the figures of each action token, by turn."""
+        """Return the numbers of each action token: one list for each turn, with one mapping for each token."""
         by_turn = {record.turn: record for record in self.records}
         return [figures_of(turn, by_turn.get(turn.index)) for turn in self.trajectory.turns]
 
 
 def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
-    """Return the scales by which the tokens of all ``attempts`` are colored, so that equal colors are equal values.
+    """Return the color scales for the tokens of all ``attempts``. Equal values have equal colors in all attempts.
 
     Args:
-        group: the token records of the whole group. Its largest advantage is the end of the scale of advantages,
-            because advantages compare the attempts of a group.
+        group: the token records of the whole group, shown or not. The largest advantage of the group determines the
+            scale of the advantages, because advantages compare the attempts of a group.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):
@@ -207,9 +219,13 @@ def _rewards(rewards: Mapping[str, Any]) -> Iterator[Reward]:
 
 
 def _branches(turns: Sequence[Turn]) -> dict[int, int]:
-    """Return the number of the branch of each turn.
+    """Return the number of each turn's branch, by the index of the turn.
 
-    A turn is in the branch of its parent, unless it has no parent, or an earlier turn continues its parent.
+    A turn continues the branch of its parent if it is the first child of this parent. Every other turn begins a new
+    branch, with the next number.
+
+    Example:
+        {0: 0, 1: 0, 2: 1} for three turns with the parents None, 0 and 0
     """
     branches: dict[int, int] = {}
     continued: set[int] = set()
@@ -224,7 +240,7 @@ def _branches(turns: Sequence[Turn]) -> dict[int, int]:
 
 
 def _context_lengths(turns: Sequence[Turn]) -> dict[int, int]:
-    """Return the number of tokens that the policy saw before each action."""
+    """Return the number of tokens that the policy saw before the action of each turn, by the index of the turn."""
     lengths: dict[int, int] = {}
     actions = {turn.index: len(turn.action_ids) for turn in turns}
     for turn in turns:

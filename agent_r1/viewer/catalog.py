@@ -21,11 +21,11 @@ RunState = Literal["complete", "training", "stopped"]
 
 
 class Catalog:
-    """The folders of runs by name.
+    """The runs that the viewer shows.
 
     Args:
-        folders: folders of runs, or folders that contain folders of runs. The latter are read again at every request,
-            so that new runs appear.
+        folders: folders of runs, or folders that contain folders of runs. A folder of the second kind is searched again
+            at each request, so that new runs appear.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -33,12 +33,15 @@ class Catalog:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The folders as text."""
+        """The folders that were given, as text."""
         return tuple(map(str, self._folders))
 
     def runs(self) -> Mapping[str, Path]:
-        """Return the folder of each run by its name, which is the name of the folder. A name that occurs more than
-        once gets a number."""
+        """Return the folder of each run, by the name of the run.
+
+        The name of a run is the name of its folder. If several runs have the name ``demo``, the second is named
+        ``demo-2``, the third ``demo-3``, and so on.
+        """
         runs: dict[str, Path] = {}
         for folder in self._all():
             name, count = folder.resolve().name.encode("utf-8", "backslashreplace").decode(), 1
@@ -57,7 +60,7 @@ class Catalog:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return the folders of runs in ``folder``, the newest first."""
+    """Return the folders of runs in ``folder``, newest first; [] if ``folder`` cannot be read."""
     try:
         found = [Path(entry) for entry in os.scandir(folder) if is_run(Path(entry))]
     except (OSError, ValueError):  # ValueError: the text cannot be a path
@@ -67,7 +70,7 @@ def _inside(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[RunReader]:
-    """Open a run for the duration of one request."""
+    """Return a context manager that opens a run for reading, and closes it at the end of the block."""
     with closing(RunReader(folder)) as reader:
         yield reader
 
@@ -80,11 +83,18 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What the list of runs and the head of a run page show.
+    """A row in the list of runs, which is also the head of the page of a run.
 
     Attributes:
-        detail: why the run stopped, or "" if that is not known.
-        error: why the run cannot be read; the other attributes are then empty.
+        detail: why the run stopped; "" if the run did not stop or the reason is not known.
+        step: the number of steps taken.
+        steps: the number of steps that the run should take.
+        reward: the mean reward of the last step; None if no step is recorded.
+        best: the best validation; None if there was no validation.
+        seconds: the time from the start of the run to its last event.
+        updated: the time of the last change, in seconds since 1970.
+        spark: the curve of the mean reward, as an SVG path.
+        error: why the run cannot be read. Then only ``name``, ``folder`` and ``error`` are known. "" otherwise.
     """
 
     name: str
@@ -109,7 +119,7 @@ class RunSummary:
 
 
 def summarize(name: str, folder: Path) -> RunSummary:
-    """Return the summary of a run, or a summary with ``error`` if the run cannot be read."""
+    """Return the summary of a run. If the run cannot be read, only ``error`` of the summary is filled in."""
     try:
         with opened(folder) as reader:
             return summarize_reader(name, folder, reader)
@@ -149,7 +159,7 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
 
 
 def read_curves(reader: RunReader) -> Curves:
-    """Return all curves of a run."""
+    """Return the curve of each metric of a run, by the name of the metric. A curve holds one value per step."""
     curves: dict[str, dict[int, float]] = {}
     for metrics in reader.metrics():
         for name, value in metrics.values.items():
@@ -171,7 +181,7 @@ def _last(curve: Mapping[int, float]) -> float | None:
 
 
 def _modified(folder: Path) -> float:
-    """Return when the database was last written, in seconds since 1970."""
+    """Return the time at which the database was last written, in seconds since 1970; 0.0 if there is no database."""
     times = [0.0]
     for name in ("run.db", "run.db-wal"):
         try:

@@ -24,11 +24,13 @@ Curve = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve of a chart, before drawing.
+    """The values and the look of one line of a chart.
 
     Attributes:
-        color: the number of the color, below NUM_COLORS.
-        marked: the step that gets a mark, such as the best validation; None for no mark.
+        label: the text in the legend.
+        curve: the values, by step.
+        color: the number of the color, from 0. Colors repeat after NUM_COLORS lines.
+        marked: the step whose point gets a mark, such as the best validation; None for no mark.
     """
 
     label: str
@@ -45,8 +47,16 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLine:
-    """A line in SVG coordinates: ``path`` is the attribute d, ``dots`` are its isolated points, ``values`` are
-    (x, step, value) of each point that the pointer can find."""
+    """A line in SVG coordinates.
+
+    Attributes:
+        path: the attribute ``d`` of the SVG path.
+        dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points.
+        mark: the point (x, y) that gets a mark; None for no mark.
+        values: (x, step, y, value) of each point, for the text that appears at the pointer.
+        last: the last value, as text.
+        summary: the last, smallest and largest value, in one line of text.
+    """
 
     label: str
     color: int
@@ -60,7 +70,7 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart that can be drawn. ``empty`` is true if no line has a finite value."""
+    """The geometry of a chart, which the template draws. If no line has a finite value, the chart has no lines."""
 
     title: str
     unit: str
@@ -76,7 +86,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Maps values of [low, high] to [start, end], optionally by their logarithm."""
+    """A map from values in [low, high] to coordinates in [start, end]. If ``log`` is True, the map is logarithmic."""
 
     low: float
     high: float
@@ -93,11 +103,14 @@ class _Scale:
 
 
 def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, from_zero: bool = False) -> Chart:
-    """Return a chart of ``lines``. Values that are not finite leave a gap.
+    """Return a chart of ``lines``. Values that are NaN or infinite are left out.
 
     Args:
-        log: use a logarithmic axis if all values are positive or 0. Zeros are left out.
-        from_zero: begin the axis at 0.
+        title: the title of the chart.
+        unit: the unit of the values, as text.
+        log: make the vertical axis logarithmic, and leave zeros out. If a value is negative, or all values are 0, the
+            axis is linear.
+        from_zero: make the vertical axis contain 0.
     """
     title = one_line(title, 120)
     curves = [{step: value for step, value in sorted(line.curve.items()) if math.isfinite(value)} for line in lines]
@@ -120,7 +133,10 @@ def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, fro
 
 
 def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
-    """Return the SVG path of a small curve without axes, or "" if it has fewer than two finite values."""
+    """Return a small curve without axes, as the attribute ``d`` of an SVG path.
+
+    Return "" if the curve has fewer than two finite values.
+    """
     points = [(step, value) for step, value in sorted(curve.items()) if math.isfinite(value)]
     if len(points) < 2:
         return ""
@@ -154,7 +170,11 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return at most MAX_POINTS points: of each interval the smallest and the largest value, in the order of steps."""
+    """Return at most MAX_POINTS of the points (step, value), in the order of steps.
+
+    A longer curve is divided into intervals of equally many points. Of each interval, the point with the smallest value
+    and the point with the largest value are kept. The first and the last point of the curve are kept too.
+    """
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(2 * len(points) / (MAX_POINTS - 2))
@@ -166,7 +186,13 @@ def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _marks(low: float, high: float, from_zero: bool) -> list[float]:
-    """Return 4 to 7 round numbers that enclose [low, high]."""
+    """Return round numbers with equal distances, which cover [low, high]. There are 4 to 7 of them.
+
+    If ``from_zero`` is True, the numbers also cover 0.
+
+    Example:
+        [0.0, 0.2, 0.4, 0.6, 0.8] for low = 0.1 and high = 0.75
+    """
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):  # a constant curve lies in the middle
@@ -180,7 +206,11 @@ def _marks(low: float, high: float, from_zero: bool) -> list[float]:
 
 
 def _log_marks(low: float, high: float) -> list[float]:
-    """Return powers of ten that enclose [low, high], at most 7 of them."""
+    """Return powers of ten that cover [low, high], at most 7.
+
+    Example:
+        [0.01, 0.1, 1.0] for low = 0.02 and high = 0.5
+    """
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     last = max(last, first + 1)
     stride = math.ceil((last - first) / 6)
@@ -189,7 +219,11 @@ def _log_marks(low: float, high: float) -> list[float]:
 
 
 def _step_marks(low: int, high: int) -> list[int]:
-    """Return round steps in [low, high]; both ends if there are few steps."""
+    """Return round numbers of steps in [low, high], with equal distances.
+
+    Example:
+        [0, 5, 10, 15, 20] for low = 0 and high = 20
+    """
     if high == low:
         return [low]
     rough = max(1.0, (high - low) / 6)

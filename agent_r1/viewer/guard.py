@@ -37,13 +37,16 @@ and no script that is part of a page."""
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """ASGI middleware that refuses a request if the browser or the request is not an expected one.
+    """ASGI middleware that passes on only GET requests without a body, from a browser on this machine with the token.
 
-    The token is part of the address that the user opens. The guard answers it with a cookie, which the browser then
-    sends with every request, and with a redirection to the address without the token.
+    The user opens an address that contains the token. The guard then gives the browser a cookie with the token, and
+    redirects the browser to the address without the token. The browser sends the cookie with all further requests.
+    Every other request gets an error response.
 
     Attributes:
-        cookie: the name of the cookie. It contains the port, because cookies do not distinguish ports.
+        app: the application that answers the requests that are passed on.
+        token: the secret text.
+        cookie: the name of the cookie. It contains the port, because browsers send a cookie to all ports of a host.
     """
 
     app: ASGIApp
@@ -60,7 +63,7 @@ class Guard:
         await (self.app if answer is None else answer)(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the response if the request is refused or redirected, or None if the application answers it."""
+        """Return the response that refuses or redirects the request; None if the request is passed on."""
         headers = Headers(scope=scope)
         if not HOST.fullmatch(headers.get("host", "")):
             return _refusal(400, "this host name is not served; open the address that agent-r1 view printed")

@@ -22,7 +22,15 @@ Named = Sequence[tuple[str, Curve]]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart: its title and unit, and a function that selects or computes its curves from those of a run."""
+    """The description of a chart.
+
+    Attributes:
+        title: the title of the chart.
+        unit: the unit of the values, as text.
+        select: returns the curves of the chart with their labels, from all curves of a run.
+        log: as in :func:`~agent_r1.viewer.charts.draw`.
+        from_zero: as in :func:`~agent_r1.viewer.charts.draw`.
+    """
 
     title: str
     unit: str
@@ -32,7 +40,10 @@ class Panel:
 
 
 def best_step(curves: Curves) -> int | None:
-    """Return the step with the best validation, the latest one of equal ones; None without validation."""
+    """Return the step with the best validation; None if no step was validated.
+
+    If several steps are equally good, return the last of them.
+    """
     validated = curves.get(BEST_BY, {})
     return max(validated, key=lambda step: (validated[step], step)) if validated else None
 
@@ -129,7 +140,7 @@ _SHOWN = frozenset({*(status.value for status in Status), "tokens", "calls", "in
 
 
 def draw_run(curves: Curves) -> tuple[Chart, ...]:
-    """Return the charts of one run."""
+    """Return the charts of one run, in the order of ``PANELS``."""
     best = best_step(curves)
     charts = []
     for panel in PANELS:
@@ -145,7 +156,10 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
 
 
 def draw_other(curves: Curves) -> tuple[Chart, ...]:
-    """Return one chart for each metric that no chart of :func:`draw_run` contains, if its value changes."""
+    """Return one chart for each further metric of a run that no chart of :func:`draw_run` shows.
+
+    Metrics with the same value in all steps are left out.
+    """
     drawn = {id(curve) for panel in PANELS for _, curve in panel.select(curves)}
     return tuple(
         draw(name, "", [Line(name, curve, 0)])
@@ -155,7 +169,11 @@ def draw_other(curves: Curves) -> tuple[Chart, ...]:
 
 
 def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return the charts of several runs: one chart per curve, with one line per run."""
+    """Return the charts that compare several runs. Each chart shows one metric, with one line per run.
+
+    Args:
+        runs: the curves of each run, by the name of the run.
+    """
     charts = []
     for panel in PANELS:
         selected = {run: dict(panel.select(curves)) for run, curves in runs.items()}

@@ -18,7 +18,12 @@ SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools"})
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """A row of the final table: the exact match of a method with its interval, per split; "" if not measured."""
+    """A row of the result table.
+
+    Attributes:
+        cells: for each split, the exact match and its interval, such as "0.95 (0.92 to 0.98)"; "" for a split on which
+            the method was not evaluated.
+    """
 
     method: str
     cells: tuple[str, ...]
@@ -31,7 +36,7 @@ class ResultTable:
 
 
 def read_table(reader: RunReader) -> ResultTable | None:
-    """Return the last table of methods, or None if the run has not finished or its table cannot be read."""
+    """Return the newest result table that the run recorded; None if there is no table, or if it cannot be read."""
     try:
         tables = [result["table"] for result in read_results(reader, "table")]
         if not tables:
@@ -47,7 +52,10 @@ def read_table(reader: RunReader) -> ResultTable | None:
 
 
 def listed_events(reader: RunReader, most: int) -> Sequence[RecordedEvent]:
-    """Return the last events, the newest first, without results that are shown elsewhere; validations as text."""
+    """Return the last ``most`` events of a run, newest first. Events that the page shows elsewhere are left out.
+
+    The details of validations are converted from JSON to text for people.
+    """
     found = [event for event in reversed(reader.recent_events(most)) if event.event.kind not in SHOWN_ELSEWHERE]
     return [RecordedEvent(one.segment, one.time, _readable(one.event)) for one in found]
 

@@ -20,7 +20,7 @@ DRAIN_SECONDS = 2
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers, because the command installs its own."""
+    """A uvicorn server without signal handlers, because ``agent-r1 view`` installs its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -28,16 +28,21 @@ class _Uvicorn(uvicorn.Server):
 
 
 class ViewerServer:
-    """A server that shows an application to browsers on this machine that have the token.
+    """A server on the loopback address of this machine, which answers only browsers that have its token.
 
-    ``run`` blocks until ``stop`` is called. Another thread or a signal handler can call ``stop``. In a ``with``
-    statement, the server runs in a thread of its own. Raises InvalidInput if the port cannot be used.
+    Use the server in one of two ways. ``run`` blocks until another thread or a signal handler calls ``stop``. As a
+    context manager, the server runs in a thread of its own until the end of the block.
 
     Args:
+        app: the application to serve.
         port: the port to listen on; 0 for any free port.
 
     Attributes:
-        url: the address to open, with the token.
+        port: the port that the server listens on.
+        url: the address for the browser, which contains the token.
+
+    Raises:
+        InvalidInput: the port cannot be used.
     """
 
     def __init__(self, app: ASGIApp, port: int = 0) -> None:

@@ -12,7 +12,7 @@ from agent_r1.viewer.text import flatten
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of one run, with its default."""
+    """A setting of one run, by its dotted key, with its default. ``default`` is None if there is no default."""
 
     key: str
     value: Any
@@ -21,7 +21,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class DifferingSetting:
-    """A setting that runs do not share: its value in each run, and None if a run does not have it."""
+    """A setting that differs between runs.
+
+    Attributes:
+        values: the value in each run, in the order of the runs; None for a run without the setting.
+    """
 
     key: str
     values: tuple[Any, ...]
@@ -33,7 +37,12 @@ DESCRIPTIVE = frozenset({"algorithm.paper", "algorithm.deviations", "run"})
 
 
 def own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Return the settings that differ from their defaults, without the parameters of the algorithm."""
+    """Return the settings of a run that differ from their defaults, except the settings of the algorithm.
+
+    Args:
+        config: the settings of the run, nested.
+        defaults: the defaults, by dotted key. A setting without a default is returned if its value is not None.
+    """
     found = []
     for key, value in flatten(config).items():
         default = defaults.get(key)  # None for an entry of a table, such as reward_weights.f1
@@ -43,7 +52,10 @@ def own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
 
 
 def algorithm_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Return the parameters of the algorithm that are set. Their defaults depend on the algorithm."""
+    """Return the settings of the run's algorithm, except its name and settings with an empty value (0, "", None).
+
+    The keys have no prefix ``algorithm.``. There are no defaults, because the defaults depend on the algorithm.
+    """
     flat = flatten(config)
     return tuple(
         Setting(key.removeprefix(ALGORITHM), value)
@@ -53,7 +65,11 @@ def algorithm_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
 
 
 def differing_settings(configs: Mapping[str, Mapping[str, Any]]) -> tuple[DifferingSetting, ...]:
-    """Return the settings whose values are not equal in all runs, in the order of the first run."""
+    """Return the settings that do not have the same value in all runs, in the order of the first run.
+
+    Args:
+        configs: the nested settings of each run, by the name of the run.
+    """
     flat = [flatten(config) for config in configs.values()]
     keys = dict.fromkeys(key for settings in flat for key in settings if key not in DESCRIPTIVE)
     rows = [DifferingSetting(key, tuple(settings.get(key) for settings in flat)) for key in keys]
@@ -61,5 +77,5 @@ def differing_settings(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Differ
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two settings are equal as JSON, so that a tuple equals a list."""
+    """Return whether two values have the same JSON text. So the tuple (1, 2) equals the list [1, 2]."""
     return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)

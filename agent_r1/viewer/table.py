@@ -36,10 +36,11 @@ ORDERS: Mapping[AttemptOrder, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TableQuery:
-    """The part of the table that a page shows.
+    """The page of the table of attempts that a request asks for.
 
     Attributes:
-        after: the id of the last attempt of the previous page, or "" for the first page.
+        listed: the conditions and the order of the attempts.
+        after: the id of the last attempt on the previous page; "" for the first page.
     """
 
     listed: AttemptList = field(default_factory=AttemptList)
@@ -47,7 +48,10 @@ class TableQuery:
 
     @classmethod
     def read(cls, query: Mapping[str, str]) -> TableQuery:
-        """Return the query of an address. A value that cannot be read is no condition."""
+        """Parse the query of an address, such as ``status=completed&order=reward``.
+
+        Values that cannot be parsed are ignored.
+        """
         where = AttemptFilter(
             status=next((one for one in Status if one.value == query.get("status")), None),
             fate=next((one for one in FATES if one == query.get("fate")), None),
@@ -61,10 +65,12 @@ class TableQuery:
         return cls(AttemptList(where, order, query.get("direction") != "up", text), query.get("after", ""))
 
     def write(self, after: str | None = None) -> str:
-        """Return the query of this page for an address, beginning with "?", or "" for the first page of all attempts.
+        """Return the query for an address, such as ``?status=completed&after=..``. :meth:`read` parses this query.
+
+        Values that equal their defaults are left out. If all values do, return "".
 
         Args:
-            after: another value of ``after``.
+            after: replaces the attribute ``after``, to get another page; None for this page.
         """
         where, listed = self.listed.where, self.listed
         values = {
@@ -83,7 +89,11 @@ class TableQuery:
         return f"?{urlencode(given)}" if given else ""
 
     def sorted_by(self, order: AttemptOrder) -> str:
-        """Return the address query for a click on a heading: the largest first, then the smallest first."""
+        """Return the query for the link in a heading: the first page of the table, sorted by ``order``.
+
+        If the table is sorted by ``order`` already, the link reverses the order. Otherwise the largest values come
+        first.
+        """
         descending = not self.listed.descending if order == self.listed.order else True
         return TableQuery(replace(self.listed, order=order, descending=descending)).write()
 

@@ -24,28 +24,40 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """Return a text in which hidden characters are replaced by their code points.
+    r"""Return a text in which each hidden character is replaced by its code point.
 
     Example:
-        >>> visible("a\\x1b[31m b\\u202e c")
+        >>> visible("a\x1b[31m b\u202e c")
         'a⟨U+001B⟩[31m b⟨U+202E⟩ c'
     """
     return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text.replace("\r\n", "\n"))
 
 
 def shortened(text: str, most: int = MAX_SHOWN) -> str:
-    """Return the first ``most`` characters of a text, with a note that gives the number of characters left out."""
+    r"""Return the first ``most`` characters of a text, then a note with the number of characters that were left out.
+
+    A text of at most ``most`` characters is returned unchanged.
+
+    Example:
+        >>> shortened("abcdef", most=4)
+        'abcd\n⟨2 more characters⟩'
+    """
     return text if len(text) <= most else f"{text[:most]}\n⟨{len(text) - most:,} more characters⟩"
 
 
 def one_line(text: object, most: int = 200) -> str:
-    """Return a value as one visible line of at most ``most`` characters."""
+    r"""Return the text of a value in one line of at most ``most`` characters. Hidden characters are made visible.
+
+    Example:
+        >>> one_line("first line\nsecond line", most=15)
+        'first line sec…'
+    """
     line = visible(" ".join(str(text)[: 2 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def as_json(value: Any) -> str:
-    """Return a value as indented JSON. Values that JSON does not have become text."""
+    """Return a value as indented JSON. Objects of types that JSON does not have become strings."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (ValueError, RecursionError, TypeError):
@@ -53,7 +65,7 @@ def as_json(value: Any) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with ``digits`` significant digits, such as 0.3828, 1,005 or 3.5e-05; a dash for None.
+    """Return a number with about ``digits`` significant digits, for people; a dash for None.
 
     Example:
         >>> [number(value) for value in (0.3828125, 1004.75, 3.4928e-05, 2.0)]

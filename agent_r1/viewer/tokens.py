@@ -28,13 +28,14 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How the values of one coloring map to levels.
-
-    A diverging scale has the levels 0 to 8, with 4 for values near 0; a sequential scale has the levels 0 to 4.
+    """The scale of one coloring: it maps the value of a token to a level, and a level is a color.
 
     Attributes:
-        code: the letter of the CSS classes, such as ``a`` in ``a7``.
-        largest: the largest absolute value.
+        code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale with the letter ``a``.
+        meaning: the explanation in the legend.
+        diverging: if True, the levels are 0 to 8, and 4 is the level of the value 0. If False, the levels are 0 to 4,
+            and only the absolute value counts.
+        largest: the absolute value that has the last level.
     """
 
     coloring: Coloring
@@ -45,7 +46,7 @@ class Scale:
     largest: float
 
     def level(self, value: float | None) -> int | None:
-        """Return the level of a value, or None if the value is not known."""
+        """Return the level of a value; None if the value is None or not finite."""
         if value is None or not math.isfinite(value):
             return None
         share = value / self.largest if self.largest else 0.0
@@ -55,7 +56,7 @@ class Scale:
 
     @property
     def marks(self) -> tuple[tuple[int, str], ...]:
-        """The levels of the legend, each with the value in its middle."""
+        """The entries of the legend: pairs of a level and the value that has this level, as text."""
         if not self.largest:
             return ((4 if self.diverging else 0, "0"),)
         if self.diverging:
@@ -66,7 +67,13 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token on a page: its visible text, its CSS classes, and its figures in the order of ``FIGURES``."""
+    """A token on a page.
+
+    Attributes:
+        text: the text of the token. Hidden characters are made visible.
+        classes: the CSS classes of the token, separated by spaces, such as "a7 e2".
+        figures: the numbers of the token as text, in the order of ``FIGURES``; "" for a number that is not known.
+    """
 
     text: str
     classes: str
@@ -85,14 +92,21 @@ _SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
 
 
 def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
-    """Return the tokenizer file that a run saved, or else that of its model folder; None if there is none."""
+    """Return the path of a run's ``tokenizer.json``; None if there is no such file.
+
+    The file is searched in the run's final model, then in its newest checkpoint, and then in the folder ``model``.
+
+    Args:
+        folder: the folder of the run.
+        model: the folder of the model with which the run began; None if it is not known.
+    """
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{TOKENIZER}"))
     candidates = [folder / "model" / TOKENIZER, *checkpoints[-1:], *([model / TOKENIZER] if model else [])]
     return next(filter(Path.is_file, candidates), None)
 
 
 def load_tokenizer(file: Path) -> Tokenizer | None:
-    """Return the tokenizer in a file, or None if the file cannot be read."""
+    """Load the tokenizer in the file ``tokenizer.json``. Return None if the file cannot be read."""
     try:
         return Tokenizer.from_file(str(file))
     except Exception:  # the package raises Exception if a file cannot be read
@@ -100,13 +114,17 @@ def load_tokenizer(file: Path) -> Tokenizer | None:
 
 
 def read_tokenizer(folder: Path, model: Path | None) -> Tokenizer | None:
-    """Return the tokenizer of :func:`find_tokenizer`, or None if there is none or it cannot be read."""
+    """Load the tokenizer of a run. Return None if it is not found or cannot be read. See :func:`find_tokenizer`."""
     file = find_tokenizer(folder, model)
     return None if file is None else load_tokenizer(file)
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """Return the text of each token. A token that is a part of a character has the text "·"."""
+    """Return the text of each token.
+
+    If several tokens make one character, only the last of them has its text, and the other tokens have the text "·".
+    Without a tokenizer, and for unknown ids, the text is the id, such as "⟨151⟩".
+    """
     if tokenizer is None:
         return [f"⟨{one}⟩" for one in ids]
     stream = DecodeStream(skip_special_tokens=False)
@@ -121,7 +139,11 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
-    """Return the figures of each action token of a turn."""
+    """Return the numbers of each action token of a turn, by name; None for a number that is not known.
+
+    Args:
+        record: the token record of the turn. If None, only ``logprob``, the log-probability in the engine, is known.
+    """
     count = len(turn.action_ids)
     unknown: tuple[None, ...] = (None,) * count
     columns: dict[str, Sequence[float | None]] = {"logprob": turn.logprobs}
@@ -136,7 +158,11 @@ def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
 
 
 def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
-    """Return a scale for each coloring of which a value is known. One scale serves all tokens of a page."""
+    """Return a scale for each coloring that has a finite value in ``figures``.
+
+    Args:
+        figures: the numbers of all tokens that the scales are for.
+    """
     scales = []
     for coloring, (code, title, meaning, diverging) in _SCALES.items():
         known = [abs(value) for one in figures if (value := one.get(coloring)) is not None and math.isfinite(value)]
@@ -148,7 +174,13 @@ def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
 def make_tokens(
     turn: Turn, figures: Sequence[TokenFigures], scales: Sequence[Scale], texts: Sequence[str]
 ) -> Iterator[Token]:
-    """Yield the tokens of a turn, at most MAX_TOKENS."""
+    """Yield the action tokens of a turn for the page, at most MAX_TOKENS.
+
+    Args:
+        figures: the numbers of each action token (see :func:`figures_of`).
+        scales: the scales that determine the colors.
+        texts: the text of each action token (see :func:`token_texts`).
+    """
     for index, (token_id, text, own) in enumerate(zip(turn.action_ids, texts, figures, strict=True)):
         if index == MAX_TOKENS:
             return
