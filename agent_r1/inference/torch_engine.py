@@ -163,11 +163,11 @@ class TorchEngine:
             self._driver = shared_task(self._drive())
 
     async def _drive(self) -> None:
-        """Run a loop of decode steps until no work is left.
+        """Run decode steps until no work is left.
 
-        ``generate``, ``update_weights`` and ``release`` start the loop again. Decode steps run in the worker thread.
-        Between two decode steps, weights are updated and requests are scheduled. If the loop fails, all waiting callers
-        get an EngineError.
+        ``generate``, ``update_weights`` and ``release`` start this loop again. Decode steps run in the worker thread.
+        Between two decode steps, the loop updates weights and schedules requests. If the loop fails, all waiting
+        callers get an EngineError.
         """
         try:
             while self._updates or self._scheduler.has_work:
@@ -183,9 +183,9 @@ class TorchEngine:
             self._fail_all(f"the engine stopped: {type(error).__name__}: {error}")
 
     def _step(self) -> list[Request]:
-        """Run one decode step, and return the requests that finished or failed.
+        """Run one decode step, and return the requests that ended in this step, with a result or with an error.
 
-        A decode step prefills new tokens and then decodes one token of every running sequence.
+        The step first prefills the new tokens. Then it decodes one token of every running sequence.
         """
         self._scheduler.drop_cancelled()
         try:

@@ -100,9 +100,9 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def base_of(folder: Path) -> str | None:
-    """Return the name or the folder of the model that the adapter in ``folder`` belongs to.
+    """Return the base model of the adapter in ``folder``, as the name or the folder of this model.
 
-    Return None if the folder holds no adapter. Raise InvalidInput if the adapter does not name its model.
+    Return None if ``folder`` holds no adapter. Raise InvalidInput if the adapter does not name its base model.
     """
     file = folder / ADAPTER_CONFIG
     if not file.is_file():
@@ -132,9 +132,9 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy ``weights`` into the model. Raise RuntimeError if the model has other names or shapes of weights.
+    """Copy ``weights`` into the model. Raise RuntimeError if the model has weights of other names or shapes.
 
-    ``weights`` are the result of :func:`trained_weights` for a model with the same architecture.
+    ``weights`` maps names to tensors, as :func:`trained_weights` returns them for a model with the same architecture.
     """
     if not has_adapter(model):
         model.load_state_dict(dict(weights))
@@ -207,9 +207,10 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 
 
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights of the adapter that :func:`save_weights` wrote to ``folder``.
+    """Return the adapter that :func:`save_weights` wrote to ``folder``, as a mapping from names to tensors.
 
-    The keys are the names of the weights in ``model``, which must have an adapter with the same settings.
+    The names are the names of the adapter's weights in ``model``. Raise ValueError if the adapter of ``model`` has
+    other settings.
     """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}
@@ -241,7 +242,7 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
 def _forward(layer: Any, inputs: Tensor) -> Tensor:
     """Return x W + (alpha / rank) (x A) B for the ``inputs`` x of an adapted layer: (.., d) -> (.., e).
 
-    This function replaces peft's own forward method, which needs more operations and takes three times as long.
+    This function replaces the forward method of peft, which needs more operations and takes three times as long.
     """
     outputs = layer.base_layer(inputs)
     a, b = (part[ADAPTER].weight.to(inputs.dtype).t() for part in (layer.lora_A, layer.lora_B))  # (d, rank), (rank, e)
@@ -265,7 +266,7 @@ def _bad_targets(model: nn.Module, config: LoraConfig) -> InvalidInput:
 
 
 def _is_matrix(name: str) -> bool:
-    """Return whether a name of a parameter is the name of a matrix of the adapter."""
+    """Return whether the parameter ``name`` is a matrix, A or B, of an adapter."""
     return name.endswith(_MATRICES)
 
 

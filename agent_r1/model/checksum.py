@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
-    """Return the sha256 over name, dtype, shape and bytes of every parameter, sorted by name.
+    """Return the sha256, in hex, over the name, type, shape and bytes of every parameter, in the order of names.
 
     If ``dtype`` is given, the parameters are cast to ``dtype`` first. One flipped bit changes the checksum. The
     computation takes about 1 ms per MB of weights on one CPU core.
@@ -23,7 +23,7 @@ def _detached(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 
 def tensors_checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the checksum of tensors by name, computed as in :func:`weights_checksum`."""
+    """Return the checksum of pairs (name, tensor), computed as :func:`weights_checksum` does for parameters."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors):
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())

@@ -28,7 +28,7 @@ CONVERSION = 1
 
 
 class _NotOnHub(Exception):
-    """A model cannot be downloaded. The message is the reason."""
+    """Raised if a model cannot be downloaded. The message is the reason."""
 
 
 def find_folder(name: str, kind: Kind) -> Path:
@@ -37,7 +37,10 @@ def find_folder(name: str, kind: Kind) -> Path:
     ``name`` is a known name (see :data:`agent_r1.model.names.NAMED_MODELS`), a folder, or a name on the Hugging Face
     hub. The files of a model on the hub are downloaded.
 
-    Raise InvalidInput if nothing is found. The error names ``kind``.
+    ``kind`` is "model" for a language model, and "encoder" for a sentence encoder.
+
+    Raises:
+        InvalidInput: no model of this kind is found. The message begins with ``kind``.
     """
     source = NAMED_MODELS.get(name)
     if source is not None and kind_of(source) == kind:
@@ -71,9 +74,9 @@ def _named_folder(name: str, source: NamedModel) -> Path:
 
 
 def _package_file(package: Package) -> Path | None:
-    """Return the file of an installed package that holds its model, without importing the package.
+    """Return the path of the model file in an installed package. The package is not imported.
 
-    Return None if the package is not installed. Raise InvalidInput if the installed package lacks the file.
+    Return None if the package is not installed. Raise InvalidInput if the installed package has no such file.
     """
     spec = find_spec(package.module)
     if spec is None:

@@ -111,8 +111,8 @@ def token_scores(
     """Return (log-probabilities of the targets, entropies) for N positions.
 
     ``hidden`` (N, H) holds the hidden state that predicts the token at each position. ``targets`` holds one token per
-    position, with the shape (N,), or m tokens per position, with the shape (N, m). The log-probabilities are computed
-    as in :func:`token_logprobs`, and have the shape of ``targets``.
+    position (N,), or m tokens per position (N, m). The log-probabilities are computed as in :func:`token_logprobs`, and
+    have the shape of ``targets``.
 
     The entropies (N,) are in nats. They have a gradient only if ``entropy_gradient`` is true. This gradient needs
     memory for one more tensor of the size of the logits.
@@ -151,10 +151,11 @@ def top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state.
 
-    ``hidden`` has the shape (N, H), and both results have the shape (N, k). Only tokens with an id below ``vocabulary``
-    are returned. So a model with fewer embeddings can also compute their probabilities. k is ``count``, or the number
-    of such tokens if there are fewer. The logits are computed in chunks, as in :func:`token_logprobs`, and have no
-    gradient.
+    ``hidden`` has the shape (N, H), and both results have the shape (N, k). k is ``count``, but at most the number of
+    possible tokens. The logits are computed in chunks, as in :func:`token_logprobs`, and have no gradient.
+
+    Only tokens with an id below ``vocabulary`` are returned. With the vocabulary size of another model, all returned
+    tokens exist in the other model too.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

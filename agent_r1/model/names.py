@@ -98,7 +98,7 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
 
 
 def known_names(kind: Kind) -> list[str]:
-    """Return the short names of all models, or of all sentence encoders, depending on ``kind``."""
+    """Return the short names of all models of a kind: "model" for language models, "encoder" for sentence encoders."""
     return [name for name, source in NAMED_MODELS.items() if kind_of(source) == kind]
 
 

@@ -24,7 +24,7 @@ PROBE_TOOL = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """The effect on the rendered text if a message follows an action.
+    """What happens to the rendered text of a prompt and an action when another message follows.
 
     Attributes:
         kind: "append" if the rendered text begins with the prompt and the action, unchanged; "rewrite" if the template
@@ -38,12 +38,18 @@ class TemplateBehavior:
 
 
 def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
-    """Return an assistant message that calls the probe tool."""
+    """Return an assistant message with a call of ``PROBE_TOOL``, to test a chat template.
+
+    The call has the argument ``query``. ``text`` and ``reasoning`` stand before the call.
+    """
     return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
 
 
 def comparable(message: Message) -> tuple[object, ...]:
-    """Return the calls, the reasoning and the text of a message, to compare a parsed message with the original."""
+    """Return (calls, reasoning, text) of a message. Messages with equal results are the same for a reader.
+
+    Only names and arguments of calls are compared, and spaces around the text are ignored.
+    """
     calls = [(call.name, call.arguments) for call in message.calls]
     return calls, message.reasoning or "", message.text.strip()
 
@@ -57,9 +63,9 @@ class RenderText(Protocol):
 
 
 def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, ...]:
-    """Return the special tokens that the template writes after an answer and after a call.
+    """Return the special token that the template writes after an answer, and the special token after a call.
 
-    If both are the same token, the token is returned once.
+    If both are the same token, or no token follows a call, return one token.
 
     Raises:
         UnsupportedChat: the template writes no special token after an answer.

@@ -78,14 +78,14 @@ class Renderer(Protocol):
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Return the action that sampled tokens form. The number ``turn`` is used in the ids of the action's calls.
+        """Return the action that sampled tokens form. The ids of its calls are ``call_2_0``, ``call_2_1`` .. in turn 2.
 
         This method raises no exception. A call that cannot be read has an ``error``.
         """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens. The id of a special token becomes its name."""
+        """Return the text of tokens, with special tokens as text, such as ``<|im_end|>``."""
         ...
 
     def call_ends(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> tuple[int, ...]:

@@ -47,10 +47,10 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Iterable[str]) -> ToolSpec:
-    """Return the description of a tool in which a space breaks each of ``tokens``, as in :func:`break_tokens`.
+    """Return a copy of a tool's description in which :func:`break_tokens` has changed every text.
 
-    The names, descriptions, defaults and choices are searched for tokens. A description can come from a source that is
-    not trusted, for example an MCP server.
+    These texts are names, descriptions, defaults and choices. They can come from a source that is not trusted, for
+    example an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
     return ToolSpec(name, description, _break_in_json(tool.parameters, tuple(tokens)))

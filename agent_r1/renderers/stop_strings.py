@@ -31,10 +31,10 @@ class StopStringMatcher:
         self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
     def matches(self, ids: Sequence[int]) -> bool:
-        """Return whether a stop string occurs in the last ``window`` tokens.
+        """Return whether a stop string occurs in the text of the last ``window`` tokens.
 
-        The last token is decoded first. If it contains the last character of no stop string, the other tokens are not
-        decoded.
+        The last token is decoded first. The result is False if its text has no character with which a stop string ends.
+        Then the other tokens are not decoded.
         """
         if not self._can_complete(ids[-1]):
             return False
@@ -45,9 +45,10 @@ class StopStringMatcher:
 def with_stop_strings(
     condition: StopCondition | None, strings: tuple[str, ...], decode: Decode
 ) -> StopCondition | None:
-    """Return a condition that is also met if a text of ``strings`` is complete, wherever it occurs.
+    """Return a stop condition that is met if ``condition`` is met, or if a text of ``strings`` is complete.
 
-    Without strings, the condition is unchanged. ``condition`` can be None, for no other condition.
+    These texts also end a generation inside a thought. If ``strings`` is empty, return ``condition``. ``condition`` is
+    None if the generation has no other stop condition.
     """
     if not strings:
         return condition
@@ -61,8 +62,8 @@ def with_stop_strings(
 class GrowingText:
     """Decodes a growing generation, and passes each new part of its text to a check.
 
-    ``make_check`` makes one check for each generation. New tokens are decoded together with a few earlier tokens,
-    because the text of a token can depend on earlier tokens.
+    A check is a function ``(text) -> bool``. ``make_check`` makes a new check for each generation. New tokens are
+    decoded together with a few earlier tokens, because the text of a token can depend on earlier tokens.
 
     Example:
         GrowingText(decode, lambda: check).check(token_ids)
@@ -75,8 +76,8 @@ class GrowingText:
     def check(self, ids: Sequence[int]) -> bool:
         """Pass the new part of the text to the check, and return the result of the check.
 
-        ``ids`` are all tokens of the generation so far. If they do not continue the ids of the previous call, a new
-        generation begins.
+        ``ids`` are all tokens of the generation so far. If ``ids`` do not begin with the ids of the previous call, a
+        new generation begins.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

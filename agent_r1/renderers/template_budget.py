@@ -69,8 +69,8 @@ class BudgetExceeded(Exception):
 class Budget:
     """The work that one render may still do: a number of steps, a number of characters, and a time.
 
-    The limits on steps and characters grow with ``size``, the number of characters of the conversation. To *spend* a
-    cost is to subtract it from the budget.
+    At the beginning, the numbers of steps and characters grow with ``size``, the number of characters of the
+    conversation. To *spend* a cost is to subtract it from the budget.
     """
 
     def __init__(self, size: int) -> None:
@@ -114,14 +114,14 @@ class Budget:
             raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
-        """Return the number of values in a tree of containers, at most ``limit_steps``.
+        """Return the number of values in nested containers, at most ``limit_steps``.
 
-        A container that occurs at two places of the tree is counted twice.
+        A container that occurs at two places is counted twice.
         """
         return _traverse(value, self.limit_steps, characters=0)
 
     def allow_operation(self, operator: str, left: Any, right: Any) -> None:
-        """Spend the cost of an operation with two operands, before the operation runs.
+        """Subtract the cost of an operation with two operands from the budget, before the operation runs.
 
         Raises:
             BudgetExceeded: the cost of the operation is larger than the remaining budget.
@@ -150,9 +150,9 @@ class Budget:
 
 
 def check_percent_format(text: str) -> None:
-    """Raise SecurityError if a format string of the operator ``%`` has a large width or precision.
+    """Raise SecurityError if a format string of the operator ``%`` has a large or a computed width or precision.
 
-    Also raise SecurityError for ``*``, with which a width or precision is computed.
+    ``"%999999999d"`` has a large width. ``"%*d"`` has a computed width.
     """
     for conversion in _CONVERSION.finditer(text):
         if conversion["type"] == "(":
@@ -178,11 +178,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the size of a tree of containers: a number of values, or a number of characters.
+    """Return the number of values in nested containers, or the approximate length of these values as text.
 
-    If ``characters`` is 0, the values in the tree are counted. Otherwise the result is the approximate length of the
-    tree as text: each value counts as the length of its text plus ``characters``. The count stops when it reaches
-    ``limit``.
+    If ``characters`` is 0, return the number of values. Otherwise return the length: the sum, over all values, of the
+    length of the value's text and ``characters``. The count stops when it reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

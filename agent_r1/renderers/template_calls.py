@@ -86,10 +86,10 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments for a call of the filter or method ``name``, with a list in place of an iterator.
+    """Return the arguments of a call. If the first argument is an iterator, it is replaced by a list of its values.
 
-    Only the first argument is replaced, and only if the call reads all of its values. The size of an iterator is known
-    only after all values are read.
+    The cost of a call depends on the number of these values, and an iterator has no length. The argument is replaced
+    only if the filter or method ``name`` reads all values.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])
@@ -97,13 +97,13 @@ def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Spend the cost of a call of the filter or method ``name``, before the call runs.
+    """Subtract the cost of a call of the filter or method ``name`` from the budget, before the call runs.
 
     ``value`` is the input of the filter, or the object whose method is called.
 
     Raises:
-        BudgetExceeded: the call costs more than the remaining budget, or its result could have more characters or items
-            than the number of characters left in the budget.
+        BudgetExceeded: the call costs more than the remaining budget, or its result could be larger than the number of
+            characters left in the budget.
         SecurityError: the format string or an argument is not allowed in chat templates.
     """
     if name == "format" and isinstance(value, str):
@@ -130,13 +130,16 @@ def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwa
 
 
 def spend_scan(budget: Budget, value: Any) -> None:
-    """Spend the cost of one pass over a value that a template searches, slices or compares."""
+    """Subtract from the budget the cost of one pass over ``value``, which a template searches, slices or compares."""
     characters = size_of(value, budget.limit_characters) if isinstance(value, str | list | tuple) else 0
     budget.spend(steps_through(value), characters)
 
 
 def spend_result(budget: Budget, result: Any) -> None:
-    """Spend the cost of the result of a filter, function or method. Raises BudgetExceeded for a large integer."""
+    """Subtract the cost of the result of a filter, function or method from the budget.
+
+    Raise BudgetExceeded if the cost is larger than the remaining budget, or if the result is a very large integer.
+    """
     if isinstance(result, int):
         budget.require_small(result)
     elif isinstance(result, str | list):
@@ -146,7 +149,7 @@ def spend_result(budget: Budget, result: Any) -> None:
 
 
 def steps_through(value: Any) -> int:
-    """Return the cost of one pass over a value, in steps."""
+    """Return the cost of one pass over a value: a number of steps of the budget, about one per item of a container."""
     length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
     return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
 
@@ -154,7 +157,7 @@ def steps_through(value: Any) -> int:
 def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
     """Yield the numbers and texts in ``value``, a tuple with the arguments of a call.
 
-    Lists and dictionaries inside the tuple are skipped. Tuples inside the tuple are searched too.
+    Tuples inside the tuple are searched too. Lists and dictionaries inside the tuple are skipped.
     """
     if isinstance(value, int | float | str):
         yield value

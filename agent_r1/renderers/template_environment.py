@@ -130,8 +130,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the filter ``function`` with a limit on its work.
 
-        The returned filter spends the cost of a call before it calls ``function``, and spends the size of the result
-        afterwards.
+        The returned filter subtracts the cost of the call from the budget, then calls ``function``, and then subtracts
+        the size of the result.
         """
 
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
@@ -151,7 +151,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the jinja2 test ``function`` with a limit on its work.
 
-        The returned test spends the cost of one pass over its arguments before it calls ``function``.
+        The returned test subtracts the cost of one pass over its arguments from the budget. Then it calls ``function``.
         """
 
         def counted(*args: Any) -> Any:
@@ -192,7 +192,7 @@ _SCANNED = "agent_r1_scanned"
 
 
 class _CountedIterable:
-    """An iterable that spends ``steps`` of the budget for each item.
+    """An iterable that subtracts ``steps`` from the budget for each item.
 
     ``len`` works if the wrapped iterable has a length.
     """
@@ -217,7 +217,7 @@ def _count_iterations(context: Any, iterable: Any, steps: int) -> _CountedIterab
 
 @pass_context
 def _concat(context: Any, values: list[Any]) -> str:
-    """Return the concatenation of values as one text, as the operator ``~`` does, and spend the size of the text."""
+    """Return the concatenation of values as one text, like the operator ``~``. Subtract its size from the budget."""
     budget = context.environment.budget
     budget.spend(1, size_of(values, budget.limit_characters))
     return "".join(map(str, values))
@@ -225,7 +225,7 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return a list, tuple or dictionary of a template, and spend one step for each value in it.
+    """Return ``value``, a container that a template has built. Subtract one step from the budget for each value in it.
 
     The values of inner containers are counted too. An inner container that occurs twice is counted twice.
     """
@@ -236,14 +236,14 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return a value that a template searches, slices or compares, and spend the cost of one pass over the value."""
+    """Return ``value``, which a template searches, slices or compares. Subtract the cost of one pass over it."""
     spend_scan(context.environment.budget, value)
     return value
 
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return a value as the text that a template writes, and spend the size of the text."""
+    """Return ``value`` as the text that a template writes. Subtract the size of the text from the budget."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)
@@ -254,9 +254,10 @@ def _steps_of(node: nodes.Node) -> int:
 
 
 def _count_in(node: nodes.Node) -> None:
-    """Add counting filters to the part of the syntax tree below a node.
+    """Change the syntax tree below a node in place, so that the work of the template is subtracted from the budget.
 
-    The filters count loops, concatenations, literals, texts, slices and comparisons, such as ``==`` and ``in``.
+    The filters that are added count loops, concatenations, literals, texts, slices and comparisons, such as ``==`` and
+    ``in``.
     """
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
@@ -307,7 +308,7 @@ class _Generation(Extension):
 
 
 class _TemplateDict:
-    """The function ``dict`` of templates, which hides the attributes of the type ``dict`` except ``fromkeys``."""
+    """The function ``dict`` of templates. Its only attribute is ``fromkeys``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

@@ -152,7 +152,7 @@ class TemplateRenderer:
         return apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
 
     def _break_special_tokens(self, message: Message) -> Message:
-        """Break the special tokens in a user or tool message by spaces, and return the message.
+        """Return a user or tool message with a space inside each special token of its text.
 
         In a tool message, the tags around tool results are broken too. Otherwise a retrieved page could contain a text
         that ends the turn or the tool result. Messages with other roles are returned unchanged.
@@ -187,11 +187,11 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt after an action and its observation. Its tokens follow the last sampled token.
+        """Return the prompt after an action and its observation, with only the tokens that follow the sampled tokens.
 
-        They begin with the end token of the turn if the policy sampled none. They leave out text that the last sampled
-        token already has after the end of the action. Return None if the template changes earlier text, or does not
-        write the end token that the policy sampled.
+        If the policy sampled no end token, these tokens begin with the end token of the turn. Text that was sampled
+        after the end of the action is not repeated. Return None if the template changes earlier text, or does not write
+        the end token that the policy sampled.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
@@ -209,11 +209,11 @@ class TemplateRenderer:
         return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return the sampled text of an action if the template writes the same text, otherwise None.
+        """Return the sampled text of an action if the template writes the same text; otherwise None.
 
-        ``text`` and ``ids`` are the sampled action. ``rest`` is the text that the template writes after the prompt. The
-        tool format can end the action before the end of the sampled text. If the template writes the sampled text only
-        up to this end, return the sampled text up to this end.
+        ``text`` and ``ids`` are the sampled action. ``rest`` is the text that the template writes after the prompt. If
+        the tool format ends the action before the end of ``text``, the template can write only the text up to this end.
+        Then return the text up to this end.
         """
         if self._is_written(text, rest):
             return text
@@ -224,9 +224,9 @@ class TemplateRenderer:
         """Return the text that the template writes for an action. This text can differ from the sampled text.
 
         ``with_action`` is a conversation whose last message is the action. ``rest`` is the text that the template
-        writes after the prompt if more messages follow. Return None if the template writes the action differently when
-        messages follow, or if the template changes the prompt: then the next prompt cannot begin with the sampled
-        tokens.
+        writes after the prompt if more messages follow the action.
+
+        Return None if the template writes the prompt or the action differently when no message follows.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)
@@ -286,10 +286,7 @@ class TemplateRenderer:
         return self.tool_format.parse(text, tools).content.strip()
 
     def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
-        """Return the number of characters up to the end of the action, or None if the text contains no such end.
-
-        The tool format finds the end, for example at the closing tag of a call.
-        """
+        """Return the index in the action's text at which the action ends; None if the tool format finds no end."""
         start, output = self._parse_output(action_ids, tools)
         return None if output.end is None else start + output.end
 
@@ -304,20 +301,19 @@ class TemplateRenderer:
         return len(text) - len(rest), self.tool_format.parse(rest, tools)
 
     def _token_indices(self, action_ids: tuple[int, ...], ends: Iterable[int]) -> tuple[int, ...]:
-        """Convert numbers of characters to indices of tokens.
+        """Convert lengths of text to indices of tokens.
 
-        For each number in ``ends``, return the index of the first token after which that many characters of the
-        action's text are complete.
+        For each length in ``ends``, return the index of the token that completes that many characters of the action's
+        text. Example: with tokens "ab", "c" and "de", the lengths (2, 4) -> indices (0, 2).
         """
         ids = self._without_end(action_ids)
         total = len(self.decode(ids))
 
         @cache
         def num_characters(index: int) -> int:
-            """Return how many characters of the text are complete after the token at ``index``.
+            """Return the length of the text after the token at ``index``.
 
-            If the last bytes of a character are missing, the decoded text ends with replacement characters, which are
-            not counted.
+            If the last bytes of a character are missing, this character is not counted.
             """
             return len(self.decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
 
@@ -327,7 +323,7 @@ class TemplateRenderer:
         return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_token_ids else action_ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens. The id of a special token becomes its name."""
+        """Return the text of tokens, with special tokens as text, such as ``<|im_end|>``."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
@@ -375,11 +371,10 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of a rendered action, or None if these tokens are parsed to a different action.
+        """Return the tokens of the rendered action, or None if they are parsed to a different action than ``probe``.
 
-        ``text`` is the rendered conversation, with the action ``probe`` after ``prompt``. Return None also if ``text``
-        does not begin with the prompt. For this comparison, a ``<think>`` at the end of the prompt can be missing in
-        ``text``.
+        ``text`` is the rendered conversation, in which ``probe`` follows ``prompt``. Return None also if ``text`` does
+        not begin with the prompt. A ``<think>`` at the end of the prompt may be missing in ``text``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

@@ -23,7 +23,7 @@ def exact_match(trajectory: Trajectory, task: Task) -> float:
 def f1(trajectory: Trajectory, task: Task) -> float:
     """Return the F1 over words between the final answer and a gold answer, in [0, 1].
 
-    If there are several gold answers, return the highest F1. The reward is 0.0 if the attempt gives no answer.
+    If there are several gold answers, return the highest F1. Return 0.0 if there is no final answer.
     """
     answer = final_answer(trajectory)
     return 0.0 if answer is None else f1_score(answer, gold_answers(task))
@@ -51,7 +51,8 @@ def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
 def final_answer(trajectory: Trajectory) -> str | None:
     """Return the answer in the text of the last action; None if the last action gives no answer or calls a tool.
 
-    If an agent program returned an answer, return the part of it in ``<answer>`` tags, or all of it without tags.
+    If an agent program returned a text, search the answer in this text. Without ``<answer>`` tags, the whole text is
+    the answer.
     """
     text = final_text(trajectory)
     if text is None:
@@ -63,7 +64,8 @@ def final_answer(trajectory: Trajectory) -> str | None:
 def final_text(trajectory: Trajectory) -> str | None:
     """Return the text of the last action; None if there is no action or the last action calls a tool.
 
-    Reasoning that the renderer separates is not part of the text. If an agent program returned an answer, return it.
+    Reasoning that the renderer separates is not part of the text. If an agent program returned an answer, return this
+    answer instead.
     """
     if trajectory.answer is not None:
         return trajectory.answer

@@ -86,7 +86,7 @@ class AgentLoop:
 
 
 class _RolloutEnd(Exception):
-    """The exception that ends a rollout, with the status and the reason of the trajectory."""
+    """Raised to end a rollout, with the status and the reason of the trajectory."""
 
     def __init__(self, status: Status, reason: str | None) -> None:
         super().__init__(reason)
@@ -103,7 +103,7 @@ def _environment_code() -> AbstractContextManager[None]:
 
 @dataclass(slots=True)
 class _AgentRollout:
-    """The state of one attempt."""
+    """One attempt of an agent in an environment: its session, its episode and its history."""
 
     agent: Agent
     env: Env
@@ -176,7 +176,12 @@ class _AgentRollout:
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
         """Return a prompt that asks for a summary, or None if no context leaves room for the summary.
 
-        The contexts are tried from the most complete one on. ``before`` are the messages up to the last action.
+        The context with the whole history is tried first, then the contexts of the context policy.
+
+        Args:
+            before: the messages up to and including the last action.
+            observation: the messages after the last action.
+            request: the message that asks for the summary.
         """
         prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
         if self.session.fits(prompt):

@@ -90,8 +90,9 @@ class Collector:
     async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
         """Yield each group when all its attempts are complete, in the order of ``requests``.
 
-        A group starts after ``acquire`` returns. An attempt starts when fewer than ``limits.concurrency`` attempts run.
-        If the caller closes the iterator, the running attempts are cancelled.
+        Before a group starts, ``await acquire(request)`` waits until the group may start, and returns the version of
+        the weights. An attempt starts when fewer than ``limits.concurrency`` attempts run. If the caller closes the
+        iterator, the running attempts are cancelled.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
         starter = asyncio.create_task(self._start_groups(requests, acquire, started))
@@ -143,10 +144,10 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt. Repeat the attempt while its status is "retry" in ``STATUS_POLICY`` and retries are left.
+        """Make an attempt. Repeat it while it fails with a status that can be retried and retries are left.
 
-        Return the trajectories of all tries, in order. The caller scores and records the last trajectory. The ends of
-        the earlier tries are recorded here. The fates of all tries are decided when the policy is updated.
+        Return the trajectories of all tries, in order. This method records the end of each try except the last. The
+        caller scores and records the last trajectory. The fates of all tries are decided when the policy is updated.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -171,7 +172,7 @@ class Collector:
                 return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return the trajectories. Trajectories that can be trained get rewards.
+        """Return all trajectories, in the same order, with rewards for the trajectories that can be trained.
 
         If a scorer fails, the trajectories that can be trained get the status REWARD_FAILED instead.
         """
@@ -218,7 +219,7 @@ def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajec
 
 
 class _UserCodeFailure(Exception):
-    """A scorer or a rollout failed. The message is the reason."""
+    """Raised if a scorer or a rollout fails. The message is the reason."""
 
 
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:

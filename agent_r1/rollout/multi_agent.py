@@ -56,9 +56,9 @@ async def play_game(
 
 
 async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
-    """Return the trajectory of a player, and report to the game that the player has left.
+    """Return the trajectory of a player. At the end, report to the game that the player has left.
 
-    The game gets the report when the episode has ended, or if the episode cannot be opened.
+    The game also gets the report if the episode cannot be opened.
     """
     try:
         (trajectory,) = await AgentLoop(agent, env).run(task, context)

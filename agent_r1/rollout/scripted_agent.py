@@ -44,7 +44,7 @@ class ScriptedAgent:
 
 
 class _ScriptedEpisode:
-    """One object that is the environment, the episode and the engine of one attempt.
+    """The environment, the episode and the engine of one attempt, in one object.
 
     The object stores the conversation, because the responder gets the conversation as messages, not as tokens.
     """

@@ -56,7 +56,7 @@ class Rollout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The reason why a session returned no action."""
+    """The result of a session that returns no action: the status of the attempt, and the reason."""
 
     status: Status
     reason: str | None = None
@@ -84,7 +84,7 @@ class SessionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sampled action. The outcome of the action in the environment is not known yet."""
+    """A sampled action with its prompt and its tokens. The observation that follows the action is not known yet."""
 
     prompt: SessionPrompt
     completion: Completion
@@ -185,12 +185,12 @@ class Session:
         return await self.sample(prompt)
 
     def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt for a conversation.
+        """Return the prompt for a conversation, as a continuation of an earlier turn or as a new branch.
 
-        The prompt continues an earlier turn if ``messages`` begin with the conversation up to and including the action
-        of this turn. If this is true of several turns, the prompt continues the longest conversation. The prompt then
-        contains the exact tokens of the turn. Otherwise, or if the chat template changes earlier text, the prompt is a
-        new branch.
+        The prompt can continue a turn if ``messages`` begin with the conversation of this turn, including its action.
+        Then the prompt contains the exact tokens of the turn. If this is true of several turns, the prompt continues
+        the turn with the longest conversation. If it is true of no turn, or if the chat template changes earlier text,
+        the prompt is a new branch.
 
         Raises:
             UnsupportedChat: the conversation cannot be rendered.
@@ -242,13 +242,13 @@ class Session:
         max_tokens: int | None = None,
         stop_strings: tuple[str, ...] = (),
     ) -> Sample | Stopped:
-        """Sample an action for the prompt, and record nothing. Return the sample, or Stopped if there is no action.
+        """Sample an action for the prompt without recording it. Return the sample, or Stopped if there is no action.
 
-        :meth:`accept` records a sample. Several generations of a session can run at the same time: the seed of each
-        generation depends on how many generations were started before.
+        :meth:`accept` records a sample. Several calls can run at the same time. The seed of a call depends on the
+        number of earlier calls.
 
         Args:
-            max_tokens: a limit for this action, which can only be lower than the session's own limit.
+            max_tokens: a limit for this action. It has an effect only if it is lower than the session's own limit.
             stop_strings: texts that end the action, in addition to the stop strings of the tool format.
         """
         room = self._context_length - len(prompt.token_ids)
@@ -281,7 +281,7 @@ class Session:
             return Stopped(Status.ENVIRONMENT_FAILED, str(error))
 
     def accept(self, sample: Sample) -> Action:
-        """Record a sample, whose outcome :meth:`observe` adds later, and return its action."""
+        """Record a sampled action and return it. A later call of :meth:`observe` adds the outcome of the action."""
         self._complete_pending()
         self._pending = sample
         self._known.append(_KnownConversation(sample.messages, sample.action, sample.prompt.tools))
@@ -302,10 +302,10 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Store the new messages of a prompt as the observation of its parent turn, if the turn has no observation.
+        """Store the messages after the last action in a prompt as the observation of this action's turn.
 
-        Use this if the outcome of an action becomes known only with the next prompt. The messages of tools are the
-        results of the turn.
+        Call this method if the outcome of an action becomes known only with the next prompt. Tool messages become the
+        results of the turn. Do nothing if the turn already has an observation, or if the prompt is a new branch.
         """
         if prompt.parent is not None and not self._turns[prompt.parent].observation:
             observation = prompt.messages[len(self._known[prompt.parent].messages) :]
@@ -333,7 +333,7 @@ class Session:
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
 
     def _parse(self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind) -> Sample:
-        """Return the sampled action of a completion, without the tokens that were sampled after the action's end."""
+        """Return the sampled action, without the tokens that were sampled after the end of the action."""
         renderer, tools = self._renderer, prompt.tools
         completion = _truncate(completion, renderer.action_length(completion.token_ids, tools))
         action = renderer.parse(completion.token_ids, turn, tools)
@@ -363,11 +363,11 @@ class Session:
 
 
 class _EngineFailure(Exception):
-    """The engine could not generate an action."""
+    """Raised if the engine cannot generate an action. The message is the reason."""
 
 
 class _RenderError(Exception):
-    """The conversation could not be rendered, or the action could not be parsed."""
+    """Raised if the conversation cannot be rendered, or the action cannot be parsed. The message is the reason."""
 
 
 def _truncate(completion: Completion, length: int) -> Completion:

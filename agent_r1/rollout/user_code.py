@@ -105,9 +105,9 @@ def _from_openai(given: Mapping[object, object]) -> Message:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return the rewards of one trajectory by name, after validation of the values.
+    """Return the rewards of one trajectory by name, with numbers as floats.
 
-    Numbers become floats, also inside a tuple. A reward that is Unscored becomes None.
+    A tuple of numbers becomes a tuple of floats. A reward that is Unscored becomes None.
 
     Raises:
         TypeError: a reward is neither a number, nor a tuple of numbers, nor Unscored, nor None.
@@ -116,7 +116,7 @@ def validate_rewards(given: Mapping[str, object]) -> Rewards:
 
 
 def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
-    """Yield one text for each reward that a scorer could not compute, with the name of the reward and the reason."""
+    """Yield one line for each reward that is Unscored, with the name of the reward and the reason."""
     for name, value in given.items():
         if isinstance(value, Unscored):
             yield f"reward {name} could not be scored: {value.reason}"

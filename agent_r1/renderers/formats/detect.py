@@ -70,12 +70,12 @@ def open_renderer(
 def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
     """Return the first format that can parse the tool calls of the tokenizer's chat template.
 
-    To test the formats, the chat template writes a call, and each format tries to parse the call. If no format can
-    parse the call, return Hermes, which works for an agent without tools. For an agent with tools,
-    :func:`require_tools` then raises UnsupportedChat.
+    In this test, the template writes a call, and each format tries to parse the call. If no format can parse the call,
+    return Hermes, which works for an agent without tools. For an agent with tools, :func:`require_tools` then raises
+    UnsupportedChat.
 
     Raises:
-        UnsupportedChat: no format can parse the call, and the template cannot be used at all with at least one format.
+        UnsupportedChat: no format can parse the call, and for one of the formats the template does not work at all.
     """
     refused: UnsupportedChat | None = None
     tokens = {text for _, text in special_tokens(tokenizer)}
@@ -114,14 +114,14 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
 
 
 def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy of a tokenizer, with PLAIN_TEMPLATE as the chat template of the copy."""
+    """Return a copy of a tokenizer whose chat template is PLAIN_TEMPLATE."""
     plain = copy.copy(tokenizer)
     plain.chat_template = PLAIN_TEMPLATE
     return plain
 
 
 def _header(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text that the chat template adds after the last message to begin the assistant's message."""
+    """Return the text with which the chat template begins the assistant's next message."""
     messages = [{"role": "user", "content": "question"}]
     with_header, without = (
         apply_chat_template(tokenizer, messages, (), add_generation_prompt=added) for added in (True, False)

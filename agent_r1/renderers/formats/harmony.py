@@ -49,7 +49,11 @@ class Harmony(ToolFormat):
 
 
 def _split_messages(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (header, body, end) of each message in a text. ``end`` is the index after the end of the message."""
+    """Yield (header, body, end) for each message in a text.
+
+    The header is the text before ``<|message|>``, and the body is the text after it. ``end`` is the index after the end
+    of the message.
+    """
     end = 0
     for piece in text.split(START):
         end += len(piece)

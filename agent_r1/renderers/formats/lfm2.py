@@ -63,10 +63,10 @@ def _written(call: ToolCall) -> str:
 
 
 def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
-    """Yield the calls of a block.
+    """Yield the calls of a block. Commas separate the calls.
 
-    Commas separate the calls. The index ``end`` of a call is the index of the comma after the call. The last call has
-    the ``end`` of the block.
+    The ``end`` of a call is the index of the comma after the call. The ``end`` of the last call is the ``end`` of the
+    block.
     """
     inside = block.text.strip()
     if not block.is_closed:

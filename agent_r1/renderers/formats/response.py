@@ -36,7 +36,10 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, text). The text still contains the reasoning, because :meth:`parse` skips it."""
+        """Return (reasoning, text). The reasoning is None if there is none.
+
+        ``text`` is returned unchanged, still with the reasoning, because :meth:`parse` skips the reasoning.
+        """
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text
 
@@ -47,7 +50,7 @@ class Response(ToolFormat):
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
         """Return the parsed message and its calls.
 
-        The parser gets the text one character at a time. So the end of each call is known.
+        The parser reads one character at a time. So the index at which each call ends is known.
         """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
@@ -65,11 +68,14 @@ class Response(ToolFormat):
 
 
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
-    """Add the calls that the parser has completed to ``calls``.
+    """Append the calls that the parser has just completed to ``calls``, and return where the next call begins.
 
-    ``events`` are the parser's events after the first ``end`` characters of the text. ``start`` is the index after the
-    previous call. Return the index at which the text of the next call begins: ``end`` if a call was completed, else
-    ``start``.
+    Args:
+        events: the new events of the parser, after it has read the first ``end`` characters of the text.
+        start: the index after the previous call.
+
+    Returns:
+        ``end`` if a call was completed; otherwise ``start``.
     """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:

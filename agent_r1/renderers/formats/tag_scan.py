@@ -24,8 +24,8 @@ class ElementPatterns:
     Attributes:
         opening: the pattern of the opening delimiter.
         closing: the pattern of the closing delimiter.
-        longest: a number of characters that neither delimiter exceeds. Spaces after a fence are not counted.
-        is_answer: whether the element is an answer, and not a call.
+        longest: an upper bound for the length of each delimiter, in characters, without the spaces after a fence.
+        is_answer: true for an answer, false for a call.
 
     Example:
         ElementPatterns(re.compile("<search>"), re.compile("</search>"), longest=9, is_answer=False)
@@ -55,9 +55,10 @@ class _Search:
             self.is_closed = True
 
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Return the next match of a pattern in the text so far, or None.
+        """Return the next match of a pattern in the text so far, or None if there is no match.
 
-        After None, the next search starts at the first position at which a match can still begin when more text comes.
+        After a search without a match, the next search skips all positions at which no match can begin, even if text is
+        added.
         """
         found = pattern.search(text, self._position)
         if found is None:
@@ -69,10 +70,10 @@ class _Search:
 
 
 class TagScan:
-    """A check whether an action is complete, called with each new part of the action's text.
+    """A function that is called with each new part of an action's text, and returns whether the action is complete.
 
-    An action is complete if its first call is closed. An action is also complete if an answer is closed and no call
-    begins before the answer. The result agrees with ``Tags.parse``.
+    An action is complete if its first call is closed. It is also complete if an answer is closed and no call begins
+    before this answer. ``Tags.parse`` applies the same rules to the whole text.
 
     The text can begin with thoughts, which are skipped. A thought is a text from ``<think>`` to ``</think>``.
 

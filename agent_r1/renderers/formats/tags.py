@@ -80,9 +80,9 @@ class _Delimiters:
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        """Return the patterns that find the element in the text of an action that is still being sampled.
+        """Return the patterns that find the element in an action whose text is not complete yet.
 
-        In such a text, a closing fence counts only after the end of its line, because more text can follow the fence.
+        In this text, a closing fence counts only when its line has ended, because more text can follow the fence.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
@@ -113,13 +113,13 @@ class _Element:
 
 
 class Tags(ToolFormat):
-    """The tool format in which each call stands between the tags of a tool.
+    """The tool format in which each call stands between the tags of its tool.
 
     An action ends with its first call or answer. If a tool needs only one text argument, the text is written between
-    the tags without JSON. Other arguments are written as a JSON object.
+    the tags without JSON. Otherwise the arguments are written as a JSON object.
 
-    The tag of a tool is the tag in ``config.names``. A tool without a tag in ``config.names`` has its name as the tag,
-    except ``python``: calls of ``python`` are then written as a code block between fences.
+    ``config.names`` maps tools to tags. By default, the tag of a tool is the name of the tool. Calls of the tool
+    ``python`` are by default a code block between fences.
     """
 
     name: ClassVar[str] = "tags"
@@ -133,7 +133,8 @@ class Tags(ToolFormat):
         """Check that the configured tags match the tools.
 
         Raises:
-            InvalidInput: ``config.names`` contains a tool that does not exist, or two uses share the same tag.
+            InvalidInput: ``config.names`` contains a tool that does not exist, or one tag has two meanings: two tools,
+                for example, or a tool and the answer.
         """
         names = {tool.name for tool in tools}
         if unknown := sorted(self._config.names.keys() - names):
@@ -223,10 +224,10 @@ class Tags(ToolFormat):
 
 
 def _bare_parameter(tool: ToolSpec) -> str | None:
-    """Return the name of the only parameter that a call of the tool needs, if this parameter is a text; otherwise None.
+    """Return the name of the parameter whose value is written between the tags without JSON; None if there is none.
 
-    The value of this parameter is written between the tags without JSON. If the tool has required parameters, there
-    must be exactly one. If the tool has no required parameters, it must have exactly one parameter.
+    This parameter must be a text. It must be the only required parameter of the tool, or the only parameter of a tool
+    without required parameters.
     """
     properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
     names = required or list(properties)
@@ -234,9 +235,9 @@ def _bare_parameter(tool: ToolSpec) -> str | None:
 
 
 def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
-    """Return the JSON object in a text if the object holds arguments of the tool, otherwise None.
+    """Return the arguments of the tool from a text that is a JSON object; None for any other text.
 
-    An object holds arguments of the tool if it is empty, or if at least one of its keys is a parameter of the tool.
+    Also return None if the object is not empty and none of its keys is a parameter of the tool.
     """
     try:
         data = parse_json(text)

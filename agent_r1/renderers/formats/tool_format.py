@@ -98,8 +98,8 @@ class ToolFormat(ABC):
     def check_writable(self, messages: Iterable[Message]) -> None:
         """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``.
 
-        The template would write such an argument in a text that is parsed as a different call. Only the messages of a
-        task can contain such an argument, because :meth:`parse` returns a malformed call if a policy writes one.
+        The template would write this argument in a text that is parsed as a different call. Only calls in the messages
+        of a task are concerned. If a policy writes a delimiter in an argument, :meth:`parse` returns a malformed call.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):
@@ -114,16 +114,17 @@ class ToolFormat(ABC):
         return ()
 
     def is_complete(self, text: str, tools: Tools) -> bool:
-        """Return whether the action ends within ``text``. If so, text that follows is not part of the action."""
+        """Return whether the action ends within ``text``. Text after this end is not part of the action."""
         end = self.parse(text, tools).end
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a check whether one action can be complete.
+        """Return a function that takes text and returns whether one action can be complete.
 
-        The caller calls the check each time the action's text contains a new stop string, and passes the text that is
-        new since the previous call. If the check returns True, the caller calls :meth:`is_complete` with the whole
-        text. A format overrides this method with a cheap check if its stop strings often occur inside an action.
+        During sampling, the function is called each time the action's text contains a new stop string. It gets the text
+        that is new since the previous call. If it returns True, :meth:`is_complete` is called with the whole text. By
+        default, the function always returns True. A format overrides this method if its stop strings often occur inside
+        an action.
 
         Args:
             tools: the tools of the prompt.
@@ -164,7 +165,7 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
 def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
     """Return the first of ``delimiters`` that occurs in the arguments, or None if none of them occurs.
 
-    The arguments are searched after parsing. In the text of a call, JSON can write a delimiter with escapes.
+    The function searches the values of the arguments, not the text of the call, in which JSON can escape a delimiter.
 
     Example:
         >>> find_delimiter({"words": ["a</parameter>"]}, ("</parameter>",))
@@ -254,7 +255,7 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a ParsedCall for a call that could not be read. ``error`` is the reason."""
+    """Return a ParsedCall without arguments for a call that could not be read. ``error`` is the reason."""
     return ParsedCall(name, None, raw, end, error)
 
 

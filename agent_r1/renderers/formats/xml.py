@@ -64,7 +64,7 @@ class Glm(ToolFormat):
 
 
 def _split_function(block: str) -> _CallParts | str:
-    """Return (tool name, text of the arguments, pattern of an argument) of a Qwen3.5 call.
+    """Return (name of the tool, text with all arguments, pattern that finds one argument) for a Qwen3.5 call.
 
     If the call cannot be read, return the reason as text.
     """
@@ -73,7 +73,7 @@ def _split_function(block: str) -> _CallParts | str:
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return (tool name, text of the arguments, pattern of an argument) of a GLM call.
+    """Return (name of the tool, text with all arguments, pattern that finds one argument) for a GLM call.
 
     If the call cannot be read, return the reason as text.
     """
@@ -93,7 +93,7 @@ def _parse(
 def _require_writable(call: ParsedCall, delimiters: tuple[str, ...]) -> ParsedCall:
     """Return the call, or a malformed call if an argument contains one of ``delimiters``.
 
-    A malformed call is an error that the policy sees, and the episode continues. Without this check, rendering the next
+    The policy sees a malformed call as an error, and the episode continues. Without this check, rendering the next
     prompt would raise an error, and the episode would fail.
     """
     if found := find_delimiter(call.arguments or {}, delimiters):
