@@ -22,7 +22,7 @@ from agent_r1.rollout.user_code import isolate
 
 @dataclass(frozen=True, slots=True)
 class AgentHost:
-    """The services that all episodes of a user's agents share: the gateway, and the threads of the agents.
+    """The services that all attempts of an agent program share: the gateway, and the threads in which the program runs.
 
     Example:
         host = AgentHost()
@@ -41,12 +41,12 @@ class AgentHost:
 
 @dataclass(slots=True)
 class AgentProgramEnv:
-    """The environment of a user's agent, which runs its own tools.
+    """The environment of an agent program, which runs its own tools.
 
     Attributes:
-        env: the environment of the task set, which checks only open episodes of.
-        function: the agent.
-        host: the services of the agent.
+        env: the environment of the task set. Only the checks before a run open episodes of this environment.
+        function: the agent program.
+        host: the gateway and the threads of the agent program.
     """
 
     env: Env
@@ -72,7 +72,11 @@ class AgentProgram:
     host: AgentHost
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task and return its trajectory. An exception is raised only by a cancellation."""
+        """Make one attempt at the task, and return a tuple with its trajectory.
+
+        If the agent program fails, the trajectory has the status of the failure, and no exception is raised. Only the
+        cancellation of this call raises an exception.
+        """
         session = self.agent.open_session(context.id)
         model = EpisodeModel(self.agent, session, self.host.config)
         try:
@@ -88,7 +92,7 @@ class AgentProgram:
 
     @asynccontextmanager
     async def _access(self, model: EpisodeModel) -> AsyncIterator[str]:
-        """Yield a key that gives access to the episode until the end of the block."""
+        """Register the model at the gateway, and yield its API key. The key is revoked when the ``with`` block ends."""
         gateway = self.host.gateway
         await gateway.start()
         key = gateway.register(model)
@@ -111,7 +115,7 @@ class AgentProgram:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How an episode ended, before the refusals of the gateway are considered."""
+    """The end of the function of an agent program: status, reason and answer."""
 
     status: Status
     reason: str | None = None
@@ -119,11 +123,16 @@ class _End:
 
 
 class _AgentError(Exception):
-    """The agent raised an exception. The message is the exception in one line."""
+    """The error for an agent program that raised an exception. The message is this exception in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return the end of an episode, with the refusal of its last request if there was one."""
+    """Return the end of an episode, with the status that the gateway determines.
+
+    If the gateway refused the last request of the agent, the status is the reason of the refusal. If a limit of the run
+    cut the last answer, the status is ``out_of_tokens``. In all other cases, and after a cancellation, ``end`` is
+    returned unchanged. A completed episode without any turn becomes a failure.
+    """
     if end.status is Status.CANCELLED:
         return end
     if model.failure is not None:

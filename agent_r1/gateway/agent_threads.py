@@ -28,17 +28,17 @@ Otherwise an agent blocks the event loop, and later calls get a new one.
 
 
 class AgentThreads:
-    """Runs agents outside the thread of the caller."""
+    """The threads in which agent programs run: one thread for all async functions, and one thread per sync function."""
 
     def __init__(self) -> None:
         self._pool = DaemonThreads("agent")
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def call(self, function: AgentFunction, base_url: str, key: str, task: Task) -> object:
-        """Return the result of an agent. Exceptions of the agent are raised in the caller.
+        """Call an agent program, and return its result. Exceptions of the program are raised in the caller.
 
-        If the caller is cancelled, an async agent is cancelled too. A sync agent cannot be stopped: its thread is
-        abandoned.
+        If the caller is cancelled, an async program is cancelled too. A sync program cannot be stopped: its thread
+        continues, and its result is ignored.
         """
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             return await self._await(function, base_url, key, task)
@@ -57,7 +57,7 @@ class AgentThreads:
             raise
 
     async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give later calls a new event loop if ``loop`` does not react within ``RESPONSE_SECONDS``."""
+        """Make later calls use a new event loop if ``loop`` does not react within ``RESPONSE_SECONDS``."""
         response: Future[None] = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(response), RESPONSE_SECONDS)
@@ -67,14 +67,18 @@ class AgentThreads:
                 self._loop = None
 
     def close(self) -> None:
-        """End the event loop of the agents. Agents that still run are abandoned."""
+        """Stop the event loop of the async agent programs. Programs that still run are abandoned."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
 
 class _Outcome:
-    """The result or the exception of an agent. As a value, an exception such as SystemExit does not end the loop."""
+    """The result or the exception of an async agent program.
+
+    The exception is stored and raised later in the caller. If an exception such as SystemExit were raised in the event
+    loop of the programs, it would stop the loop.
+    """
 
     def __init__(self, value: object, error: BaseException | None) -> None:
         self.value, self.error = value, error
@@ -107,7 +111,10 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped. A SystemExit in a task that an agent created ends only this task."""
+    """Run the event loop until it is stopped.
+
+    If a task that an agent program created raises SystemExit, only this task ends, and the loop continues.
+    """
     asyncio.set_event_loop(loop)
     while True:
         try:

@@ -105,7 +105,7 @@ def _join(content: str | list[_Text] | None) -> str:
 
 
 def _user_messages(given: _User) -> Iterator[Message]:
-    """Yield the messages of a user's turn: the results of tools, which come first, and the text."""
+    """Yield the messages for a user message of the client: one tool message per tool result, then one with the text."""
     if isinstance(given.content, str):
         yield Message.user(given.content)
         return
@@ -160,7 +160,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnthropicMessage:
-    """A request for a message, and the writer of its answer."""
+    """A request in Anthropic's dialect. Its methods write the answer in the same dialect."""
 
     chat: ChatRequest
     streams: bool
@@ -203,7 +203,7 @@ def _blocks(message: Message) -> list[Json]:
 
 
 def _block_events(index: int, block: Json) -> Iterator[str]:
-    """Yield the events of one block: its start, its content in pieces, and its end."""
+    """Yield the server-sent events of one content block: its start, the pieces of its content, and its end."""
     match block["type"]:
         case "tool_use":
             start, kind, key = {**block, "input": {}}, "input_json_delta", "partial_json"
@@ -222,13 +222,13 @@ def _event(kind: str, **data: object) -> str:
 
 
 def read(data: Json) -> AnthropicMessage:
-    """Return the exchange that a request begins. Raise RequestError if the request is invalid."""
+    """Return the request in the JSON body ``data``. Raise RequestError if the request is invalid."""
     body = read_body(_Body, data)
     return AnthropicMessage(_chat_request(body), bool(body.stream), body.model)
 
 
 def error_json(error: RequestError) -> Json:
-    """Return an error in Anthropic's form."""
+    """Return the JSON body of a response with an error, in Anthropic's format."""
     kinds = {
         401: "authentication_error",
         403: "permission_error",

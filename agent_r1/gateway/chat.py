@@ -16,12 +16,12 @@ EndReason = Literal["stop", "stop_string", "length", "tool_calls"]
 
 
 class RequestError(Exception):
-    """A request that is refused or fails, with the HTTP status of the response.
+    """The error for a request that is refused or fails. ``status`` is the HTTP status of the response.
 
     Attributes:
-        code: a word that programs can compare, such as ``context_length_exceeded``; None if there is no such word.
-        param: the part of the request that is wrong, such as ``messages.0.content``; None if it is no single part.
-        can_retry: whether the same request can succeed later. The clients of OpenAI and Anthropic then try again.
+        code: a word that programs can compare, such as ``context_length_exceeded``. None: there is no such word.
+        param: the part of the request that is wrong, such as ``messages.0.content``. None: no single part is wrong.
+        can_retry: whether the same request can succeed later. If true, the clients of OpenAI and Anthropic try again.
     """
 
     def __init__(
@@ -36,16 +36,19 @@ class ChatRequest:
     """A request for the next message of a conversation.
 
     Attributes:
-        messages: the conversation, or its new messages if ``previous`` is given.
+        messages: the whole conversation. If ``previous`` is given, only the messages after that answer.
+        tools: the tools that the policy can call.
+        calls_are_text: if true, the answer contains tool calls of the policy as text.
         n: the number of alternative answers.
-        calls_are_text: whether an answer is text even if the policy calls a tool.
-        max_tokens: the largest number of tokens of each answer; None for the model's own limit.
+        max_tokens: the largest number of tokens of each answer. None: the limit of the model.
         stop_strings: texts that end an answer.
-        temperature: None for the model's own temperature, as for ``top_p`` and ``seed``.
+        temperature: the sampling temperature. None: the temperature of the model. The same holds for ``top_p``.
+        seed: the seed of the sampling. None: a random seed.
         logprobs: whether the answer contains the log-probability of each token.
-        instructions: a system message in front of the conversation, which a continued conversation does not inherit.
-        ignored: the arguments of the request that have no effect, for a warning.
-        previous: the id of an answer that the conversation continues; None if ``messages`` are the whole conversation.
+        instructions: a system message before ``messages``. A later request that continues this answer does not inherit
+            the message.
+        ignored: the arguments of the request that have no effect. A warning lists these arguments.
+        previous: the id of the answer that the request continues. None: the request continues no answer.
     """
 
     messages: Messages
@@ -64,13 +67,13 @@ class ChatRequest:
 
     @property
     def conversation(self) -> Messages:
-        """The instructions and the messages."""
+        """``instructions`` as a system message if they are given, followed by ``messages``."""
         return self.messages if self.instructions is None else (Message.system(self.instructions), *self.messages)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A sampled token: the text that the token adds, and its log-probability."""
+    """A sampled token: its text and its log-probability."""
 
     text: str
     logprob: float
@@ -81,10 +84,12 @@ class Choice:
     """One of the alternative answers to a request.
 
     Attributes:
-        message: the assistant message as the client receives it: without its stop string, and with calls only if the
-            request has tools.
-        stop_string: the stop string of the request that ended the answer, or None.
-        logprobs: one entry for each sampled token, with the token that ended the turn; () if they were not requested.
+        message: the assistant message that the client receives. It ends before the stop string. It has tool calls only
+            if the request has tools.
+        end: the reason why the answer ended.
+        num_tokens: the number of sampled tokens.
+        stop_string: the stop string of the request that ended the answer. None: no stop string ended the answer.
+        logprobs: one entry for each sampled token, including the last one. () if the request did not ask for them.
     """
 
     message: Message
@@ -96,7 +101,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request. ``id`` is unique, without the prefix that a dialect writes."""
+    """The answer to a request.
+
+    Attributes:
+        id: a unique text. Each dialect adds a prefix of its own, such as ``chatcmpl-``.
+        choices: the alternative answers.
+        num_prompt_tokens: the number of tokens of the prompt.
+    """
 
     id: str
     choices: tuple[Choice, ...]
@@ -104,29 +115,32 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """The number of sampled tokens of all choices."""
+        """The number of sampled tokens in all choices together."""
         return sum(choice.num_tokens for choice in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An answer that no client has received. ``deliver`` is called when a client receives it for the first time."""
+    """A complete answer that was not sent to a client yet.
+
+    ``deliver`` must be called once, when the answer is first sent to a client.
+    """
 
     answer: Answer
     deliver: Callable[[], None]
 
 
 class ChatModel(Protocol):
-    """What an API key gives access to: the policy within one episode, or a served model.
+    """A model that answers requests: the policy within one episode, or a served model. An API key names one such model.
 
     Attributes:
-        name: the name that the list of models shows.
-        max_concurrent: the largest number of requests at the same time.
+        name: the name in the list of models.
+        max_concurrent: the largest number of requests that are answered at the same time.
     """
 
     name: str
     max_concurrent: int
 
     def draft(self, request: ChatRequest) -> Awaitable[Draft]:
-        """Return the answer to a request, as a draft. Raise RequestError if there is no answer."""
+        """Return the answer to a request, as a draft. Raise RequestError if the request is refused or fails."""
         ...

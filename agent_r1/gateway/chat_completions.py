@@ -59,7 +59,7 @@ class _Call(Lenient):
 
 
 class _Prompt(Lenient):
-    """A message that the assistant did not write."""
+    """A message of the system, the developer or the user."""
 
     role: Literal["system", "developer", "user"]
     content: _Content
@@ -98,7 +98,7 @@ class _StreamOptions(Lenient):
 
 
 class _Body(Strict):
-    """The body of a request. Fields without an effect on the answer are accepted and ignored."""
+    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are accepted and ignored."""
 
     model: str
     messages: list[Annotated[_Prompt | _Assistant | _ToolResult, Field(discriminator="role")]] = Field(min_length=1)
@@ -154,9 +154,10 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
 
 
 def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the arguments that ask for another distribution than the model's own.
+    """Return the names of the given arguments that would change the sampling, such as ``frequency_penalty``.
 
-    Raise RequestError if the request forces one of several tools.
+    These arguments have no effect, because the model always samples from its own distribution. Raise RequestError if
+    ``tool_choice`` forces one of several tools.
     """
     asked = {
         f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),
@@ -192,7 +193,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A request for a chat completion, and the writer of its answer."""
+    """A request in the dialect of chat completions. Its methods write the answer in the same dialect."""
 
     chat: ChatRequest
     streams: bool
@@ -273,14 +274,14 @@ def _usage_json(answer: Answer) -> Json:
 
 
 def read(data: Json) -> ChatCompletion:
-    """Return the exchange that a request begins. Raise RequestError if the request is invalid."""
+    """Return the request in the JSON body ``data``. Raise RequestError if the request is invalid."""
     body = read_body(_Body, data)
     usage = body.stream_options is not None and body.stream_options.include_usage
     return ChatCompletion(_chat_request(body), bool(body.stream), body.model, usage)
 
 
 def error_json(error: RequestError) -> Json:
-    """Return an error in OpenAI's form."""
+    """Return the JSON body of a response with an error, in OpenAI's format."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = "server_error" if error.status >= 500 else kinds.get(error.status, "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}

@@ -22,12 +22,12 @@ ABANDONED_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """What identifies a request for its repetition.
+    """The parts of an HTTP request that show whether it repeats an earlier request.
 
     Attributes:
         digest: the hash of path and body.
         key: the header ``Idempotency-Key``, or None.
-        num_retries: how often the client has sent the request before (header ``X-Stainless-Retry-Count``).
+        num_retries: how often the client has already sent the request (header ``X-Stainless-Retry-Count``).
     """
 
     digest: bytes
@@ -36,9 +36,14 @@ class RequestIdentity:
 
 
 class PendingAnswer:
-    """The answer to a request, and how many clients wait for it now.
+    """The answer to a request, complete or still being sampled. Repetitions of the request share the answer.
 
-    ``num_retries`` is that of the latest request that got this answer: a retry repeats the answer to an earlier try.
+    Attributes:
+        identity: identifies the first request that got this answer.
+        drafting: the asyncio task that samples the answer.
+        num_retries: the largest retry count of the requests that got this answer.
+        num_waiting: the number of clients that wait for the answer now.
+        is_delivered: whether the answer was sent to a client.
     """
 
     def __init__(self, identity: RequestIdentity, drafting: asyncio.Task[Draft]) -> None:
@@ -48,7 +53,11 @@ class PendingAnswer:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count a client that waits for the answer. After the last one has left, the sampling ends soon."""
+        """Count one more waiting client until the ``with`` block ends.
+
+        If no client waits afterwards, the sampling is cancelled after ``ABANDONED_SECONDS``, unless a repetition of the
+        request arrives before.
+        """
         self.num_waiting += 1
         try:
             yield
@@ -63,27 +72,30 @@ class PendingAnswer:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no client has received the answer, and none waits for it."""
+        """Whether no client has received the answer, and no client waits for the answer."""
         return self.num_waiting == 0 and not self.is_delivered
 
     @property
     def answer(self) -> Answer:
-        """The answer, which is complete. Raises RequestError if the request failed."""
+        """The complete answer. Raise RequestError if the request failed.
+
+        Read this property only after ``drafting`` is done.
+        """
         return self.drafting.result().answer
 
     def deliver(self) -> None:
-        """Record that a client receives the answer."""
+        """Record that the answer is sent to a client. Only the first call has an effect."""
         if not self.is_delivered:
             self.is_delivered = True
             self.drafting.result().deliver()
 
 
 class AnswerLog:
-    """The requests to one model: those in progress, and answers that a repetition can still ask for.
+    """The answers of one model: answers that are being sampled, and complete answers that are kept for repetitions.
 
     Args:
         model: answers the requests.
-        num_kept: the number of complete answers that are kept for repetitions.
+        num_kept: the number of complete answers that are kept.
     """
 
     def __init__(self, model: ChatModel, num_kept: int) -> None:
@@ -96,9 +108,9 @@ class AnswerLog:
         return sum(not pending.drafting.done() for pending in self._pending)
 
     def submit(self, request: ChatRequest, identity: RequestIdentity) -> PendingAnswer:
-        """Return the answer to a request: of an earlier try if the request repeats one, otherwise a new one.
+        """Return the answer to a request. If the request repeats an earlier request, both get the same answer.
 
-        Raise RequestError if ``identity.key`` was used for another request.
+        Otherwise a new answer is sampled. Raise RequestError if ``identity.key`` was used for a different request.
         """
         self._forget()
         known = self._find(identity)
@@ -110,16 +122,20 @@ class AnswerLog:
         return pending
 
     def close(self) -> None:
-        """Cancel the requests in progress."""
+        """Cancel the sampling of all answers that are not complete."""
         for pending in self._pending:
             pending.drafting.cancel()
         self._forget()
 
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
-        """Return the pending answer to the request that ``identity`` repeats, or None.
+        """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
 
-        Without a key and a retry count, only an abandoned answer matches: an agent can sample the same conversation
-        several times in parallel. A counted retry repeats a failed request if there is one, otherwise an earlier try.
+        - With a key, the request repeats the latest request with the same key.
+        - With ``num_retries`` 0 and no key, only an abandoned answer matches. An agent can send equal requests in
+          parallel to sample the same conversation several times.
+        - With ``num_retries`` above 0 and no key, an abandoned answer is preferred. Otherwise the request repeats a
+          failed request if there is one, and the result is None. Otherwise it repeats an earlier try of the same
+          request.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -141,7 +157,10 @@ class AnswerLog:
         return max(tries, key=lambda pending: pending.num_retries, default=None)
 
     def _forget(self) -> None:
-        """Forget failed requests, which a repetition has to try again, and the oldest of the complete answers."""
+        """Remove failed answers, and the oldest complete answers if more than ``num_kept`` are complete.
+
+        A repetition of a failed request is sampled again.
+        """
         self._num_failures.update(one.identity.digest for one in self._pending if _can_be_repeated(one.drafting))
         self._pending = [one for one in self._pending if not _has_failed(one.drafting)]
         complete = [one for one in self._pending if one.drafting.done() and one.num_waiting == 0]
@@ -158,7 +177,7 @@ def _has_failed(task: asyncio.Task[Draft]) -> bool:
 
 
 def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
-    """Return whether a failed request is one that its client sends again."""
+    """Return whether the task failed in such a way that the client will send the request again."""
     if task.cancelled():
         return True
     error = task.exception() if task.done() else None

@@ -18,12 +18,12 @@ from agent_r1.gateway.chat import Messages
 
 @dataclass(frozen=True, slots=True)
 class SentAction:
-    """A sampled action that a client received.
+    """A sampled action that was sent to the client as a message.
 
     Attributes:
         before: the conversation before the action.
-        sent: the message as the client received it.
-        sampled: the message as it was sampled.
+        sent: the message that the client received.
+        sampled: the message as the policy sampled it.
     """
 
     before: Messages
@@ -32,10 +32,11 @@ class SentAction:
 
 
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
-    """Return the conversation with each message that is a known action replaced by the sampled message.
+    """Return the conversation, with each assistant message that repeats a sent action replaced by the sampled message.
 
-    An action is known only after the same conversation. Tool messages refer to the ids of the sampled calls. If the
-    same action was sampled several times, an action with the client's ids of calls is preferred, then the newest.
+    A message repeats an action only if the conversation before the message is the same, too. The ``call_id`` of each
+    tool message becomes the id of the sampled call. If several sent actions fit, an action with equal ids of calls is
+    preferred, then an action with exactly equal text, then the newest.
     """
     restored: list[Message] = []
     ids: dict[str, str] = {}
@@ -52,7 +53,7 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
-    """Return the sent action that ``message`` repeats, after the conversation ``before``, or None."""
+    """Return the sent action that ``message`` repeats after the conversation ``before``, or None if there is none."""
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
     if not same:
         return None
@@ -71,8 +72,8 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 def _is_same(given: Message, sent: Message) -> bool:
     """Return whether two messages are the same action: equal words, and equal calls in the same order.
 
-    Whitespace between words, ids of calls and the spelling of JSON do not count. Many clients send no reasoning back;
-    if there is reasoning, it has to be equal.
+    Differences in whitespace, in the ids of calls and in the spelling of JSON are ignored. The reasoning is compared
+    only if ``given`` has reasoning, because many clients do not send reasoning back.
     """
     if given.text.split() != sent.text.split() or len(given.calls) != len(sent.calls):
         return False
@@ -83,5 +84,5 @@ def _is_same(given: Message, sent: Message) -> bool:
 
 
 def _canonical(arguments: object) -> str:
-    """Return JSON text that is equal for equal values; unlike ``==``, it distinguishes true from 1."""
+    """Return a JSON text of the arguments. Two texts are equal only if the arguments are equal, and true is not 1."""
     return json.dumps(arguments, sort_keys=True)

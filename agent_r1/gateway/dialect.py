@@ -29,35 +29,35 @@ MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
 
 
 class Exchange(Protocol):
-    """One request in a dialect: what it asks for, and how its answer is written."""
+    """A request in a dialect, which also writes its answer in this dialect."""
 
     @property
     def chat(self) -> ChatRequest:
-        """The request, independent of the dialect."""
+        """The request without the details of its dialect."""
         ...
 
     @property
     def streams(self) -> bool:
-        """Whether the client wants the answer as server-sent events."""
+        """Whether the client requested the answer as server-sent events."""
         ...
 
     def to_json(self, answer: Answer) -> Json:
-        """Return the body of the response."""
+        """Return the JSON body of the response. This method is used if the client requested no events."""
         ...
 
     def to_events(self, answer: Answer) -> Iterator[str]:
-        """Yield the server-sent events of the response."""
+        """Yield the response as server-sent events, each as text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A dialect.
+    """The functions that read and write one dialect.
 
     Attributes:
-        paths: the paths of its requests.
-        read: returns the exchange that the body of a request begins. Raises RequestError if the body is invalid.
-        error: returns the body of a response with an error.
+        paths: the URL paths of requests in this dialect, such as ``/v1/chat/completions``.
+        read: converts the JSON body of a request to an :class:`Exchange`. Raises RequestError if the body is invalid.
+        error: returns the JSON body of a response with an error.
     """
 
     paths: tuple[str, ...]
@@ -66,19 +66,28 @@ class Dialect:
 
 
 class Strict(BaseModel):
-    """A part of a request in which an unknown field is an error, because it could ask for something else."""
+    """The base class of parts of a request in which an unknown field is an error.
+
+    An unknown field could change the meaning of the request.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Lenient(BaseModel):
-    """A part of a request in which unknown fields are ignored: a message that a client sends back can have many."""
+    """The base class of parts of a request in which unknown fields are ignored.
+
+    For example, a message that the client received from another server can have additional fields.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
 def read_body(kind: type[Body], data: Json) -> Body:
-    """Return the body of a request as ``kind``. Raise RequestError with the first error if it is invalid."""
+    """Return ``data``, the JSON body of a request, as an object of the class ``kind``.
+
+    Raise RequestError if the body is invalid. The error describes the first invalid field.
+    """
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -89,12 +98,15 @@ def read_body(kind: type[Body], data: Json) -> Body:
 
 
 def refuse(param: str, message: str) -> RequestError:
-    """Return the error of a request that asks for something that is not supported."""
+    """Return the error for an argument ``param`` with a value that is not supported (HTTP status 400)."""
     return RequestError(400, f"{param}: {message}", code="unsupported_value", param=param)
 
 
 def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...]:
-    """Return the stop strings of a request. Raise RequestError if they are too many, too long or empty."""
+    """Return the stop strings of a request as a tuple; () if ``given`` is None.
+
+    Raise RequestError if there are too many strings, or if a string is empty or too long.
+    """
     strings = tuple(given or ())
     if len(strings) > MAX_STOP_STRINGS:
         raise refuse(param, f"got {len(strings)} stop strings; at most {MAX_STOP_STRINGS} are supported")
@@ -105,9 +117,10 @@ def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...
 
 
 def requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
-    """Return whether a ``tool_choice`` requires a call, of any tool or of the only one.
+    """Return whether the argument ``tool_choice`` of a request requires a tool call.
 
-    Raise RequestError if it names one of several tools.
+    The result is true for "required" and "any", and for the name of the only tool. It is false for "auto", "none" and
+    None. Raise RequestError for any other value, such as the name of one of several tools.
     """
     if choice is None or choice in ("auto", "none"):
         return False
@@ -119,12 +132,18 @@ def requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
 
 
 def read_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
-    """Return the specification of a tool that a client describes. A tool without parameters has none."""
+    """Return the specification of a tool that a client describes.
+
+    If ``parameters`` is None, the result has the JSON schema of an object without properties.
+    """
     return ToolSpec(name, description or "", parameters or {"type": "object", "properties": {}})
 
 
 def warn_about_ignored(request: ChatRequest) -> None:
-    """Log a warning for each argument of a request that has no effect, once per argument."""
+    """Log a warning for each argument of a request that has no effect.
+
+    Each argument is logged only once per process.
+    """
     for argument in request.ignored:
         _warn_once(argument)
 
@@ -135,7 +154,11 @@ def _warn_once(argument: str) -> None:
 
 
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
-    """Return a call that a client sends back. ``arguments`` is JSON text; "" stands for no arguments."""
+    """Return a tool call that a client sends back in a conversation.
+
+    ``arguments`` is JSON text; "" means no arguments. Raise RequestError, which names ``param``, if the text is not a
+    JSON object.
+    """
     try:
         values = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -151,12 +174,12 @@ def write_arguments(call: ToolCall) -> str:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the text in the pieces in which a stream sends it."""
+    """Yield the text in pieces of at most ``PIECE_CHARACTERS`` characters, one for each event of a stream."""
     for start in range(0, len(text), PIECE_CHARACTERS):
         yield text[start : start + PIECE_CHARACTERS]
 
 
 def event(data: object, name: str = "") -> str:
-    """Return a server-sent event."""
+    """Return one server-sent event as text, with ``data`` as JSON. If ``name`` is "", the event has no name."""
     opening = f"event: {name}\n" if name else ""
     return f"{opening}data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -30,17 +30,18 @@ POLICY = "policy"
 
 
 class EpisodeModel:
-    """The policy within one episode.
+    """The policy within one episode, as a model that answers requests.
 
-    Each answer that a client receives becomes a turn of the session. A conversation that begins with turns of the
-    session continues their tokens. Any other conversation is a new branch: the conversation of a sub-agent, or one
-    whose history the agent rewrote.
+    Each answer that a client receives becomes a turn of the session. If a conversation begins with turns of the
+    session, the new turn continues their tokens. Any other conversation starts a new branch, for example the
+    conversation of a sub-agent, or a conversation whose earlier messages the agent rewrote.
 
-    The sampling of the run applies: temperature, top_p and seed of a request have no effect.
+    The sampling parameters of the run are used. ``temperature``, ``top_p`` and ``seed`` of a request have no effect.
 
     Args:
         agent: the policy.
         session: records the turns.
+        config: the limits on turns and concurrent requests.
     """
 
     def __init__(self, agent: Agent, session: Session, config: GatewayConfig) -> None:
@@ -57,7 +58,10 @@ class EpisodeModel:
         """Whether the last answer was cut by a limit of the run. A limit that the agent set is its own decision."""
 
     async def draft(self, request: ChatRequest) -> Draft:
-        """Return the answer to a request, as a draft that becomes turns of the session when it is delivered."""
+        """Sample the answer to a request, and return it as a draft. The session records its turns when it is delivered.
+
+        Raise RequestError if no turns or tokens are left, or if the request fails.
+        """
         _warn_about_sampling(request, self._agent.params.temperature)
         messages = self._resolve(request)
         if self._num_answers + request.n > self._max_turns:
@@ -79,7 +83,7 @@ class EpisodeModel:
         return Draft(answer, partial(self._deliver, request, prompt, samples, answer))
 
     def _resolve(self, request: ChatRequest) -> Messages:
-        """Return the whole conversation of a request, with the actions of this session as they were sampled."""
+        """Return the whole conversation of a request. Actions of this session are replaced by the sampled messages."""
         if request.previous is not None:
             if request.previous not in self._conversations:
                 raise RequestError(
@@ -100,7 +104,7 @@ class EpisodeModel:
         return [sample for sample in results if isinstance(sample, Sample)]
 
     def _deliver(self, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer) -> None:
-        """Record the samples as turns."""
+        """Record the prompt and the samples as turns of the session."""
         self.failure, session = None, self._session
         if not session.turns:
             self.start = prompt.messages
@@ -121,7 +125,10 @@ class EpisodeModel:
 
 
 def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:
-    """Return whether a text is too long for the context, however few tokens it has. It need not be tokenized then."""
+    """Return whether a conversation is so long that it cannot fit into the context.
+
+    The number of characters is compared with the limit, so that a huge text need not be tokenized.
+    """
     texts = chain(
         (part for message in messages for part in (message.text, message.reasoning or "")),
         (call.raw for message in messages for call in message.calls),
@@ -131,14 +138,17 @@ def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int
 
 
 def context_error(context_length: int, num_tokens: int | None = None) -> RequestError:
-    """Return the error of a conversation that is longer than the context; None if its tokens were not counted."""
+    """Return the error for a conversation that is longer than the context. ``num_tokens`` is None if not counted."""
     size = "too many" if num_tokens is None else num_tokens
     message = f"the conversation has {size} tokens, and the context of the model {context_length}"
     return RequestError(400, message, code="context_length_exceeded", param="messages")
 
 
 def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
-    """Return the error of a request for which the session sampled no action."""
+    """Return the error for a request that got no sampled action. ``stopped`` holds the reason.
+
+    ``num_tokens`` is the number of tokens of the prompt.
+    """
     match stopped.status:
         case Status.OUT_OF_TOKENS:
             return context_error(context_length, num_tokens)
@@ -150,7 +160,7 @@ def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestE
 
 
 def unsupported(reason: str) -> RequestError:
-    """Return the error of a request whose conversation the chat template cannot render."""
+    """Return the error for a request with a conversation that the chat template cannot render."""
     return RequestError(400, reason, code="unsupported_conversation", param="messages")
 
 
@@ -162,5 +172,8 @@ def _warn_about_sampling(request: ChatRequest, temperature: float) -> None:
 
 @cache
 def _warn_once(asked: float, temperature: float) -> None:
-    """Log a warning that an agent asks for another temperature. The function is cached, so that it warns once."""
+    """Log a warning that the temperature ``asked`` has no effect.
+
+    Equal arguments are logged once (the function is cached).
+    """
     log.warning("the agent asks for temperature %g; the run samples at its own temperature, %g", asked, temperature)

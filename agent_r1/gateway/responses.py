@@ -69,7 +69,7 @@ class _Reasoning(Lenient):
 
 
 def _item_type(item: Any) -> str | None:
-    """Return the type of an item of the input; a message can omit it."""
+    """Return the type of an input item: its field ``type``, or "message" if there is no such field."""
     return item.get("type", "message") if isinstance(item, dict) else None
 
 
@@ -99,7 +99,7 @@ class _TextOptions(Lenient):
 
 
 class _Body(Strict):
-    """The body of a request. Fields without an effect on the answer are accepted and ignored."""
+    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are accepted and ignored."""
 
     model: str
     input: str | Annotated[list[_Item], Field(min_length=1)]
@@ -133,7 +133,7 @@ def _join(content: _Content) -> str:
 
 
 def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple[Message, ...]:
-    """Return the messages of input items. Successive items of the assistant are one message."""
+    """Return the messages for the input items. Successive items of the assistant become one message."""
     messages: list[Message] = []
     pending: list[_Message | _Call | _Reasoning] = []
 
@@ -167,9 +167,10 @@ def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Messag
 
 
 def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the arguments that ask for another distribution than the model's own.
+    """Return the names of the given arguments that would change the sampling, such as ``text.verbosity``.
 
-    Raise RequestError if the request forces one of several tools.
+    These arguments have no effect, because the model always samples from its own distribution. Raise RequestError if
+    ``tool_choice`` forces one of several tools.
     """
     asked = {
         f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),
@@ -198,7 +199,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseExchange:
-    """A request for a response, and the writer of its answer."""
+    """A request in the dialect "responses". Its methods write the answer in the same dialect."""
 
     chat: ChatRequest
     streams: bool
@@ -276,14 +277,17 @@ def _items(answer: Answer, choice: Choice) -> list[Json]:
 
 
 def _opened(item: Json) -> Json:
-    """Return an output item before its content was sent."""
+    """Return an output item as the stream first shows it: in progress, and without content."""
     if item["type"] == "function_call":
         return {**item, "status": "in_progress", "arguments": ""}
     return {**item, "content": []} | ({"status": "in_progress"} if item["type"] == "message" else {})
 
 
 def _item_events(item: Json) -> Iterator[tuple[str, Json]]:
-    """Yield the events that send the content of an output item, without their place in the response."""
+    """Yield (kind, data) of each event that sends the content of an output item.
+
+    The caller adds the index of the item.
+    """
     if item["type"] == "function_call":
         for piece in pieces(item["arguments"]):
             yield "response.function_call_arguments.delta", {"delta": piece}
@@ -300,7 +304,7 @@ def _item_events(item: Json) -> Iterator[tuple[str, Json]]:
 
 
 def read(data: Json) -> ResponseExchange:
-    """Return the exchange that a request begins. Raise RequestError if the request is invalid."""
+    """Return the request in the JSON body ``data``. Raise RequestError if the request is invalid."""
     body = read_body(_Body, data)
     return ResponseExchange(_chat_request(body), bool(body.stream), body)
 

@@ -18,7 +18,11 @@ MAX_CHARACTER_TOKENS = 8
 async def generate(
     session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
 ) -> list[Sample | Stopped]:
-    """Return the ``request.n`` alternatives that a session samples. Each takes one of ``slots`` while it is sampled."""
+    """Sample ``request.n`` alternatives concurrently, and return them in a list.
+
+    An alternative is a Sample, or Stopped if the session could not sample. Each alternative holds one of ``slots``
+    while it is sampled.
+    """
 
     async def generate_one() -> Sample | Stopped:
         async with slots:
@@ -28,7 +32,7 @@ async def generate(
 
 
 def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> Choice:
-    """Return the choice that a sampled action becomes for the client of ``request``."""
+    """Convert a sampled action to the choice that the client of ``request`` receives."""
     completion = sample.completion
     message, stop_string = _cut(_visible_message(sample, request), request.stop_strings)
     end: EndReason = "stop"
@@ -43,9 +47,10 @@ def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> 
 
 
 def _visible_message(sample: Sample, request: ChatRequest) -> Message:
-    """Return the message of an action. Calls stay text if one of them cannot be read, or if the client can use none.
+    """Return the message of a sampled action, as the client receives it.
 
-    The message then contains the whole text of the action, because clients can represent only valid calls.
+    The message has tool calls only if the request has tools, calls are not wanted as text, and the client can represent
+    every call. Otherwise the message contains the whole text of the action, including the calls.
     """
     message = sample.action.message
     if not message.calls:
@@ -56,7 +61,7 @@ def _visible_message(sample: Sample, request: ChatRequest) -> Message:
 
 
 def _can_be_sent(call: ToolCall) -> bool:
-    """Return whether a client can represent a call: it can be read, and its characters can be encoded."""
+    """Return whether a client can represent a call: the call was parsed, and its characters can be encoded as UTF-8."""
     if call.error is not None or call.arguments is None:
         return False
     try:
@@ -67,7 +72,7 @@ def _can_be_sent(call: ToolCall) -> bool:
 
 
 def _cut(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
-    """Return the message without the first stop string and the text after it, and this stop string (or None)."""
+    """Return (the message before the first stop string, this stop string). Without one, return (the message, None)."""
     found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
     if not found:
         return message, None
@@ -76,10 +81,10 @@ def _cut(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str 
 
 
 def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, ...]:
-    """Return each sampled token with the text that it adds.
+    """Return the text and the log-probability of each sampled token.
 
-    A character whose bytes belong to several tokens is added by the last of these tokens. Each token is decoded after
-    the tokens that added the text before it, because the text of a token can depend on them.
+    If several tokens encode one character, the character is in the text of the last of these tokens, and the other
+    texts are "". Each token is decoded together with earlier tokens, because its text can depend on them.
     """
     ids = sample.completion.token_ids
     tokens: list[TokenLogprob] = []

@@ -21,9 +21,9 @@ SEED_BITS = 62
 
 
 class ServedModel:
-    """A model for inference. The sampling parameters of a request apply; the defaults are those of ``agent``.
+    """A model for inference, which records nothing.
 
-    The limit of ``max_tokens`` of a request is the room in the context.
+    The sampling parameters of a request are used. Parameters that the request does not give are taken from ``agent``.
     """
 
     def __init__(self, agent: Agent, name: str) -> None:
@@ -31,7 +31,7 @@ class ServedModel:
         self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
 
     async def draft(self, request: ChatRequest) -> Draft:
-        """Return the answer to a request. Equal requests with a seed have equal answers."""
+        """Sample the answer to a request, and return it as a draft. Equal requests with a seed get equal answers."""
         if request.previous is not None:
             message = "this endpoint keeps no responses: send the whole conversation as input"
             raise RequestError(404, message, code="previous_response_not_found", param="previous_response_id")
@@ -52,7 +52,7 @@ class ServedModel:
         return Draft(Answer(secrets.token_hex(12), tuple(choices), len(prompt.token_ids)), lambda: None)
 
     def _session(self, request: ChatRequest) -> Session:
-        """Return a session whose only turns are the answers to ``request``."""
+        """Return a new session for ``request``, with the sampling parameters of the request."""
         agent = self._agent
         temperature = agent.params.temperature if request.temperature is None else request.temperature
         top_p = agent.params.top_p if request.top_p is None else request.top_p
@@ -65,6 +65,9 @@ class ServedModel:
 
 
 def _with_new_ids(choice: Choice) -> Choice:
-    """Return the choice with new ids of calls, because a conversation can have calls of several answers."""
+    """Return the choice with new ids for its tool calls.
+
+    A later conversation can then hold calls of several answers.
+    """
     calls = tuple(replace(call, id=f"call_{secrets.token_hex(8)}") for call in choice.message.calls)
     return replace(choice, message=replace(choice.message, calls=calls))

@@ -69,11 +69,11 @@ NO_RETRY = {"X-Should-Retry": "false"}
 
 @dataclass(slots=True)
 class _Access:
-    """What a key gives access to.
+    """The model that an API key gives access to, with its answers and its limit on requests.
 
     Attributes:
-        turnstile: admits the requests whose body is read or whose answer is awaited.
-        num_waiting: how many requests wait at the turnstile.
+        turnstile: limits the requests that are read or answered at the same time to ``model.max_concurrent``.
+        num_waiting: the number of requests that wait because of this limit.
     """
 
     model: ChatModel
@@ -83,7 +83,10 @@ class _Access:
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
-        """Wait for a place, and keep it until the end of the block. Raise RequestError if too many requests wait."""
+        """Wait until the limit on concurrent requests allows one more. It counts until the ``with`` block ends.
+
+        Raise RequestError if too many requests wait.
+        """
         if self.num_waiting + self.answers.num_in_progress >= self.model.max_concurrent + MAX_WAITING:
             raise RequestError(429, "too many requests wait", code="rate_limit_exceeded", can_retry=True)
         self.num_waiting += 1
@@ -98,7 +101,7 @@ class _Access:
 
 
 class Gateway:
-    """A server for models, on loopback. A key that was registered stays valid until it is revoked.
+    """An HTTP server for models, on the loopback address. Each API key gives access to one model until it is revoked.
 
     Args:
         port: the port to listen on; 0 for any free port.
@@ -117,35 +120,39 @@ class Gateway:
 
     @property
     def base_url(self) -> str:
-        """The address for the clients of OpenAI. Raises RuntimeError if the gateway was not started."""
+        """The base URL for the clients of OpenAI, such as ``http://127.0.0.1:8123/v1``.
+
+        Raise RuntimeError if the gateway was not started.
+        """
         if self._server is None:
             raise RuntimeError("the gateway was not started")
         return f"http://{HOST}:{self._server.port}/v1"
 
     def register(self, model: ChatModel, key: str | None = None) -> str:
-        """Return the API key that gives access to ``model``: ``key``, or a new one."""
+        """Give an API key access to ``model``, and return the key. If ``key`` is None, a new key is made."""
         key = key or f"sk-{secrets.token_urlsafe(32)}"
         answers = AnswerLog(model, KEPT_ANSWERS)
         self._accesses[_hash(key)] = _Access(model, answers, asyncio.Semaphore(model.max_concurrent))
         return key
 
     def revoke(self, key: str) -> None:
-        """End the access of a key. Its requests in progress get status 401."""
+        """End the access of an API key. Requests in progress with this key fail with HTTP status 401."""
         self._accesses.pop(_hash(key)).answers.close()
 
     async def start(self) -> None:
-        """Answer requests from now on, in the event loop of the caller. A second call has no effect.
-
-        Clients in this process and its children reach the gateway without a proxy.
-
-        Raises InvalidInput if the port is in use.
+        """Start to answer requests, in the event loop of the caller. Do nothing if the gateway was already started.
+         Clients in this process and in its child processes then reach the gateway without a proxy. Raise InvalidInput
+        if the port is in use.
         """
         if self._server is None:
             self._server = _Server(self._app(), self._port)
             _bypass_proxy()
 
     async def close(self) -> None:
-        """Stop the server. Requests in progress have ``CLOSE_SECONDS`` to end. :meth:`start` can be called again."""
+        """Stop the server. Requests in progress have ``CLOSE_SECONDS`` seconds to end.
+
+        :meth:`start` can start the gateway again.
+        """
         if self._server is not None:
             server, self._server = self._server, None
             await server.close()
@@ -160,7 +167,7 @@ class Gateway:
         return app
 
     def _endpoint(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        """Return the function that answers the requests of a dialect. Every failure is a response with an error."""
+        """Return the function that answers the HTTP requests of a dialect. Any failure becomes an error response."""
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -194,7 +201,10 @@ class Gateway:
         return response
 
     def _authenticate(self, request: Request) -> _Access:
-        """Return what the key of a request gives access to. Raise RequestError if the host or the key is refused."""
+        """Return the access that the API key of a request gives.
+
+        Raise RequestError if the host or the key is not accepted.
+        """
         if _host_name(request.headers.get("host", "")) not in HOSTS:
             raise RequestError(421, "the header Host has to be a loopback name", code="invalid_host")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -224,7 +234,10 @@ def _response(exchange: Exchange, answer: Answer) -> Response:
 
 
 async def _wait(pending: PendingAnswer, request: Request) -> bool:
-    """Wait until the answer is complete. Return False if the client closes its connection before."""
+    """Wait until the answer is complete, and return True. Return False if the client disconnects before.
+
+    Raise RequestError if the API key is revoked while the request waits.
+    """
     disconnected = shared_task(_disconnection(request))
     try:
         await asyncio.wait({pending.drafting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,7 +269,7 @@ async def _read(request: Request) -> bytes:
 
 
 def _parse(body: bytes) -> Json:
-    """Return the JSON object in a body. Raise RequestError if there is none."""
+    """Return the JSON object in the body of a request. Raise RequestError if the body is not a JSON object."""
     try:
         data = json.loads(body, parse_constant=_refuse_constant)
         if rb"\ud" in body.lower():  # an escape for half a character, which no tokenizer can encode
@@ -280,7 +293,7 @@ def _identity(request: Request, body: bytes) -> RequestIdentity:
 
 
 def _bypass_proxy() -> None:
-    """Add the host of the gateway to the hosts that clients reach without a proxy."""
+    """Add the address of the gateway to the environment variables for hosts that clients reach without a proxy."""
     listed = [host.strip() for name in NO_PROXY for host in os.environ.get(name, "").split(",") if host.strip()]
     if "*" not in listed:
         os.environ |= dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*listed, HOST, "localhost"))))
@@ -291,7 +304,7 @@ def _host_name(host: str) -> str:
 
 
 def _hash(key: str) -> bytes:
-    """Return the hash under which a key is stored. With a hash, the time of a look-up tells nothing about the key."""
+    """Return the hash of an API key. Keys are looked up by hash, so the time of a look-up reveals nothing."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -309,7 +322,7 @@ def _error_response(body: Json, error: RequestError) -> Response:
 
 
 class _Server:
-    """A running server of an application."""
+    """A uvicorn server that listens on a port and serves an application. It starts when the object is created."""
 
     def __init__(self, app: Starlette, port: int) -> None:
         self._socket = listen(HOST, port, "choose another --port")
