@@ -63,8 +63,9 @@ class AgentProgram:
     """A rollout in which a user's function acts: it calls the policy over HTTP, and runs its own tools.
 
     The episode ends when the function returns. The returned text or number is the answer of the trajectory; if the
-    function returns None, the answer is the last text of the policy. If the function raises an exception after the
-    gateway refused a request (no turns left, no tokens left, a failed engine), the status names the refusal.
+    function returns None, the answer is the last text of the policy. If the function raises an exception, the setting
+    ``on_error`` applies; after a request that the gateway refused (no turns left, no tokens left, a failed engine), the
+    status names the refusal.
     """
 
     function: AgentFunction
@@ -106,7 +107,10 @@ class AgentProgram:
             with isolate(_AgentError):
                 answer = await self.host.threads.call(self.function, self.host.gateway.base_url, key, task)
         except _AgentError as error:
-            return _End(Status.ENVIRONMENT_FAILED, f"the agent raised {error}")
+            reason = f"the agent raised {error}"
+            if self.host.config.on_error == "train":
+                return _End(Status.COMPLETED, reason, answer="")
+            return _End(Status.ENVIRONMENT_FAILED, reason)
         if answer is not None and not isinstance(answer, str | int | float):
             reason = f"the agent returned an object of type {type(answer).__name__}; return text, a number or None"
             return _End(Status.ENVIRONMENT_FAILED, reason)
@@ -140,7 +144,7 @@ def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
     if end.status is not Status.COMPLETED:
         return end
     if not session.turns:
-        return _End(Status.ENVIRONMENT_FAILED, "the agent ended without an answer of the policy")
+        return _End(Status.ENVIRONMENT_FAILED, end.reason or "the agent ended without an answer of the policy")
     if model.is_cut:
         return replace(end, status=Status.OUT_OF_TOKENS)
     return end

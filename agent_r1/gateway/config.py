@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -15,3 +17,7 @@ class GatewayConfig(BaseModel):
 
     max_concurrent: int = Field(default=32, ge=1)
     """Maximum number of answers of one episode that are sampled at the same time. Further requests wait."""
+
+    on_error: Literal["retry", "train"] = "retry"
+    """What to do with an attempt whose agent raised an exception after an answer of the policy. retry: a failure of the
+    environment, which is repeated and not trained. train: the policy caused it, and the answer of the attempt is ""."""

@@ -106,6 +106,16 @@ def test_a_failing_agent_has_a_reason(episodes, function, reason):
     assert trajectory.status is Status.ENVIRONMENT_FAILED and trajectory.reason.startswith(reason), trajectory.reason
 
 
+def test_an_exception_that_the_policy_caused_can_be_trained(episodes):
+    trains = GatewayConfig(on_error="train")
+    trajectory = episodes.play(raising, answer, config=trains)
+    assert trajectory.status is Status.COMPLETED and "ValueError: no such page" in trajectory.reason
+    assert trajectory.answer == "" and trajectory.last_text == ANSWER and len(trajectory.turns) == 1
+    for function in (exiting, refused):  # the policy gave no answer, so it is not the cause
+        trajectory = episodes.play(function, answer, config=trains)
+        assert trajectory.status is Status.ENVIRONMENT_FAILED and trajectory.reason.startswith("the agent raised")
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_hanging_agent_ends_at_its_deadline_and_its_key_with_it(episodes, is_async):
     may_end, late = threading.Event(), []
