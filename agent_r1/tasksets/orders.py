@@ -84,7 +84,7 @@ class Wish:
 
 @dataclass(slots=True)
 class OrderDatabase:
-    """The database of one episode."""
+    """The orders of one episode, by number. Tools change them."""
 
     orders: dict[str, Order] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class OrderDatabase:
         return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
-        """Replace an order and return the tool result. ``data`` of the result is the whole database, for the reward."""
+        """Replace an order, and return the tool result. Its ``data`` is the whole database, for the reward."""
         self.orders[number] = order
         return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
 
@@ -213,7 +213,7 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
 
 
 def _stated(trajectory: Trajectory) -> Iterator[str]:
-    """Yield the sentences that the agent wrote to the customer, except questions."""
+    """Yield the sentences of the agent's messages to the customer, without questions."""
     for turn in trajectory.env_turns:
         if not turn.action.message.calls:
             yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))

@@ -78,10 +78,9 @@ def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def whole_split(splits: Splits[Question]) -> str | None:
-    """Return the name of the split of all questions, or None if the data set has no such split.
+    """Return the name of the split that contains all questions; None if there is no such split.
 
-    An agent that was trained on other data is evaluated on this split. If there is no such split, the agent is
-    evaluated on the test split.
+    Use this split to evaluate an agent that was trained on other data. If there is no such split, use the test split.
     """
     return WHOLE if WHOLE in splits else None
 

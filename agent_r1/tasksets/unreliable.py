@@ -54,9 +54,9 @@ Fortune = Literal["fresh", "old", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Two probabilities for a search: that it fails, and that it returns an outdated page.
+    """The probabilities that a search fails, and that a search returns an outdated page.
 
-    One of every three searches for a page surely returns the true page (see ``FRESH``). The probabilities apply to the
+    One of every three searches for a page always returns the true page (see ``FRESH``). The probabilities apply to the
     other two searches.
 
     Example:
@@ -125,9 +125,12 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, time: int) -> str:
-    """Return the text that search number ``time`` for the page ``title`` returns: the true page or an outdated edition.
+    """Return the text of the page ``title`` as one search returns it: the true page, or an outdated edition.
 
-    The searches of an episode for one page are counted from 1. Raises ConnectionError if the search fails.
+    Raises ConnectionError if this search fails.
+
+    Args:
+        time: the number of the search. The searches for each page are counted from 1 in each episode.
     """
     match search_outcome(task, title, time):
         case "failed":
@@ -139,10 +142,10 @@ def edition(task: Task, title: str, time: int) -> str:
 
 
 def search_outcome(task: Task, title: str, time: int) -> Fortune:
-    """Return the outcome of search number ``time`` for the page ``title``.
+    """Return the outcome of a search for the page ``title``: "failed", "old" (outdated edition) or "fresh" (true page).
 
-    The outcome is "failed", "old" (an outdated edition) or "fresh" (the true page). The searches of an episode for one
-    page are counted from 1.
+    Args:
+        time: the number of the search. The searches for each page are counted from 1 in each episode.
     """
     if time == _surely_fresh(task, title, time):
         return "fresh"
@@ -154,10 +157,10 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the number of a search for the page ``title`` that surely returns the true page.
+    """Return the number of a search that always returns the true page.
 
-    The searches for a page are counted from 1. Every three searches form a block: 1 to 3, 4 to 6, and so on. In each
-    block one search surely returns the true page. The result is the number of this search in the block with search
+    The searches for a page are divided into blocks of three: 1 to 3, 4 to 6, and so on. In each block, one random
+    search always returns the true page. The result is the number of this search in the block that contains search
     ``time``.
     """
     three = (time - 1) // FRESH
@@ -169,11 +172,11 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """Return the outdated edition that search number ``time`` for the page ``title`` can return.
+    """Return the outdated edition of the page ``title`` that search number ``time`` can return.
 
-    The returned wiki has only this page. The outdated page has the values of the true page, but no relation has its
-    true value. In the first four outdated editions of a page, a relation never has the same value twice. In the first
-    66 searches for a page, no outdated edition is returned twice.
+    The result is a wiki with only this page. It has the same values as the true page, but each value belongs to another
+    relation. In the first four outdated editions of a page, no relation has the same value twice. In the first 66
+    searches for a page, all outdated editions are different.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
@@ -188,7 +191,11 @@ Order = tuple[int, ...]
 
 @cache
 def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
-    """Return (cyclic shifts, all others), the permutations of 0 .. ``count`` - 1 that move every element."""
+    """Return the permutations of 0 .. ``count`` - 1 that move every element: (cyclic shifts, other permutations).
+
+    Example:
+        (((1, 2, 0), (2, 0, 1)), ()) for count = 3
+    """
     shifts = tuple(tuple((place + by) % count for place in range(count)) for by in range(1, count))
     moved = (order for order in permutations(range(count)) if all(at != place for place, at in enumerate(order)))
     return shifts, tuple(order for order in moved if order not in shifts)
@@ -249,7 +256,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return the number of searches for a page until two of these searches have returned the true page."""
+    """Return how many searches for a page are needed until two of them have returned the true page."""
     fresh = time = 0
     while fresh < 2:
         time += 1

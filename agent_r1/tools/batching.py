@@ -25,7 +25,7 @@ MAX_BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A call that waits for its execution."""
+    """A call that waits for its execution. ``outcome`` receives the result."""
 
     order: tuple[int, ...]
     arguments: dict[str, Any]
@@ -42,10 +42,11 @@ class _Queue:
 
 
 class CallBatcher:
-    """Collects calls and executes them in batches, one batch at a time.
+    """A batcher, which collects the calls of one tool and executes them in batches, one batch at a time.
 
-    A call does not wait for later calls. A batch contains the calls that arrived in the same round of the event loop,
-    or during the execution of the previous batch. A batch has at most ``MAX_BATCH`` calls, sorted by ``order``.
+    While no batch is running, a call is executed at once, together with the calls that arrive in the same iteration of
+    the event loop. While a batch is running, calls wait for the next batch. A batch has at most ``MAX_BATCH`` calls,
+    sorted by ``order``.
     """
 
     def __init__(self, batch: BatchFunction) -> None:
@@ -53,13 +54,13 @@ class CallBatcher:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def run(self, arguments: dict[str, Any], order: tuple[int, ...], timeout: float) -> CallOutcome:
-        """Enqueue a call and return its outcome after its batch has been executed.
+        """Add a call to the next batch, and return the outcome of the call after this batch.
 
         Args:
             arguments: the keyword arguments of the call.
             order: the sort key of the call within its batch.
-            timeout: the time limit in seconds, which begins when the execution of the batch begins. A batch has the
-                largest time limit of its calls.
+            timeout: the time limit of the call in seconds. The time limit of a batch is the largest time limit of its
+                calls, and begins when the execution of the batch begins.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())
@@ -70,10 +71,7 @@ class CallBatcher:
         return await call.outcome
 
     async def _consume(self, queue: _Queue) -> None:
-        """Execute the pending calls in batches until the queue is empty.
-
-        The method then ends. The next call of the tool starts this method again in a new asyncio task.
-        """
+        """Execute the pending calls in batches until no call is pending. The next call starts this method again."""
         batch: list[_PendingCall] = []
         try:
             while queue.pending:
@@ -93,8 +91,8 @@ class CallBatcher:
     async def _execute(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
         """Execute a batch and return one outcome per call.
 
-        If the batch raises or returns a wrong number of outputs, its calls are executed one by one. Then only the
-        faulty calls fail.
+        If the batch raises an exception or returns a wrong number of outputs, execute its calls one by one. Then only
+        the faulty calls fail. If the batch exceeds its time limit, all its calls fail.
         """
         outcome = await run_with_timeout(partial(self._batch, calls), timeout)
         if isinstance(outcome, ReturnValue):
@@ -110,7 +108,7 @@ class CallBatcher:
 
 
 def _resolve(calls: Sequence[_PendingCall], outcomes: Sequence[CallOutcome]) -> None:
-    """Set the outcome of each call that has no outcome yet and was not cancelled."""
+    """Give each call its outcome. Calls that were cancelled, or that already have an outcome, are skipped."""
     for call, outcome in zip(calls, outcomes, strict=True):
         if not call.outcome.done():
             call.outcome.set_result(outcome)

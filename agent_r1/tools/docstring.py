@@ -60,7 +60,8 @@ def _join_paragraphs(lines: list[str]) -> str:
 def _parse_entries(lines: list[str]) -> dict[str, str]:
     """Return the description of each argument, by name.
 
-    A line ``name: text`` without indentation starts an entry. Every other line continues the current entry.
+    An entry begins with a line ``name: text`` or ``name (type): text`` without indentation. Each other line belongs to
+    the entry above.
     """
     entries: dict[str, str] = {}
     name = None

@@ -73,11 +73,11 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 
 
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
-    """Run ``work`` and return its outcome. An exception of ``work`` and a timeout are outcomes too.
+    """Run ``work`` and return its outcome. If ``work`` raises an exception or takes too long, this is an outcome too.
 
-    Only three exceptions are raised: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
-    GeneratorExit at the end of the event loop. The time limit begins when ``work`` starts. An async function that
-    blocks the event loop cannot be stopped at its time limit.
+    Three exceptions are raised to the caller: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
+    GeneratorExit at the end of the event loop. The time limit begins when ``work`` starts. If an async function blocks
+    the event loop, it cannot be stopped at its time limit.
 
     Args:
         work: a sync or an async function without arguments.
@@ -109,10 +109,10 @@ def current_task() -> asyncio.Task[object] | None:
 
 
 def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bool:
-    """Return whether user code raised ``error``, which was caught in ``task``.
+    """Return whether user code raised ``error`` on its own. ``error`` was caught in the asyncio task ``task``.
 
-    The result is False in three cases: ``task`` was cancelled, a signal interrupted the process, or the event loop
-    ended. At its end, the event loop closes coroutines with a GeneratorExit while no task is running.
+    The result is False if ``error`` has another origin: the cancellation of ``task``, a signal to the process, or the
+    end of the event loop. At its end, the event loop raises GeneratorExit in coroutines while no task is running.
     """
     match error:
         case asyncio.CancelledError():
@@ -126,11 +126,11 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
 
 
 def is_interrupt(error: KeyboardInterrupt) -> bool:
-    """Return whether a signal raised ``error``.
+    """Return whether a signal raised ``error``. Otherwise, code raised it with a ``raise`` statement.
 
-    If a signal raised ``error``, the innermost frame of the traceback belongs to asyncio's or this package's signal
-    handler. Python's default handler has no frame. Therefore, while the default handler is installed, every
-    KeyboardInterrupt in the main thread counts as an interrupt by a signal. In other threads, the result is False.
+    Outside of the main thread, the result is False. In the main thread, the result depends on the handler of SIGINT. If
+    it is Python's default handler, the result is True, because the origin cannot be seen in the traceback. For other
+    handlers, the result is True if the innermost frame of the traceback is not in user code.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -162,10 +162,9 @@ def user_code_location(error: BaseException) -> str:
 async def run_detached(work: Awaitable[T]) -> T:
     """Run ``work`` in an asyncio task of its own. Return the result of ``work``, or raise its exception.
 
-    If the caller is cancelled, ``work`` is cancelled too, and abandoned after ``GRACE_SECONDS``. So the caller ends
-    even if ``work`` catches the cancellation. In the caller's own task, a bare ``except:`` in ``work`` could catch the
-    cancellation of the caller, and asyncio cancels a task only once. ``work`` cannot cancel the caller (see
-    :mod:`agent_r1.core.tasks`).
+    If the caller is cancelled, ``work`` is cancelled too. If ``work`` then does not end within ``GRACE_SECONDS``, it is
+    abandoned. So the caller ends even if ``work`` catches the cancellation, for example with a bare ``except:``. In
+    turn, ``work`` cannot cancel the caller (see :mod:`agent_r1.core.tasks`).
     """
     task = user_code_task(_capture(work))
     try:
@@ -182,9 +181,9 @@ async def run_detached(work: Awaitable[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class _CapturedError:
-    """An exception of user code, which the task of this code returns as its result.
+    """An exception of user code, as the result of the asyncio task that ran the code.
 
-    If the task raised the exception instead, a SystemExit, for example, would end the event loop.
+    If the task raised a SystemExit instead of returning it, the SystemExit would end the event loop.
     """
 
     error: BaseException

@@ -179,7 +179,11 @@ def _build_tool(
 
 
 def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
-    """Return the ToolResult for the outcome of a call to the tool ``name``."""
+    """Convert the outcome of a call to the ToolResult that the agent sees.
+
+    A text stays as it is, and other values become JSON. An exception, a timeout or an unusable value becomes a failed
+    result. ``name`` is the name of the tool, for error messages.
+    """
     match outcome:
         case ReturnValue(value=ToolResult() as result) if not any(validation_errors(result)):
             return result

@@ -170,14 +170,14 @@ def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaSignature:
-    """The signature of a tool that has a JSON schema, but no Python parameters."""
+    """A signature that validates arguments with a JSON schema, for a tool without a Python signature."""
 
     schema: Mapping[str, Any]
 
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the unchanged arguments and the episode's resources, or InvalidArguments if the schema is violated."""
+        """Return the unchanged ``arguments``, and ``resources``. Return InvalidArguments if the schema is violated."""
         validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(self.schema)
         errors = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
         if not errors:
@@ -187,9 +187,9 @@ class _SchemaSignature:
 
 
 class _Connection:
-    """A connection to an MCP server. The same asyncio task opens and closes the connection, as the SDK requires.
+    """A connection to an MCP server. One asyncio task opens and closes the connection, as the SDK requires.
 
-    After an error or a call without a result, the state of the server is unknown. Then ``usable`` is False.
+    ``usable`` becomes False after an error or a cancelled call, because the state of the server is then unknown.
     """
 
     def __init__(self, server: Server, seed: int | None) -> None:
@@ -202,7 +202,7 @@ class _Connection:
 
     @classmethod
     async def open(cls, server: Server, seed: int | None = None) -> _Connection:
-        """Return an open connection. Raise ConnectionError if the server cannot be reached."""
+        """Open a connection and return it. Raise ConnectionError if the server cannot be reached."""
         connection = cls(server, seed)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -217,9 +217,9 @@ class _Connection:
         return connection
 
     async def _hold(self, seed: int | None) -> None:
-        """Open the connection and keep it open until :meth:`close`.
+        """Open the connection, and keep it open until :meth:`close` is called.
 
-        The future ``_client`` receives the client or the error.
+        When the connection is open, set the future ``_client`` to the client. If opening fails, set its exception.
         """
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
@@ -264,10 +264,7 @@ class _Connection:
         await asyncio.wait([self._holder])
 
     def _add_log(self, reason: str) -> str:
-        """Return ``reason``, the reason of a failure, followed by the last line of the server's standard error.
-
-        Credentials are removed from the result.
-        """
+        """Return the text ``reason`` with the last line of the server's standard error added, without credentials."""
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
@@ -275,9 +272,10 @@ class _Connection:
 
 
 def _redact(text: str, values: Iterable[str]) -> str:
-    """Return the text without the values, without the words of each value and without credentials in addresses.
+    """Return the text without secrets: without ``values``, without their words, and without credentials in addresses.
 
-    For example, "secret" is a word of the value "Bearer secret". Short values and words are kept (see ``_MIN_SECRET``).
+    For the value "Bearer secret", also the word "secret" is removed. Short values and words are kept (see
+    ``_MIN_SECRET``).
     """
     words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
     for word in sorted(words, key=len, reverse=True):
@@ -286,7 +284,7 @@ def _redact(text: str, values: Iterable[str]) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the error in one line. For nested exception groups, return the first error inside the groups."""
+    """Return the message of an error in one line. For a group of exceptions, use the first exception in the group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -305,7 +303,7 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PerEpisode:
-    """Opens a connection for each episode."""
+    """An opener that opens a connection of its own for each episode."""
 
     server: Server
 
@@ -315,10 +313,9 @@ class _PerEpisode:
 
 @dataclass(slots=True)
 class _SharedState:
-    """The connections that the episodes of one event loop share.
+    """The shared connections of one event loop. New episodes get ``connection``.
 
-    New episodes use ``connection``. An older connection stays open until its episodes have ended. ``num_users`` holds,
-    for each open connection, the number of episodes that use the connection.
+    ``num_users`` is the number of episodes that use each open connection.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -327,7 +324,7 @@ class _SharedState:
 
 
 class _Shared:
-    """Opens one connection for all episodes of an event loop. A connection that is not usable is replaced."""
+    """An opener that shares one connection among the episodes of an event loop, and replaces an unusable connection."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -369,9 +366,10 @@ async def _list_tools(server: Server) -> list[Any]:
 
 
 def _convert_result(result: Any) -> ToolResult:
-    """Convert the result of a call, an object of the SDK, to a ToolResult.
+    """Convert the SDK's result of a call to a ToolResult.
 
-    Structured content becomes the field ``data``. The policy sees this content only if there is no other content.
+    Structured content becomes ``data`` of the ToolResult. The policy sees it, as JSON, only if there is no other
+    content.
     """
     parts = tuple(part for block in result.content for part in _convert_block(block))
     if not parts and result.structured_content is not None:
@@ -381,10 +379,7 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert a content block, an object of the SDK, to content parts of a ToolResult.
-
-    An image or audio becomes a line of text and a reference, because some policies only read text.
-    """
+    """Convert one content block of the SDK to content parts. An image or a sound becomes a line of text and a reference."""
     match block.type:
         case "text":
             return (Text(block.text),)

@@ -53,7 +53,7 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InterpreterOpener:
-    """Opens an interpreter for each episode."""
+    """An opener that opens a new interpreter for each episode."""
 
     sandbox: Sandbox
 

@@ -26,7 +26,7 @@ _Opened = TypeVar("_Opened", bound=Resource, covariant=True)
 
 
 class Opener(Protocol[_Opened]):
-    """Opens a resource for an episode. Tools with the same opener share its resource."""
+    """An object that opens one resource per episode. All tools with the same opener share this resource."""
 
     async def open(self, task: Task, context: RolloutContext) -> _Opened:
         """Open a resource and return it. If this method raises, the call that needs the resource fails.
@@ -37,7 +37,7 @@ class Opener(Protocol[_Opened]):
 
 
 class Resources:
-    """The resources of one episode, by opener.
+    """The open resources of one episode.
 
     An async tool with a parameter of type ``Resources`` receives the resources of its episode.
 
@@ -57,11 +57,11 @@ class Resources:
         self._closing: asyncio.Task[None] | None = None
 
     async def get(self, opener: Opener[_R]) -> _R:
-        """Return the resource that ``opener`` opens for this episode. The first call with an opener opens the resource.
+        """Return the resource of ``opener`` in this episode.
 
-        The opening runs in an asyncio task of its own. If a call is cancelled or times out, the opening continues,
-        because other calls can need the resource. A failed opening is not repeated: every call raises the error of the
-        opening.
+        The first call opens the resource, and later calls return the same resource. If a call is cancelled or times out
+        while the resource opens, the opening continues, because other calls can wait for it. If the opening fails, it
+        is not repeated, and every call raises its error.
 
         Raises:
             RuntimeError: if the episode has ended.

@@ -33,7 +33,7 @@ class InvalidArguments:
 
 
 class Signature(Protocol):
-    """Validates the arguments that a policy sends to a tool."""
+    """An object that validates the arguments that a policy sends to a tool."""
 
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
@@ -47,11 +47,10 @@ class FunctionSignature:
     """The signature of a typed Python function.
 
     Attributes:
-        model: a pydantic model with one field for each parameter in ``names``, in order. The fields are named p0, p1,
-            .., and the alias of a field is the name of the parameter. So a parameter can have a name that pydantic does
-            not accept.
-        names: the names of the parameters that the policy fills in.
-        injected: the types of the other parameters, by name.
+        model: a pydantic model that validates the arguments. Its fields are named p0, p1, .., and have the names of the
+            parameters as aliases, because pydantic does not accept every name as the name of a field.
+        names: the names of the parameters that the policy fills in, in the order of the fields of ``model``.
+        injected: the types of the other parameters (Task, RolloutContext or Resources), by name.
         schema: the JSON schema of the parameters in ``names``.
     """
 
@@ -148,9 +147,9 @@ def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _remove_titles(node: Any) -> Any:
-    """Remove the titles that pydantic generates.
+    """Return a JSON schema without the titles that pydantic generates.
 
-    A generated title is a string; a property with the name ``title`` is a mapping and is kept.
+    A generated title is a string. The schema of a property that is named ``title`` is a mapping, and is kept.
     """
     if isinstance(node, dict):
         return {

@@ -84,7 +84,7 @@ def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
 
 
 def _append_text(parts: list[ContentPart], text: str) -> None:
-    """Append text to the last part if the last part is text, otherwise as a new part."""
+    """Append ``text`` to the last part of ``parts``. If the last part is not text, append a new part."""
     if parts and isinstance(last := parts[-1], Text):
         parts[-1] = Text(last.text + text)
     else:

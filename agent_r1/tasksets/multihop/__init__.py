@@ -140,12 +140,16 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 def recall_function(
     splits: Splits[Question], retriever: Retriever, k: int = TOP_K
 ) -> Callable[[str], Mapping[str, float]] | None:
-    """Return a function that takes the name of a split, and returns the mean recall of the split's questions.
+    """Return the function that measures the retriever on a split; None if no question has supporting titles.
 
-    The recall is named ``recall@k`` in the result, for the given ``k`` (see :func:`recall`). Questions without
-    supporting titles do not count. The result is empty if no question counts, or if the search fails.
+    The returned function takes the name of a split, and returns a mapping such as ``{"recall@5": 0.62}``: the mean
+    recall of the questions with supporting titles (see :func:`recall`). The mapping is empty if the split has no such
+    question, or if the search fails.
 
-    Return None, and no function, if no question of the task set has supporting titles.
+    Args:
+        splits: the questions of each split.
+        retriever: the retriever to measure.
+        k: the number of passages that each search returns.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None
@@ -162,10 +166,11 @@ def recall_function(
 
 
 def recall(questions: Sequence[Question], retriever: Retriever, k: int = TOP_K) -> float:
-    """Return the mean recall of the questions, in [0, 1].
+    """Return the mean recall of the retriever over the questions, in [0, 1].
 
-    To measure the recall of a question, the retriever searches for the question and returns ``k`` passages. The recall
-    is the share of the question's supporting titles for which a passage was returned.
+    The retriever searches for each question and returns ``k`` passages. The recall of a question is the share of its
+    supporting titles (``question.supporting``) that are titles of these passages. Each question must have a supporting
+    title.
     """
     found = retriever.search([question.text for question in questions], k)
     shares = [

@@ -15,11 +15,17 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the other names of each entity in ``wanted``. The entities are given, and returned, as Wikidata ids.
+    """Return the other names of each entity in ``wanted``, by the entity's Wikidata id.
 
-    Other names are aliases and demonyms, as in the evaluation script of 2WikiMultihopQA. A row of the file is
-    ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. If a row cannot be used, raise InvalidInput with a
-    message that names the row.
+    Other names are aliases and demonyms, as in the evaluation script of 2WikiMultihopQA. Raises InvalidInput if a row
+    of the file cannot be used. The message names the row.
+
+    Args:
+        path: a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``.
+        wanted: the Wikidata ids of the entities.
+
+    Example:
+        {"Q183": ("BRD", "German")}
     """
     names: dict[str, tuple[str, ...]] = {}
     for row in read_records(path):

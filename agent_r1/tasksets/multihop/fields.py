@@ -82,12 +82,12 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Return a field as rows, if its value is a mapping of the columns ``names``. Return other values unchanged.
+    """Convert columns to rows. Data sets on the hub have columns in place of rows.
 
-    Data sets on the hub have columns in place of rows.
+    If ``value`` is not a mapping with the columns ``names``, return ``value`` unchanged.
 
     Example:
-        [["X", 0]] for {"title": ["X"], "sent_id": [0]}
+        {"title": ["X", "Y"], "sent_id": [0, 3]} -> [["X", 0], ["Y", 3]]
     """
     if not isinstance(value, dict) or not all(isinstance(value.get(name), list) for name in names):
         return value
@@ -97,10 +97,15 @@ def _columns(value: Any, *names: str) -> Any:
 
 
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
-    """Return the value of the field ``name`` after a check of its type; [] if the value is empty or missing.
+    """Return ``value`` after a check of its type; [] if ``value`` is empty or None.
 
-    Raises InvalidInput if the value does not have the type ``kind``. The message names the row. It also advises the
-    user to write the field as in ``whose`` files, such as "MuSiQue's".
+    Raises InvalidInput if the type is not ``kind``. The message names the row and the field, and gives an advice such
+    as "give paragraphs as MuSiQue's files do".
+
+    Args:
+        row: the row that ``value`` comes from.
+        name: the name of the field.
+        whose: the owner of the format, for the advice, such as "MuSiQue's".
     """
     try:
         return kind.validate_python(value or [])

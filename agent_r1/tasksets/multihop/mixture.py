@@ -51,7 +51,7 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file: for each split, the portions by the name of their data set."""
+    """The content of a mixture file. Each split has a mapping from the name of a data set to its portion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,12 +62,11 @@ class MixtureFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The questions of a mixture, by split.
-
-    The test questions of each data set are a split of their own, which has the name of the data set.
+    """The questions of a mixture.
 
     Attributes:
-        splits: the questions of each split.
+        splits: the questions of each split. The test questions of each data set are a split of their own, with the name
+            of the data set.
         tests: the names of the splits with test questions.
     """
 
@@ -96,7 +95,7 @@ def read_mixture(path: Path, seed: int) -> Mixture:
 
 
 class _Draw:
-    """The data sets that a mixture file names, from which questions are drawn. Each data set is read only once."""
+    """The data sets of a mixture file, from which questions are drawn. Each data set is read only once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,10 +104,16 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of each portion of a split. Return the questions by the name of the portion's data set.
+        """Draw the questions of one split. Return the questions of each portion, by the name of its data set.
 
-        ``salt`` determines which questions are drawn, and their order. The questions in ``held`` are not drawn, because
-        other splits use them. Raises InvalidInput if a data set has too few questions for its portion.
+        Args:
+            split: the name of the split, for error messages.
+            portions: the portion of each data set, by its name.
+            salt: determines which questions are drawn, and their order.
+            held: questions that other splits use. They are not drawn.
+
+        Raises:
+            InvalidInput: a data set has too few questions for its portion.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 
@@ -124,9 +129,9 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Return the file, folder or data set on the hub that ``data`` names in the mixture file ``path``.
+    """Return the path or hub name that the text ``data`` in a mixture file means.
 
-    A file name in ``data`` is relative to the folder of the mixture file.
+    A path is relative to the folder of the mixture file ``path``.
     """
     return Path(data) if is_hub(Path(data)) else path.parent / data
 

@@ -60,12 +60,13 @@ _TRIES = 10_000
 
 
 def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"].hops) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order.
+    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
 
-    ``seed`` and ``training_hops`` change only the split ``train``. The numbers of hops of successive training questions
-    are the numbers in ``training_hops``, again and again.
-
-    Raises InvalidInput if the split is unknown.
+    Args:
+        split: the name of the split.
+        seed: changes only the split ``train``.
+        training_hops: the numbers of hops of successive training questions, which repeat. With (1, 2), the questions
+            have 1, 2, 1, 2, .. hops. Other splits ignore this argument.
     """
     if split not in SPLITS:
         raise InvalidInput("people split", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -85,8 +86,12 @@ def world_of(task: Task) -> WorldKey:
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
     """Return task number ``index`` of a split, with a random question that is not yet in ``asked``.
 
-    The question is added to ``asked``. The numbers of the worlds begin with ``prefix``. Raises InvalidInput if no new
-    question is found.
+    Raises InvalidInput if no new question is found.
+
+    Args:
+        prefix: the beginning of the ``number`` of each world, such as "0/".
+        recipe: determines how the questions of the split are drawn.
+        asked: the questions of earlier tasks. The new question is added.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"

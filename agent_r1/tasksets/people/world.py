@@ -72,7 +72,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The facts of each person, by the name of the person."""
+    """A world of people.
+
+    Attributes:
+        facts: the facts of each person, by the name of the person.
+    """
 
     facts: Mapping[str, tuple[Fact, ...]]
 
@@ -82,9 +86,12 @@ class World:
         )
 
     def chain(self, hops: int, last: frozenset[str], rng: random.Random) -> Chain | None:
-        """Draw a chain of ``hops`` facts in which no person occurs twice. The last relation must be one of ``last``.
+        """Draw a chain of ``hops`` facts in which no person occurs twice.
 
-        Return None if the drawn chain cannot be completed; the caller can draw again.
+        Return None if the drawn facts lead to a person without a suitable next fact. The caller can then draw again.
+
+        Args:
+            last: the names of the relations that are allowed as the last relation of the chain.
         """
         at = start = rng.choice(sorted(self.facts))
         relations, values, visited = [], [], {start}

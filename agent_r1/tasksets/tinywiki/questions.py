@@ -117,7 +117,10 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
     """Return task number ``index`` of a split, with a random question that is not yet in ``asked``.
 
-    The question is added to ``asked``.
+    Args:
+        prefix: the beginning of the names of the wikis, such as "test".
+        made: determines how the questions of the split are drawn.
+        asked: the questions of earlier tasks, as pairs (wiki, question). The new question is added.
     """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"

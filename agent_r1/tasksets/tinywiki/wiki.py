@@ -26,7 +26,10 @@ FACTS_PER_PAGE = 5
 
 
 def fact_class(entity: str, relation: str, value: str) -> int:
-    """Return the class of a fact as a number: 0 for train, 1 for validation, 2 for test (see ``CLASSES``)."""
+    """Return the number of the class that a fact belongs to: 0 for train, 1 for validation, 2 for test.
+
+    Each fact is in exactly one class (see ``CLASSES``).
+    """
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
 
@@ -120,9 +123,12 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of one page. Return the value of each relation.
+    """Draw the facts of the page ``title``, as a mapping from relation to value.
 
-    The values differ from each other and from the title.
+    All facts are in the class ``owner``. The values differ from each other and from ``title``.
+
+    Args:
+        titles: the possible values.
     """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):

@@ -89,7 +89,11 @@ SAME_COUNTRY = (
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two films in the order in which a question names them."""
+    """Two films, in the order in which a question names them.
+
+    Attributes:
+        reads_directors: whether the answer is on the pages of the directors.
+    """
 
     one: DirectedFilm
     other: DirectedFilm
@@ -99,7 +103,9 @@ class _Pair:
         """Return a question about the two films.
 
         Args:
+            id: the id of the question.
             text: the wording, in which ``{a}`` and ``{b}`` are replaced by the titles of the films.
+            answers: all right answers.
             found: the two years or the two nationalities that the question compares.
         """
         films = (self.one, self.other)
@@ -112,7 +118,7 @@ class _Pair:
 def compare_films(films: Sequence[DirectedFilm]) -> Iterator[Question]:
     """Yield the questions that compare two of ``films``: by their years, or by the countries of their directors.
 
-    Each comparison asks at most one question that names a given film first.
+    For each comparison, a film is the first film of at most one question.
     """
     for comparison in COMPARISONS:
         yield from _by_year(films, comparison)

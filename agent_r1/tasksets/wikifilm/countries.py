@@ -56,10 +56,10 @@ NATIONALITY = re.compile(rf"\b(?:{'|'.join(sorted(COUNTRIES, key=len, reverse=Tr
 
 
 def country(nationality: str) -> str | None:
-    """Return the country of a nationality, so that two persons' countries can be compared.
+    """Return the country of a nationality, to compare the countries of two persons.
 
-    The nationalities of the United Kingdom all have the same country. Return None if the country was divided, or
-    belongs to another country. In these cases the countries of two persons cannot be compared.
+    All nationalities of the United Kingdom have the same country. Return None for a nationality whose country cannot be
+    compared clearly, such as "Soviet" or "Hong Kong".
 
     Example:
         >>> country("Scottish") == country("British")

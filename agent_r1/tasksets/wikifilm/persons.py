@@ -90,10 +90,14 @@ class _Event:
 
 
 def _read_life(life: str) -> tuple[_Event, _Event]:
-    """Return (birth, death) of a director. ``life`` is the text between the director's name and "is a director".
+    """Return (birth, death) of a director.
+
+    ``life`` is the text between the director's name and "is a director", in forms such as "(14 January 1896 in Lviv -
+    July 23, 1994)", "(born May 13, 1966)" or "(Madrid, 14 June 1894 - 1974)". A birth or a death that ``life`` does not
+    state is an empty event.
 
     Example:
-        "(14 January 1896 in Lviv - July 23, 1994)", "(born May 13, 1966)", "(Madrid, 14 June 1894 - 1974)"
+        (_Event(Date(1966, 5, 13)), _Event()) for "(born May 13, 1966)"
     """
     pairs = [
         (one, other, dash)
@@ -110,9 +114,10 @@ def _read_life(life: str) -> tuple[_Event, _Event]:
 
 
 def _read_event(text: str, which: int) -> _Event:
-    """Return the birth or the death that a text states: a date, and the place directly after or before the date.
+    """Return the event that a text states: a date, and the place directly after or before this date.
 
-    ``which`` is the index of this date among all dates of the text: 0 for the first date, -1 for the last date.
+    Args:
+        which: which of the dates in the text is the date of the event: 0 for the first date, -1 for the last date.
     """
     dates = list(find_dates(text))
     if not dates:
@@ -130,9 +135,11 @@ def _read_event(text: str, which: int) -> _Event:
 
 
 def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
-    """Yield each birth or each death of a person that the sentences of ``text`` state.
+    """Yield an event for each sentence of ``text`` that states the person's birth (or death).
 
-    ``name`` is the name of the person. ``verb`` is "born" to yield births, and "died" to yield deaths.
+    Args:
+        name: the name of the person.
+        verb: "born" for births, "died" for deaths.
 
     Example:
         _Event(Date(1918, 5, 3), ("Rome", "Italy")) for the verb "born" and the text

@@ -45,9 +45,11 @@ class Settings(BaseModel):
 def read_settings(data: Path | None) -> Settings:
     """Return the settings in the TOML file ``data``.
 
-    If ``data`` is not a TOML file, it is the source of the pages. Then all other settings have their defaults.
+    If ``data`` is another file, a folder or a name on the hub, it contains the pages. Then the result has ``data`` as
+    its pages and the default of every other setting.
 
-    Raises InvalidInput if ``data`` is None, or if the file cannot be read or has an unknown or invalid setting.
+    Raises InvalidInput if ``data`` is None, if the TOML file cannot be read, or if it has an unknown or invalid
+    setting.
     """
     if data is None:
         raise InvalidInput("--data for wikifilm", got="nothing", do="give a file of Wikipedia's pages about films")
