@@ -379,7 +379,7 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert one content block of the SDK to content parts. An image or a sound becomes a line of text and a reference."""
+    """Convert a content block of the SDK to content parts. An image or a sound becomes a note and a reference."""
     match block.type:
         case "text":
             return (Text(block.text),)
