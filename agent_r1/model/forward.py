@@ -44,7 +44,7 @@ def hidden_states(
 
 
 def common_prefix(ids: Tensor) -> int:
-    """Return how many first tokens are equal in all rows of ``ids`` (B, T), at most T - 1.
+    """Return the number of first tokens that are equal in all rows of ``ids`` (B, T), at most T - 1.
 
     Return 0 if there is one row, or if fewer than ``MIN_SHARED_PREFIX`` tokens are equal.
     """

@@ -118,11 +118,11 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 
 
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that ``tokenizer.json`` describes.
+    """Return a tokenizer that splits text as ``tokenizer.json`` in the folder says, which can be ``tokenizer`` itself.
 
     For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder), and
     uses the saved vocabulary with the usual pipeline of the model type. Text is then split differently than in the
-    training of the model (docs/decisions/0004). So such a tokenizer is loaded again without its model type.
+    training of the model (docs/decisions/0004). In this case the tokenizer is loaded again without its model type.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -171,7 +171,8 @@ def _check_declared_sizes(folder: Path, name: str) -> None:
 def check_finite(model: nn.Module, kind: str, name: str) -> None:
     """Raise InvalidInput if a parameter or a buffer of the model has a value that is NaN or infinite.
 
-    The message names the first such tensor, and the ``kind`` and ``name`` of the model.
+    The message names the first parameter or buffer with such a value. ``kind`` and ``name`` are the words for the model
+    in the message.
     """
     for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if not bool(torch.isfinite(tensor).all()):

@@ -13,15 +13,15 @@ from agent_r1.core.tool import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A rendered conversation, which ends at the place at which the assistant begins to write.
+    r"""A rendered conversation, which ends at the place at which the assistant begins to write.
 
     Attributes:
         text: the text of the whole conversation.
-        token_ids: the tokens to append to the tokens of the context. A new prompt has all tokens of the conversation. A
-            bridge to the next turn has only the tokens after the last action.
+        token_ids: all tokens of the conversation. In the prompt of :meth:`Renderer.bridge_to_next_turn`, only the
+            tokens after the last action.
 
     Example:
-        RenderedPrompt(text="...<|im_end|>\\n<|im_start|>user\\n...assistant\\n", token_ids=(198, 7, ...))
+        RenderedPrompt(text="...<|im_end|>\n<|im_start|>user\n...assistant\n", token_ids=(198, 7, ...))
     """
 
     text: str

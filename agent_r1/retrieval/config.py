@@ -90,7 +90,10 @@ class RetrieverConfig(SearchConfig):
 
 
 def check(config: IndexConfig) -> None:
-    """Raise InvalidInput if a setting was given that has no effect together with the other settings."""
+    """Raise InvalidInput if a setting was given that has no effect together with the other settings.
+
+    For example, ``probes`` has no effect without a faiss index of the type IVF.
+    """
     idle = [name for name in DENSE_ONLY if name in config.model_fields_set] if not config.encoder else []
     if idle:
         raise InvalidInput(

@@ -69,7 +69,7 @@ class _RequestError(Exception):
 
 
 def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str]) -> Starlette:
-    """Return the application that serves ``retriever``.
+    """Return the web application of the retrieval server, which answers requests with ``retriever``.
 
     Searches run one at a time, because one search can use several cores.
     """
@@ -106,7 +106,7 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
 
 
 def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers a request with the result of ``handler`` as JSON.
+    """Return an endpoint that answers a request with ``await handler(request)`` as JSON.
 
     If the handler raises an error, the endpoint answers with an error status and one line of text.
     """

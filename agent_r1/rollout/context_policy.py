@@ -77,7 +77,10 @@ class ContextPolicy(ABC):
 
     @abstractmethod
     def candidates(self, history: History) -> Iterator[Messages]:
-        """Yield at least one context for the history, the most complete context first."""
+        """Yield contexts for the next action, the most complete context first. At least one context is yielded.
+
+        The first context that leaves room for an action is used.
+        """
 
     def summary_request(self, history: History, fits: bool) -> Message | None:
         """Return a message that asks the policy to summarize the history, or None if no summary is needed.

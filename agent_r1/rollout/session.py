@@ -316,7 +316,10 @@ class Session:
     def trajectory(
         self, task_id: str, status: Status, *, reason: str | None = None, start: Messages = ()
     ) -> Trajectory:
-        """Return the completed turns as a trajectory. An action whose outcome was not observed is left out."""
+        """Return the completed turns as a trajectory with the given status. ``start`` are the opening messages.
+
+        The last action is left out if its outcome was not observed.
+        """
         return Trajectory(
             attempt=self._attempt,
             task_id=task_id,
@@ -345,14 +348,14 @@ class Session:
             self.observe(Transition(()))
 
     def _rendered(self, index: int) -> RenderedPrompt:
-        """Return the rendered prompt of a turn."""
+        """Return the rendered prompt of the turn ``index``."""
         if index == len(self._known) - 1 and self._newest is not None:
             return self._newest.rendered
         known = self._known[index]
         return self._renderer.render(known.messages[:-1], known.tools)
 
     def _tokens_through(self, index: int) -> tuple[int, ...]:
-        """Return all tokens of a branch, from its beginning to the end of the action of the turn ``index``."""
+        """Return the tokens from the beginning of a branch to the end of the action of the turn ``index``."""
         parts: list[tuple[int, ...]] = []
         current: int | None = index
         while current is not None:

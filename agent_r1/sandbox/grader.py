@@ -25,9 +25,9 @@ _WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
 
 
 async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
-    """Run the tests against the candidate in two processes, and return the verdict (see :meth:`Sandbox.grade`).
+    """Run the tests in one process and the candidate's code in another process, and return the verdict.
 
-    The limits in ``confinement`` apply to each of the two processes.
+    For the arguments, see :meth:`Sandbox.grade`. The limits in ``confinement`` apply to each of the two processes.
     """
     nonce = secrets.token_hex(16)
     tests_end, candidate_end = socket.socketpair()
@@ -49,10 +49,10 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
 
 
 def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
-    """Return the verdict for a candidate that did not pass, from the results of the two processes.
+    """Return the verdict for a candidate that did not pass. The arguments are the results of the two processes.
 
-    If one of the processes could not start, ``passed`` is None. Otherwise ``passed`` is False. The reason is the error
-    of the candidate's process, or the error of the tests' process if the candidate's process did not fail.
+    If one of the processes could not start, ``passed`` of the verdict is None; otherwise False. The reason is the error
+    of the candidate's process. If this process did not fail, the reason is the error of the tests' process.
     """
     for result in (candidate, tests):
         if result.status is ExecutionStatus.NOT_STARTED:

@@ -64,9 +64,10 @@ class Confinement:
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
     def command(self, control: int, filter_fd: int | None) -> list[str]:
-        """Return the command line of the worker.
+        """Return the command line that starts the worker, the process that runs programs.
 
-        The worker inherits the file descriptors ``control`` and ``filter_fd``.
+        The worker inherits the file descriptors ``control`` (requests and reports) and ``filter_fd`` (the filter of
+        system calls).
         """
         worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
         if not self.layers:
@@ -112,7 +113,7 @@ class Confinement:
         yield from self._private_files() if IsolationLayer.FILES in self.layers else self._host_files()
 
     def _private_files(self) -> Iterator[str]:
-        """Yield the bubblewrap options for a file system of the sandbox's own.
+        """Yield the bubblewrap options for a file system that only the sandbox sees.
 
         This file system contains only the interpreter and the packages (read-only), and an empty /tmp of limited size.
         """
@@ -144,7 +145,10 @@ class Confinement:
                 yield from _read_only([path for path in self._own_paths() if Path(path).is_relative_to(home)], home)
 
     def _own_paths(self) -> list[str]:
-        """Return the paths of the interpreter, the packages and the worker, except paths inside the library folders."""
+        """Return the paths that a program needs: the interpreter, the packages and the worker.
+
+        Paths inside the system's library folders (``_LIBRARIES``) are left out.
+        """
         paths = [*interpreter(), *map(str, self.packages), str(WORKER)]
         return [path for path in paths if not any(Path(path).is_relative_to(library) for library in _LIBRARIES)]
 
@@ -152,8 +156,8 @@ class Confinement:
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
     """Yield the bubblewrap options that mount ``paths`` read-only.
 
-    The options also create the parent folders of these paths, if the parent folders are below ``top``. Bubblewrap also
-    creates missing folders without options, but then only root can read them.
+    Other options create the parent folders that are below ``top``. Without these options, bubblewrap also creates the
+    parent folders, but then only root can read them.
     """
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):
@@ -165,7 +169,7 @@ def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
 def interpreter() -> list[str]:
     """Return two paths: the running Python binary, and the parent folder of its standard library.
 
-    If a shim started Python, the first path is the binary and not the shim.
+    If Python was started by a shim (a small launcher), the first path is the real binary.
     """
     standard = Path(os.__file__).resolve().parents[1]
     return [os.path.realpath(sys.executable), str(standard)]
@@ -185,11 +189,12 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a spare user id: an id that no user of this machine has.
+    """Return a spare user id: an id that no user of this machine has. Each call returns a different id.
 
-    Return the overflow id 65534 if this user namespace contains no spare ids. Each call returns another spare id,
-    because the kernel limits the number of processes per user id. With a shared id, one program could use up the
-    processes of another program. The ids repeat after ``_UIDS_PER_TRAINER`` calls in a process.
+    The kernel limits the number of processes per user id. With a shared id, one program could use up the processes of
+    another program. After ``_UIDS_PER_TRAINER`` calls in a process, the ids repeat.
+
+    If this user namespace contains no spare ids, return the overflow id 65534.
     """
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
     return uid if _is_mapped(uid) else _NOBODY

@@ -110,10 +110,9 @@ class SandboxProcess:
         return ExecutionResult(status, stdout, stderr, error, time.monotonic() - start)
 
     def kill(self) -> None:
-        """Kill the process and all processes that it started.
+        """Kill the process and all processes that it started, also processes that left its process group.
 
-        The kernel ends a PID namespace together with its first process. So the processes that left the process group
-        are killed too.
+        The kernel ends a PID namespace together with its first process.
         """
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -139,10 +138,9 @@ class SandboxProcess:
             await self._cgroup.remove()
 
     async def _send(self, request: bytes) -> str | None:
-        """Send a request and wait until the worker is ready. Return the error, or None if the worker is ready.
+        """Send a request, and wait until the worker is ready. Return None, or the error if the worker cannot start.
 
-        The worker is ready when it has dropped its privileges. It reads no request before this time, so the request can
-        be sent at once.
+        The worker is ready when it has dropped its privileges. It reads the request only after that.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -160,7 +158,7 @@ class SandboxProcess:
         return None
 
     async def _wait_for_end(self) -> tuple[ExecutionStatus, str]:
-        """Wait for the end of the call, and return its status and its error.
+        """Wait until the call ends. Return its status, and its error ("" if there is none).
 
         If the call exceeds its time limit, the process is killed.
         """
@@ -193,7 +191,7 @@ class SandboxProcess:
         return data
 
     async def _find_cause(self) -> tuple[ExecutionStatus, str]:
-        """Return the status and the error of a call, if the process has ended without a valid report."""
+        """Return the status and the error of a call whose process has ended without a valid report."""
         exit_status, limits = await self._exit_status(), self._confinement.limits
         if any(stream.total > MAX_STREAM for stream in self._streams):
             return ExecutionStatus.FLOODED, f"stopped after it had printed more than {MAX_STREAM} bytes"
@@ -248,9 +246,9 @@ async def run_program(
 async def start_process(
     confinement: Confinement, stdin: bytes = b"", descriptors: Sequence[int] = ()
 ) -> SandboxProcess | ExecutionResult:
-    """Return a process that is starting, or a result with the reason why it cannot start.
+    """Start a process in the sandbox and return it. If it cannot be started, return a result with the reason.
 
-    If the start fails later, the first call reports the failure.
+    The process may not be ready yet. If the start fails later, the first call reports the failure.
 
     Args:
         confinement: the isolation of the process.
@@ -298,7 +296,7 @@ async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[i
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[int]:
-    """Yield the file descriptor of a new file in memory that contains ``content`` and cannot be changed.
+    """Yield the file descriptor of a read-only file in memory that contains ``content``.
 
     Reading begins at the start of the file.
     """

@@ -23,9 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return ``Sandbox.isolation`` of a sandbox that this process uses and that has no isolation (level ``none``).
+    """Return the text ``isolation`` of a sandbox without isolation (level ``none``) that this process uses.
 
-    Return None if there is no such sandbox. A sandbox is also found if no tool or environment declares it.
+    Return None if there is no such sandbox. Sandboxes that no tool or environment declares are found too.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -33,9 +33,9 @@ def find_unconfined_sandbox() -> str | None:
 
 
 def sandbox_level(declaration: object) -> str | None:
-    """Return as text the isolation that a tool or an environment declares; None if ``declaration`` is not valid.
+    """Return the isolation that a tool or an environment declares, as text such as ``bubblewrap: files network``.
 
-    A valid declaration is a Sandbox, or a text, which is returned unchanged.
+    A declaration is a Sandbox, or a text that is returned unchanged. For any other value, return None.
     """
     if isinstance(declaration, Sandbox):
         return declaration.isolation
@@ -43,7 +43,7 @@ def sandbox_level(declaration: object) -> str | None:
 
 
 def validate_sandbox(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, as text; None if the declaration is None.
+    """Return the isolation that a tool or an environment declares, as text. If ``declaration`` is None, return None.
 
     Raises:
         InvalidInput: if the declaration is neither a Sandbox, nor text, nor None.

@@ -33,17 +33,17 @@ ORDERS: Mapping[AttemptOrder, str] = {
 
 @dataclass(frozen=True, slots=True)
 class AttemptFilter:
-    """The conditions that attempts of a list must meet. None: no condition.
+    """The conditions that the attempts of a list must meet. A field that is None is no condition.
 
     Attributes:
-        step: the optimizer step at which the attempt was trained or dropped.
-        task: the id of the task.
+        step: the attempt was trained or dropped at this optimizer step.
+        task: the attempt was made at the task with this id.
         reward_below: the reward is known and below this number.
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
-        text: a part of the attempt's id, or of a reason, in any case.
-        recorded: whether the update recorded numbers for every token.
-        id_prefix: the first characters of the attempt's id, or of its id without the name of the run.
+        text: the attempt's id, or the reason of its status or its fate, contains this text. Case is ignored.
+        recorded: true: the update recorded numbers for every token; false: it did not.
+        id_prefix: the attempt's id begins with this text, with or without the name of the run.
     """
 
     split: str | None = None
@@ -72,7 +72,7 @@ class AttemptSummary:
         call_errors: the number of tool calls whose result is an error.
         reward: the weighted sum of all rewards; None if it is not known.
         fate: None if the attempt has no fate yet.
-        step: the optimizer step of the fate.
+        step: the optimizer step at which the fate was decided.
         credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
         has_token_records: whether the update recorded numbers for every token (:class:`TokenRecord`).
     """
@@ -113,9 +113,10 @@ class Query:
 
 
 def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit: int, offset: int) -> Query:
-    """Return the query of one page of a list. Its rows are read by :func:`read_summary`.
+    """Return the query of one page of a list: at most ``limit`` attempts after the first ``offset`` attempts.
 
     Attempts without a value in the column ``sort`` come last. Attempts with equal values are sorted by their start.
+    :func:`read_summary` reads a row of the result.
     """
     condition = condition_query(where)
     order = f"{ORDERS[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"
@@ -160,7 +161,7 @@ def condition_query(where: AttemptFilter) -> Query:
 
 
 def read_summary(row: Sequence[Any]) -> AttemptSummary:
-    """Return the summary that a row of a page holds."""
+    """Convert a row of the result of :func:`page_query` to a summary."""
     run, task, group_id, sample_index, retry, split, version, status, status_reason, seconds, *counts = row
     turns, action_tokens, calls, call_errors, reward, fate, step, fate_reason, credit, has_token_records = counts
     return AttemptSummary(

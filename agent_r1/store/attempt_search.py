@@ -41,8 +41,8 @@ class AttemptPage:
     """A page of a list of attempts.
 
     Attributes:
-        last: the last attempt that was read, after which the next page begins; None on the last page.
-        searched: the number of attempts whose text was read; 0 if no text was given.
+        last: the last attempt that was read; the next page begins after it. None if there is no next page.
+        searched: the number of attempts whose conversations were searched; 0 if no text was given.
     """
 
     attempts: tuple[AttemptSummary, ...]
@@ -52,9 +52,13 @@ class AttemptPage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptList:
-    """A list of attempts: which ones, in which order, and the text that their conversations contain.
+    """A sorted list of attempts that meet conditions.
 
-    Attempts without a value in the column ``order`` come last. Attempts with equal values are in the order of starts.
+    Attempts without a value in the column ``order`` come last. Attempts with equal values are sorted by their start.
+
+    Attributes:
+        where: the conditions.
+        text: a text that the conversation of each attempt contains; None for all attempts.
     """
 
     where: AttemptFilter = field(default_factory=AttemptFilter)
@@ -70,9 +74,12 @@ def read_page(
     limit: int,
     backwards: bool = False,
 ) -> AttemptPage:
-    """Return the ``limit`` attempts of a list after the attempt ``after``, or the first ones if ``after`` is None.
+    """Return a page of a list: at most ``limit`` attempts that follow the attempt ``after``.
 
-    With ``backwards``, return the attempts before ``after``, the nearest first. A search ends after SEARCH_SECONDS.
+    If ``after`` is None, the page begins with the first attempt of the list. With ``backwards``, the list is read in
+    reverse order, so the page holds the attempts before ``after``, the nearest first.
+
+    If the list has a text, the search ends after SEARCH_SECONDS. The page can then have fewer than ``limit`` attempts.
     """
     query = _rows_query(connection, listed, after, backwards)
     rows = (row_id for (row_id,) in connection.execute(query.sql, query.parameters))
@@ -93,7 +100,10 @@ def read_page(
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
-    """Return the query of the rows of a list, from the row after ``after`` on."""
+    """Return the query for the row ids of a list, in order, beginning after the attempt ``after``.
+
+    If ``after`` is None, the query begins at the first row. If ``after`` is not recorded, the query finds no row.
+    """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending
     keys = (
@@ -120,8 +130,10 @@ def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: Atte
 
 
 def _after(keys: Sequence[tuple[str, bool]], place: Sequence[Any]) -> Query:
-    """Return the condition that a row comes after ``place`` in the order of ``keys``, which are columns and whether
-    they descend."""
+    """Return the SQL condition for the rows that come after ``place``.
+
+    Each key is a pair (column, whether the order is descending). ``place`` has one value for each key.
+    """
     (key, descends), value, rest = keys[0], place[0], keys[1:]
     further = f"{key} {'<' if descends else '>'} ?"
     if not rest:
@@ -131,14 +143,17 @@ def _after(keys: Sequence[tuple[str, bool]], place: Sequence[Any]) -> Query:
 
 
 def _summaries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[AttemptSummary, ...]:
-    """Return the summaries of rows of attempts, in the order of ``ids``."""
+    """Return one summary for each row id in ``ids``, in the order of ``ids``."""
     sql = f"SELECT attempts.id, {COLUMNS} FROM {TABLES} WHERE attempts.id IN ({', '.join('?' * len(ids))})"
     found = {row_id: read_summary(row) for row_id, *row in connection.execute(sql, ids)}
     return tuple(found[row_id] for row_id in ids)
 
 
 def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]:
-    """Yield the texts of an attempt: its id and reasons as text, then its opening messages and turns as documents."""
+    """Yield the texts of an attempt that are searched.
+
+    The id and the reasons are text. The opening messages and the turns are documents, packed by :func:`pack_document`.
+    """
     sql = f"SELECT attempt, outcomes.reason, attempts.reason, start FROM {TABLES} WHERE attempts.id = ?"
     *texts, start = connection.execute(sql, (row_id,)).fetchone()
     yield from filter(None, texts)
@@ -149,9 +164,9 @@ def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]
 
 
 def _text_matcher(text: str) -> Callable[[str | bytes], bool]:
-    """Return a function that returns whether a text, or a document of :func:`pack_document`, contains ``text``.
+    """Return a function that returns whether a text or a packed document contains ``text``. Case is ignored.
 
-    Upper and lower case are equal. Documents are parsed only if their bytes contain the text.
+    A document is the result of :func:`pack_document`. It is parsed only if its bytes contain ``text``.
     """
     wanted = text.casefold()
     # Documents are ASCII JSON, in which letters outside ASCII are escapes whose case cannot be compared.
@@ -172,7 +187,7 @@ _STRUCTURE = frozenset({"role", "call_id", "sha256", "mime"})
 
 
 def _strings(document: Any) -> Iterator[str]:
-    """Yield every text in a document, without the roles of messages and the names of fields."""
+    """Yield every text in a document, except roles of messages and names of fields."""
     if isinstance(document, str):
         yield document
     elif isinstance(document, list):

@@ -46,7 +46,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def _safe_repr(value: object) -> str:
-    """Return the ``repr`` of an object, or a text that names the error if ``repr`` raises an error."""
+    """Return ``repr(value)``. If ``repr`` raises an error, return a text that names this error."""
     try:
         return repr(value)
     except Exception as error:

@@ -38,7 +38,7 @@ def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
 
 
 def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manifest:
-    """Return the manifest of a checkpoint, after comparing the checkpoint with the database of the run.
+    """Compare a checkpoint with the database of its run, and return the manifest of the checkpoint.
 
     Raises:
         CorruptCheckpoint: if a file of the checkpoint is missing, additional or changed; if the run has no metrics up
@@ -108,7 +108,7 @@ def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the newest saved checkpoint is missing.
 
-    A completed run that has its final model needs no checkpoint.
+    Yield nothing if the run is complete and has its final model, because it needs no checkpoint then.
     """
     newest, present = last_checkpoint_step(connection), list_checkpoints(files.folder)
     needed = not (_is_complete(connection) and (files.folder / MODEL).exists())
@@ -167,7 +167,7 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 
 
 def last_closed_row(files: RunFiles) -> int:
-    """Return the number of the last ledger row that is covered by a seal outside of the database; 0 if there is none.
+    """Return the number of the last ledger row that a seal outside of the database covers; 0 if there is no such seal.
 
     Seals outside of the database are in the seal file, and in the manifests of the checkpoints and the model. All of
     these files must be valid.
@@ -181,7 +181,7 @@ def last_closed_row(files: RunFiles) -> int:
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the run is complete, but no seal outside of the database covers its last rows.
 
-    This is a warning and no violation, because the seal file can also be missing if the run was killed while it ended.
+    The message is a warning, not a violation, because a run that is killed at its very end leaves no seal file.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):

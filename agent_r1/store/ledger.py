@@ -167,7 +167,7 @@ def write_seal_file(folder: Path, seal: Seal) -> None:
 
 
 def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
-    """Return why a seal does not fit the rows of the database, or None if the seal fits."""
+    """Return the reason why a seal does not fit the rows of the database; None if the seal fits."""
     for table in KEYS:
         found = connection.execute(f"SELECT seal FROM {table} WHERE id = ?", (seal.row,)).fetchone()
         if found is not None:

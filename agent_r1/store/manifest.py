@@ -31,7 +31,7 @@ class CorruptCheckpoint(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file in a manifest: its size in bytes and its sha256."""
+    """The size of a file in bytes, and its sha256."""
 
     size: int
     sha256: str
@@ -99,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a folder, after comparing every file of the folder with the manifest.
+    """Compare every file of a folder with the manifest of the folder, and return the manifest.
 
     Raises:
         CorruptCheckpoint: if a file is missing, additional or changed, or the manifest cannot be read.
@@ -125,9 +125,9 @@ def check_manifest(folder: Path) -> Manifest:
 
 
 def sizes_match(folder: Path) -> bool:
-    """Return whether all files in the manifest exist and have the recorded sizes.
+    """Return whether all files in the manifest exist and have the recorded sizes. No file is hashed.
 
-    The check is fast, because no file is hashed. Return False if the manifest cannot be read.
+    Return False if the manifest cannot be read.
     """
     try:
         entries = read_manifest(folder).files.items()

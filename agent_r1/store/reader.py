@@ -110,7 +110,7 @@ class RunReader:
         return last_checkpoint_step(self._connection)
 
     def check_checkpoint(self, checkpoint: Path) -> Manifest:
-        """Return the manifest of a checkpoint that is intact and belongs to this run.
+        """Check that a checkpoint is intact and belongs to this run. Return its manifest.
 
         Raises:
             CorruptCheckpoint: if the checkpoint is not intact, or does not belong to this run.
@@ -150,7 +150,7 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return one page of the attempts that meet all conditions, sorted by the database."""
+        """Return at most ``limit`` attempts that meet all conditions, without the first ``offset`` attempts."""
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
@@ -162,11 +162,15 @@ class RunReader:
     def page_attempts(
         self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
     ) -> AttemptPage:
-        """Return a page of a list of attempts, found by the last attempt of the page before it."""
+        """Return the page of a list that follows the attempt ``after``; the first page if ``after`` is None.
+
+        With ``backwards``, return the page before ``after``, the nearest attempt first. A page has at most ``limit``
+        attempts.
+        """
         return read_page(self._connection, listed, after, limit, backwards)
 
     def find_attempt(self, name: str) -> AttemptSummary | None:
-        """Return the attempt with an id such as ``3.0.0:style-a/7`` (without the name of the run), or None."""
+        """Return the attempt with an id such as ``3.0.0:style-a/7``, or None. The id is without the name of the run."""
         sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
         row = next(self._rows(sql, name), None)
         return None if row is None else read_summary(row)
@@ -189,11 +193,11 @@ class RunReader:
         return _totals(self._rows(sql))
 
     def revision(self) -> int:
-        """Return the number of the last row. It grows with every record."""
+        """Return the number of the last row in the ledger. A larger number means that something new was recorded."""
         return int(next(self._rows("SELECT row FROM head"))[0])
 
     def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:
-        """Return all attempts in the group of an attempt, with the attempt itself, in the order of sample indices."""
+        """Return all attempts in the group of ``attempt``, including ``attempt``, in the order of sample indices."""
         found = self.list_attempts(AttemptFilter(group_id=attempt.group_id), limit=-1)
         return tuple(sorted(found, key=lambda summary: summary.attempt.sort_key))
 
@@ -283,7 +287,7 @@ class RunReader:
 
 
 def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
-    """Return the sums of the counts of each key that are not 0, the largest first."""
+    """Add up the counts of each key. Return the sums by key, the largest first, without sums that are 0."""
     totals: Counter[Any] = Counter()
     for key, count in counts:
         totals[key] += count

@@ -20,7 +20,7 @@ ResultKind = Literal["tools", "validation", "table"]
 
 
 def result_event(kind: ResultKind, value: Mapping[str, Any] | Sequence[Any]) -> LogEvent:
-    """Return the event that records a result."""
+    """Return the log event that records a result of a run. ``value`` is recorded as JSON."""
     return LogEvent(kind, json.dumps(value))
 
 

@@ -123,9 +123,9 @@ def event_rows(
 
 
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
-    """Return the row id of the latest start of an attempt, or None if the attempt was never started.
+    """Return the row id of the latest start of an attempt; None if the attempt was never started.
 
-    If an event is about an unknown attempt, the row id is None, and the tables refuse the rows of the event.
+    With the row id None, the tables refuse the rows of an event about the attempt.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()

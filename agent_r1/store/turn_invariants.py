@@ -35,7 +35,7 @@ def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 class _Counts(NamedTuple):
-    """The counts of an attempt, as its outcome has them."""
+    """The counts of an attempt, as the table ``outcomes`` has them."""
 
     turns: int
     action_tokens: int

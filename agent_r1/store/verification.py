@@ -102,7 +102,10 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line if an invariant does not hold: the first violation, and the number of further violations."""
+    """Yield one line if there are offenders: the first one, and the number of further ones.
+
+    ``name`` is the name of the invariant. Each offender is a text about one violation.
+    """
     found: list[str] = []
     try:
         found.extend(offenders)
@@ -120,7 +123,7 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield the violations that make the content of the database unreliable."""
+    """Yield the violations after which no row of the database can be trusted."""
     schema = list(_violation("schema", changed_schema(connection)))
     yield from schema
     if not schema:

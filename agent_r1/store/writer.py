@@ -33,7 +33,7 @@ class RunWriteError(AgentR1Error):
 
 @dataclass(slots=True)
 class _Submission:
-    """The events of one ``record`` call, and the error if the events were refused."""
+    """The events of one ``record`` call, and an error if these events were refused."""
 
     events: tuple[Event, ...]
     error: RunWriteError | None = None
@@ -120,10 +120,7 @@ class RunWriter:
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
-        """Commit all waiting submissions in one transaction.
-
-        Do nothing if no submission waits, because the previous transaction included it.
-        """
+        """Commit all waiting submissions in one transaction. Do nothing if no submission waits."""
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return

@@ -22,8 +22,8 @@ def answer_solutions(
 
     Args:
         task: the question. Every entry of ``task.data["answers"]`` is a right answer.
-        searches: messages with tool calls, one message per turn. Some solutions send these messages before the answer.
-            There are fewer messages than ``max_turns``.
+        searches: messages with tool calls, fewer than ``max_turns``. Some solutions send these messages, one per turn,
+            before the answer.
         other: a wrong answer, for example the answer of another task.
         max_turns: the largest number of turns of an episode.
         full: the full value of each reward, by name. Every right solution must reach all of these values. No wrong

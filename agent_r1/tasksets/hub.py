@@ -36,7 +36,7 @@ class HubName:
     split: str | None
 
     def at(self, split: str) -> HubName:
-        """Return the name of one split of the same data set."""
+        """Return the name of the split ``split`` of the same data set."""
         return HubName(self.name, self.config, split)
 
     def __str__(self) -> str:

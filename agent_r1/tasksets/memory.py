@@ -46,8 +46,8 @@ MAX_TURNS = 16
 class Facts:
     """The messages of the user: one fact per turn, then a question that asks for the first fact.
 
-    No two facts have the same entity or the same relation. The *distance* is the number of facts between the first fact
-    and the question.
+    All facts have different entities and different relations. The *distance* is the number of facts between the first
+    fact and the question.
 
     Example:
         Facts(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
@@ -120,8 +120,8 @@ def draw_facts(distance: int, rng: random.Random) -> Facts:
 def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solution answers with the value of the first fact. One wrong solution answers with the value of the last
-    fact. The other two answer before the question is asked, or never answer.
+    The right solution answers with the value of the first fact. The three wrong solutions answer with the value of the
+    last fact, answer before the question is asked, or give no answer.
     """
     told: Facts = task.data["told"]
     noted = [Message.assistant("Noted.") for _ in told.turns[1:]]

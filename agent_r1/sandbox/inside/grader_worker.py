@@ -33,7 +33,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object that stays in the other process. It can only be passed back to that process."""
+    """A placeholder for an object that stays in the candidate's process. The tests can only pass it back as an argument."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,7 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. An object that is not plain data becomes the number that ``keep`` returns for it."""
+    """Return a value as JSON data. An object that is not plain data is encoded as the number ``keep(object)``."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -76,7 +76,7 @@ Encoder = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 def find_encoder(value: Any) -> Encoder | None:
-    """Return the encoder for the type of the value or for one of its parent types, or None if no encoder exists."""
+    """Return the encoder for the type of the value or for one of its parent types; None if no encoder exists."""
     if type(value) in (type, type(len)):
         return (lambda value, inner: {"builtin": NAMED[value]}) if value in NAMED else None
     if type(value) in PLAIN:
@@ -88,7 +88,7 @@ def find_encoder(value: Any) -> Encoder | None:
 
 
 def round_trips(value: Any) -> bool:
-    """Return whether a value keeps its type and stays equal if it is encoded and decoded."""
+    """Return whether encoding and decoding a value gives an equal value of the same type."""
     kind = type(value)
     if kind is defaultdict:
         return factory_name(value) is not None
@@ -122,13 +122,13 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a defaultdict. It becomes a plain dictionary if its default factory is not in FACTORIES."""
+    """Encode a defaultdict. If its default factory is not in FACTORIES, encode it as a plain dictionary."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a scalar of numpy as the Python value that ``inner`` encodes. A ``longdouble`` is rounded to a float."""
+    """Encode a numpy scalar as a Python number, with ``inner``. A ``longdouble`` is rounded to a float."""
     # item() would return a longdouble unchanged
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
@@ -138,13 +138,13 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type that is given by its module and name. No value of the type exists before the module is imported."""
+    """A type that is named by its module and its name, so that the module does not have to be imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
 
     def resolve(self) -> Any:
-        """Return the type, or () if its module is not imported."""
+        """Return the type. Return () if its module is not imported: ``isinstance(value, ())`` is always false."""
         return vars(sys.modules[self.module]).get(self.name, ()) if self.module in sys.modules else ()
 
 
@@ -223,7 +223,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value for encoded data. ``kept(number)`` returns the object that was stored under this number."""
+    """Return the value for encoded data. ``kept(number)`` returns the object with this number in this process."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()
@@ -310,7 +310,7 @@ def read_exactly(connection: int, size: int) -> bytes:
 
 
 def serve(connection: int, source: str) -> None:
-    """Run the candidate's source, then execute the calls of its functions that the other process requests."""
+    """Run the candidate's source, then execute calls of the candidate's functions that the tests' process requests."""
     kept: list[Any] = []
 
     def keep(value: Any) -> int:
@@ -336,10 +336,10 @@ def serve(connection: int, source: str) -> None:
 
 
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
-    """Run the tests. The candidate's functions that the tests call are executed in the candidate's process.
+    """Run the tests. Each call of a candidate's function is sent to the candidate's process.
 
-    The end of the output on stderr tells the result. The output ends with ``nonce`` if all tests pass. It ends with
-    ``nonce`` and a reason if the tests are faulty. If the candidate fails, ``nonce`` is not written.
+    If all tests pass, the output on stderr ends with ``nonce``, a secret text. If the tests are faulty, the output ends
+    with ``nonce`` and a reason. If the candidate fails, ``nonce`` is not written.
     """
     defined = receive(connection)["defined"]
     missing = [name for name in calls if name not in defined]
@@ -381,7 +381,7 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
 def make_exception(reply: dict[str, Any]) -> Exception:
-    """Return the candidate's exception as a builtin exception of the same type or of the nearest parent type.
+    """Return a builtin exception of the same type as the candidate's exception, or of the nearest builtin parent type.
 
     An exception that would end the process (SystemExit) or a loop of the tests (StopIteration inside ``map``) becomes
     RuntimeError.

@@ -71,7 +71,7 @@ def exceed_memory(targets: Any) -> bool:
 def exceed_memory_together(targets: Any) -> bool:
     """Start three processes that together use more memory than the cgroup allows.
 
-    Return whether the kernel allows this. The kernel can also kill this process.
+    Return True if the three processes get this memory. The kernel can also kill the calling process.
     """
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()
@@ -104,9 +104,9 @@ ATTEMPTS: dict[str, tuple[Callable[[Any], bool], ...]] = {
 
 
 def probe(targets: Any) -> None:
-    """Attempt all attacks of this module, and print one line per isolation layer.
+    """Attempt all attacks of this module, and print one line per isolation layer, for example ``network holds``.
 
-    The line is the name of the layer and "broken" if an attack succeeded, or "holds" if all attacks were blocked.
+    The second word is "broken" if an attack on the layer succeeded, and "holds" if all attacks were blocked.
     """
     for layer, attempts in ATTEMPTS.items():
         result = "holds"

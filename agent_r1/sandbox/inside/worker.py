@@ -17,7 +17,12 @@ MAX_ERROR = 8000  # characters
 
 
 def drop_privileges(uid: str, limits: str) -> None:
-    """Set the resource limits and change the user. Call this function before the process reads untrusted data."""
+    """Set the resource limits and change the user id. Call this function before the process reads untrusted data.
+
+    Args:
+        uid: the new user id; "-" to keep the user id.
+        limits: the limits, such as "RLIMIT_AS=536870912,RLIMIT_CORE=0".
+    """
     for limit in filter(None, limits.split(",")):
         name, _, value = limit.partition("=")
         soft, hard = int(value), resource.getrlimit(resource.__dict__[name])[1]

@@ -44,9 +44,9 @@ class Exam:
     handed: tuple[str, ...] = ()
 
     async def judge(self, sandbox: Sandbox, solution: str) -> Verdict:
-        """Return the verdict of :meth:`Sandbox.grade` about a solution.
+        """Test a solution in a sandbox, and return the verdict (see :meth:`Sandbox.grade`).
 
-        Tests that draw random numbers draw the same numbers for every solution.
+        Random numbers in the tests are the same for every solution.
         """
         handing = "".join(f"{name} = {_HAND}({name!r})\n" for name in self.handed)
         calls = (*self.calls, _HAND) if self.handed else self.calls
@@ -56,10 +56,10 @@ class Exam:
         )
 
     def _candidate(self, solution: str) -> str:
-        """Return a program that runs three separate sources: ``given``, the solution, and ``after``.
+        """Return the source of a program that runs ``given``, the solution, and ``after``, one after the other.
 
-        Because the sources are separate, the solution can begin with ``from __future__``, and its line numbers begin
-        with 1.
+        The three sources are compiled separately. So the solution can begin with ``from __future__``, and its line
+        numbers begin with 1.
         """
         after = self.after + (_HANDER if self.handed else "")
         parts = [(source, name) for source, name in zip((self.given, solution, after), _FILES, strict=True) if source]

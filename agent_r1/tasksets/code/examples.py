@@ -67,11 +67,10 @@ def _doctests(docs: str) -> Iterator[Example]:
 
 
 def _line(line: str, function: str) -> Iterator[Example]:
-    """Yield the example in a line such as ``f(1) ➞ 2``, or nothing if the line has no example.
+    """Yield the example in a line such as ``f(1) ➞ 2``; yield nothing if the line has no example.
 
-    The call begins at the first ``function(`` in the line. It ends at the first ``)`` that completes a call whose
-    arguments are all literals. The expected value is the literal after the call. If several literals begin there, the
-    longest is used.
+    The call begins at the first ``function(`` in the line, and ends at the first ``)`` that makes it complete. All
+    arguments must be literals. The expected value is the longest literal after the arrow.
     """
     start = line.find(f"{function}(")
     ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []

@@ -61,9 +61,9 @@ def extract_solution(text: str) -> str | None:
 
 
 def _closed(text: str, start: int) -> str | None:
-    """Return the content of the block that begins at ``start``, or None if the block has no closing fence.
+    """Return the content of the code block that begins at ``start``; None if the block has no closing fence.
 
-    A block has no closing fence if the text ends, or another block begins, before the next closing fence.
+    A closing fence closes the block only if no other block begins before this fence.
     """
     closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
     if closer is None or (opener is not None and opener.start() < closer.start()):
@@ -86,9 +86,9 @@ def first_code(trajectory: Trajectory) -> str | None:
 
 
 def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return every code that was given to ``run_tests``, then the final solution, if there is one.
+    """Return every code that was given to ``run_tests``, and then the final solution, if there is one.
 
-    A call in the last turn of an attempt does not count if the call was not run.
+    A call in the last turn of an attempt counts only if the call was run.
     """
     tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
     final = final_code(trajectory)

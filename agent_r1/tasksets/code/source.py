@@ -18,9 +18,9 @@ def parse_source(source: str) -> ast.Module:
 
 
 def defined_names(source: str) -> set[str]:
-    """Return the names of the functions and classes at the top level, and the names that other statements assign.
+    """Return the names of the functions and classes at the top level, and of variables that are assigned there.
 
-    An example of such a statement is ``f = lambda x: x``.
+    For ``f = lambda x: x`` the result is {"f"}.
     """
     named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     body = parse_source(source).body
@@ -29,12 +29,12 @@ def defined_names(source: str) -> set[str]:
 
 
 def used_names(source: str) -> set[str]:
-    """Return the names whose values a source code uses. Names that it only assigns are not included."""
+    """Return the names whose values a source code reads. For ``x = y`` the result is {"y"}."""
     return set(_names(source, ast.Load))
 
 
 def assigned_names(source: str) -> set[str]:
-    """Return the names to which a source code assigns values."""
+    """Return the names to which a source code assigns values. For ``x = y`` the result is {"x"}."""
     return set(_names(source, ast.Store))
 
 

@@ -45,7 +45,7 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
 
 
 def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
-    """Return the source of the program that runs a solution on the examples."""
+    """Return the source of a program that runs the solution ``code`` on the examples and prints which examples fail."""
     pairs = [(example.call, example.wanted) for example in examples]
     before = exam.given or exam.setup  # imports and helper functions for the examples, without tests
     return f"{_TRIAL}\ntry_out({before!r}, {code!r}, {exam.after!r}, {pairs!r})"

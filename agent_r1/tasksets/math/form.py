@@ -48,9 +48,10 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
 
 
 def match_shape(gold: str, said: str) -> str:
-    """Return the gold answer in the notation of the answer ``said``, so that the two can be compared.
+    """Return the gold answer in the notation of ``said``, so that the two answers can be compared.
 
-    A vector becomes a tuple if ``said`` is a tuple. Every other gold answer is returned unchanged.
+    If the gold answer is a vector and ``said`` is a tuple, return the vector as a tuple. Otherwise return the gold
+    answer unchanged.
     """
     found = _VECTOR.fullmatch(gold.strip())
     if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
@@ -84,10 +85,10 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the names of the operations that an answer leaves uncomputed, for example "arithmetic" for ``17 + 1``.
+    """Return the names of the operations that an answer leaves uncomputed, for example {"arithmetic"} for ``17 + 1``.
 
-    A sum of terms with letters cannot always be computed. So if an answer contains letters, only named operations such
-    as ``gcd`` are returned.
+    If an answer contains letters, only named operations such as ``gcd`` are returned, because a sum of terms with
+    letters cannot always be computed.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)
@@ -116,8 +117,8 @@ def _kind(answer: str) -> str:
 def _may_equal(gold: str, said: str) -> bool:
     """Return whether an answer of the kind ``said`` can equal a gold answer of the kind ``gold``.
 
-    A kind is, for example, "set", "list", "tuple" or "interval". A single number or expression has the kind "one". A
-    set can be written without braces, as a list; a set with one element can also be written as this element. In all
-    other cases, the two kinds must be the same.
+    A kind is, for example, "set", "list", "tuple" or "interval". A single number or expression has the kind "one".
+    Different kinds can be equal in two cases only: "set" and "list", because a set can be written without braces; and
+    gold "set" and said "one", because a set with one element can be written as this element.
     """
     return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

@@ -54,9 +54,9 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare an agent's answer (``said``) with the gold answer of a question, and return the result.
 
-        The comparison can end with an error or exceed the time limit. Then math-verify compares the gold answer with
-        itself. If this works, the problem is the agent's answer, which is wrong. Otherwise ``correct`` of the result is
-        None.
+        If the comparison fails or exceeds the time limit, math-verify compares the gold answer with itself. If this
+        second comparison works, the agent's answer cannot be computed and is wrong. Otherwise ``correct`` of the result
+        is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

@@ -15,9 +15,8 @@ from agent_r1.tasksets.math.problems import Problem
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return a function that returns the reference solutions of a given task.
 
-    The right solutions state the gold answer. A wrong solution states another answer, or states no answer in a complete
-    box. Examples of other answers are the answer of another problem, the gold answer plus one, and an expression of the
-    question.
+    The right solutions state the gold answer. Some wrong solutions state another answer: the answer of another problem,
+    the gold answer plus one, or an expression of the question. The others state no answer in a complete box.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
@@ -99,8 +98,8 @@ def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
 
 
 def have_different_digits(one: str, other: str) -> bool:
-    """Return whether the digits of two answers are different.
+    """Return whether the digits of two answers differ.
 
-    Answers with the same digits can have the same meaning, such as ``x=5`` and ``5``.
+    Answers with the same digits, such as ``x=5`` and ``5``, can mean the same.
     """
     return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

@@ -24,9 +24,10 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Compare the answer ``said`` with the gold answer, and return (correct, reason).
+        """Compare the answer ``said`` with the gold answer. Return (correct, reason).
 
-        If the form of ``said`` is refused, ``correct`` is False and ``reason`` says why. Otherwise ``reason`` is "".
+        If the form of ``said`` is refused (see the module ``form``), ``correct`` is False and ``reason`` says why. In
+        all other cases ``reason`` is "".
         """
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
@@ -35,9 +36,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute the gold answer, that is, finds it equal to itself.
+        """Return whether math-verify can compute the gold answer, so that it finds the gold answer equal to itself.
 
-        The gold answer is first normalized as in :meth:`check`. This normalization also needs ``said``.
+        As in :meth:`check`, the gold answer is first normalized, which also needs ``said``.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
@@ -49,10 +50,10 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 
 
 def _are_equal(gold: str, said: str) -> bool:
-    """Return whether math-verify finds two answers equal. The result can change if the two answers are exchanged.
+    """Return whether math-verify finds two answers equal. The result can depend on the order of the two answers.
 
-    The time limits of math-verify are disabled, because math-verify returns "not equal" at its time limit, also for a
-    right answer.
+    The time limits of math-verify are disabled, because at its time limit it returns "not equal" even for a right
+    answer.
     """
     return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 

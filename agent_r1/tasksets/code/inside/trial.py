@@ -34,7 +34,7 @@ def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) 
 
 
 def tried(call: str, wanted: str, names: dict[str, object]) -> str:
-    """Return a description of how an example fails; "" if the example passes."""
+    """Return a text that says how an example fails, such as "f(1) should give 2, and gives 3"; "" if it passes."""
     try:
         given = eval(call, names)
         right = bool(given == eval(wanted, names))
