@@ -26,15 +26,18 @@ from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSet:
-    """The models of an algorithm, on one device.
+    """The models that an algorithm uses, on one device.
 
     Attributes:
-        temperature: the sampler's temperature.
+        policy: the trained policy.
+        temperature: the temperature at which the engine sampled. All log-probabilities are computed at this
+            temperature.
         micro_tokens: the maximum number of tokens in a micro-batch.
-        critic: None if the algorithm needs no critic. In the same way, ``reference`` and ``teacher`` can be None.
-        shares_prefixes: whether a common prefix is computed only once. The common prefix is the first tokens that all
-            sequences of a micro-batch share, such as the examples of a prompt. Only rounding errors depend on this
-            field.
+        critic: the critic; None if the algorithm needs no critic.
+        reference: the reference policy; None if the algorithm needs no reference.
+        teacher: the teacher; None if the algorithm needs no teacher.
+        shares_prefixes: whether the first tokens that all sequences of a micro-batch share, such as the examples of a
+            prompt, are computed only once. Results differ only by rounding errors.
     """
 
     policy: PreTrainedModel
@@ -72,10 +75,10 @@ class ModelSet:
 
     @torch.no_grad()
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the tokens that the teacher finds most likely at the position of each token of the batch.
+        """Return the teacher's k most likely tokens at the position of each token of the batch.
 
-        The tensors of the result have the shape (N, k). k is the smallest of ``count`` and the vocabulary sizes of
-        policy and teacher. Tokens that are in none of the batch's sequences get zeros.
+        The tensors of the result have the shape (N, k). k is ``count``, but at most the vocabulary size of the policy
+        or the teacher. Tokens that are in none of the batch's sequences get zeros.
         """
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")
@@ -90,9 +93,10 @@ class ModelSet:
 
     @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values of all states of the batch, in float64 on the CPU.
+        """Return the critic's values of the states of the batch, in float64 on the CPU.
 
-        There are N values for the states before the tokens, and S values for the states after the actions of the turns.
+        The result has N values for the states before the N tokens, and S values for the states after the actions of the
+        S turns.
         """
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
@@ -105,16 +109,17 @@ class ModelSet:
         return StateValues(before_token, after_action)
 
     def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
-        """Yield the sequences of ``blocks`` in micro-batches on the models' device. A block is never divided."""
+        """Yield micro-batches of the sequences in ``blocks``, on the device of the models. A block is never divided."""
         for micro in make_micro_batches(blocks, self.micro_tokens):
             shared = common_prefix(micro.ids) if self.shares_prefixes and micro.attention_mask is None else 0
             yield replace(micro.to(self.policy.device), shared_prefix=shared)
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Divide the sequences into blocks. All sequences of a block must be in the same micro-batch.
+    """Divide the sequences into blocks. A block must not be divided between micro-batches.
 
-    A block holds all sequences of a trajectory if the algorithm needs whole trajectories, and otherwise one sequence.
+    If the algorithm needs whole trajectories, a block contains all sequences of a trajectory. Otherwise each sequence
+    is a block.
     """
     return by_trajectory(sequences) if algorithm.needs_whole_trajectories else by_sequence(sequences)
 
@@ -127,13 +132,15 @@ def score_tokens(
     entropy_gradient: bool = False,
     others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats. Both have the shape (n,).
+    """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
+
+    Both tensors have the shape (n,). With ``others``, the log-probabilities have the shape (n, 1 + k). Column 0 is the
+    log-probability of the token itself, and the other columns are the log-probabilities of the k other tokens.
 
     Args:
+        temperature: the temperature at which the log-probabilities are computed.
         entropy_gradient: whether the entropies have a gradient.
-        others: (N, k) further tokens at the position of each of the batch's N tokens. If given, the log-probabilities
-            have the shape (n, 1 + k). Column 0 belongs to the token itself, and the other columns belong to the further
-            tokens.
+        others: (N, k) ids of k other tokens at the position of each of the batch's N tokens.
     """
     hidden = _predicting_states(model, micro)  # (n, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
@@ -143,9 +150,9 @@ def score_tokens(
 
 
 def _predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
-    """Return the hidden states (n, H) from which the model predicts the n tokens of a micro-batch.
+    """Return the hidden states from which the model predicts the n tokens of a micro-batch: (n, H).
 
-    States that predict no token of the batch are left out, so that no logits are computed for them.
+    Other hidden states are left out, so that no logits are computed from them.
     """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, micro.shared_prefix)
     return hidden.flatten(0, 1)[micro.logit_positions]
@@ -158,9 +165,9 @@ def forward_backward(
     scale: float = 1.0,
     modules: Collection[Module] = MODULES,
 ) -> PassStats:
-    """Add the gradient of ``scale`` times the loss to ``modules``, and return the statistics of the pass.
+    """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
 
-    The loss is summed over the batch's sequences; the batch must have at least one sequence.
+    The loss is the sum over all sequences of the batch. The batch must have at least one sequence.
     """
     micros = models.micro_batches(blocks_of(prepared.batch.sequences, algorithm))
     if POLICY not in modules:
@@ -171,7 +178,7 @@ def forward_backward(
 def _critic_pass(
     models: ModelSet, algorithm: Algorithm, prepared: PreparedBatch, micro: MicroBatch, scale: float
 ) -> PassStats:
-    """Add the gradient of one micro-batch's value loss to the critic, without running the policy."""
+    """Add the gradient of a micro-batch's value loss to the critic's parameters. The policy does not run."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -201,7 +208,7 @@ def _micro_batch_pass(
     scale: float,
     modules: Collection[Module],
 ) -> PassStats:
-    """Add the gradient of one micro-batch to ``modules``: logits -> log-probabilities -> ratio -> loss."""
+    """Add the gradient of a micro-batch's loss to the parameters of ``modules``. ``modules`` includes the policy."""
     tokens = _token_outputs(models, algorithm, prepared, micro, modules)
     weights = _scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
     loss, metrics = algorithm.compute_loss(tokens, weights)
@@ -225,7 +232,7 @@ def _token_outputs(
     micro: MicroBatch,
     modules: Collection[Module],
 ) -> TokenOutputs:
-    """Return the outputs of the models for the n tokens of a micro-batch. The critic runs only if it is trained."""
+    """Return the models' outputs for the n tokens of a micro-batch. The critic runs only if it is in ``modules``."""
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
     # log pi(token | context) at the sampler's temperature, and the entropy of pi( . | context): (n,) each. With a
@@ -277,11 +284,9 @@ def _token_outputs(
 def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
     """Return the critic's values of the states of a micro-batch. The values have a gradient.
 
-    There are n values for the states before the tokens, and s values for the states after the actions.
-
-    If the critic reads log-probabilities, the log-probability of a token is an input at the token's position. The state
-    before a token ends at an earlier position. So the value of this state does not depend on the token's
-    log-probability.
+    The result has n values for the states before the n tokens, and s values for the states after the actions of the s
+    turns. Some critics also read log-probabilities. The log-probability of a token is then read together with the
+    token, so the value of the state before the token does not depend on it.
     """
     logprobs = None
     if critic.logprob_input is not None:
@@ -292,18 +297,19 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) 
 
 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
-    """Select the values of the micro-batch's states from ``values``, which has one number for each state of the batch.
+    """Return the numbers in ``values`` that belong to a micro-batch, in the dtype and on the device of ``like``.
 
-    The result has n numbers for the states before tokens, and s numbers for the states after actions. The numbers have
-    the dtype of ``like`` and are on its device.
+    ``values`` has a number for each state of the whole batch. The result has n numbers for the states before the
+    micro-batch's tokens, and s numbers for the states after its actions.
     """
     return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
 
 
 def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like: Tensor) -> TokenWeights:
-    """Return the weights of the micro-batch's tokens, in the dtype and on the device of ``like``.
+    """Return the weights of a micro-batch's tokens, in the dtype and on the device of ``like``.
 
-    ``loss_weight``, ``sft_weight`` and the weights of the value targets are multiplied by ``scale``.
+    The factors of the loss (``loss_weight``, ``sft_weight`` and the weights of the value targets) are multiplied by
+    ``scale``.
     """
 
     def gather(column: Tensor) -> Tensor:
@@ -322,7 +328,7 @@ def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like
 
 
 def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return the value targets of the micro-batch's states, in the dtype and on the device of ``like``.
+    """Return the value targets of a micro-batch's states, in the dtype and on the device of ``like``.
 
     The weights of the targets are multiplied by ``scale``.
     """
@@ -332,7 +338,10 @@ def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like
 
 
 def join_passes(parts: Sequence[PassStats]) -> PassStats:
-    """Merge the statistics of passes over different tokens into one, on the CPU. Losses and metrics are summed."""
+    """Join the statistics of several passes into one, on the CPU. Losses and metrics are summed.
+
+    No token is in two of the passes.
+    """
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),
         metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},

@@ -20,11 +20,11 @@ from agent_r1.trainer.protocol import Module, OptimStats, PassStats, PreparedBat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """An optimizer step.
+    """A record of one optimizer step.
 
     Attributes:
-        modules: the modules that the step trained.
-        trajectories: the numbers of the trajectories in the minibatch of the step.
+        modules: the modules that the step trained, such as the policy.
+        trajectories: the numbers, within the batch, of the trajectories that the step used.
         passed: the statistics of the forward and backward pass.
         optim: the result of the optimizer.
     """
@@ -63,10 +63,13 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 
 
 def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
-    """Return the metrics of the optimizer steps over a batch. ``version`` is the version of the current weights.
+    """Return the metrics of the optimizer steps over a batch, such as:
 
-    ``staleness``: ``version`` minus the oldest version that sampled a token of the batch. ``padding``: share of padding
-    among the tokens that the models read.
+    - ``staleness``: ``version`` minus the number of the oldest weights that sampled a token of the batch.
+    - ``padding``: share of padding among the tokens that the models read.
+    - ``skipped_steps``: number of steps that were not applied, because the loss or a gradient was not finite.
+
+    ``version`` is the number of the policy's weights before the steps.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
@@ -86,8 +89,9 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
 def correction_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
     """Return the metrics of the correction between sampler and trainer; {} if the algorithm has no correction.
 
-    ``correction/effective_share``: the effective sample size of the action tokens, divided by their number. It is 1 if
-    the tokens have equal importance weights (:func:`agent_r1.algorithms.ops.importance_sampling.effective_share`).
+    ``correction/effective_share`` is the effective sample size of the action tokens, divided by the number of action
+    tokens (see :func:`agent_r1.algorithms.ops.importance_sampling.effective_share`). It is 1 if all these tokens have
+    equal importance weights.
     """
     if algorithm.correction is None:
         return {}
@@ -131,10 +135,11 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities that the policy gave before the update, as (tokens, log-probabilities).
+    """Return (tokens, log-probabilities): the log-probabilities that the policy gave to tokens before the update.
 
-    Both tensors have the shape (n,). If a pass before the update computed log-probabilities, the result has all tokens
-    of the batch. Otherwise it has the tokens of ``first``, the first pass of the update. Later passes use new weights.
+    Both tensors have the shape (n,). ``tokens`` are indices in the batch. If a pass before the update computed
+    log-probabilities, n is the number of all tokens of the batch. Otherwise the result is from ``first``, the first
+    pass of the update, whose weights are still unchanged.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)

@@ -24,28 +24,27 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of ``tokens`` in a micro-batch. The maximum becomes smaller whenever memory runs out.
+    """The maximum number of tokens in a micro-batch (``tokens``), which becomes smaller when memory runs out.
 
-    All later passes use the smaller maximum too. Loss weights are normalized over the whole batch, so a smaller maximum
-    changes only the order in which the losses are summed.
+    All later passes use the smaller maximum too. A smaller maximum changes only the order in which losses are summed,
+    because loss weights are normalized over the whole batch.
     """
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
     def run(self, work: Callable[[int], T], blocks: Sequence[Block], undo: Callable[[], None]) -> T:
-        """Return ``work(tokens)``. While memory runs out, repeat the work with a smaller number of tokens.
+        """Return ``work(tokens)``. While memory runs out, repeat the work with fewer tokens.
 
-        The smaller number is half the number of tokens in the largest micro-batch of the failed pass.
+        The new number of tokens is half the size of the largest micro-batch of the failed pass.
 
         Args:
             work: a pass over ``blocks`` in micro-batches of at most the given number of tokens.
-            blocks: the sequences that the pass reads. A block is never divided.
-            undo: clears the gradients of a pass that did not finish.
+            blocks: the blocks that the pass reads. A block is never divided.
+            undo: clears the gradients of a failed pass.
 
         Raises:
-            OutOfMemory: memory ran out, although the largest micro-batch was a single block. Smaller micro-batches are
-                then impossible.
+            OutOfMemory: memory ran out, although the largest micro-batch was a single block and cannot become smaller.
         """
         while isinstance(result := _try(work, self.tokens), _RanOut):
             undo()
@@ -63,15 +62,21 @@ class TokenBudget:
 
 
 def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
-    """Return the number of tokens in the largest micro-batch of ``blocks``, padding included."""
+    """Return the size of the largest micro-batch, in tokens with padding.
+
+    Args:
+        blocks: the blocks that are divided into micro-batches.
+        tokens: the maximum number of tokens in a micro-batch.
+    """
     return max(micro.ids.numel() for micro in make_micro_batches(blocks, tokens))
 
 
 @contextmanager
 def explain_oom(work: str) -> Iterator[None]:
-    """Raise OutOfMemory if memory runs out in the ``with`` block. The message of the error names ``work``.
+    """Return a context manager that raises OutOfMemory if memory runs out in its block.
 
-    If a TokenBudget has already raised OutOfMemory in the block, the error is not changed.
+    ``work`` names the work of the block in the message. An OutOfMemory error that is raised in the block is not
+    changed.
     """
     try:
         yield

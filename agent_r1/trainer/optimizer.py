@@ -148,7 +148,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _set_learning_rate(group: dict[str, Any], learning_rate: float) -> None:
-    """Set the learning rate of a parameter group. torchao holds the rate in a tensor, which is changed in place."""
+    """Set the learning rate of a parameter group. torchao has the rate in a tensor, which is changed in place."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(learning_rate)
     else:

@@ -21,11 +21,13 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An attempt that was trained: at least one applied optimizer step of the policy used the attempt.
+    """The outcome of an attempt that was trained.
 
-    In updates that train only the critic, a step of the critic is enough.
+    An attempt is trained if an applied optimizer step of the policy used the attempt. If an update trains only the
+    critic, a step of the critic counts.
 
-    ``advantage_sum`` is the sum of the advantages of the attempt's tokens.
+    Attributes:
+        advantage_sum: the sum of the advantages of the attempt's tokens.
     """
 
     attempt: AttemptId
@@ -39,11 +41,14 @@ Outcome = Trained | Excluded
 def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
     """Return the outcome of each attempt of the batch.
 
-    An attempt is ``Trained`` if one of its tokens has a policy loss and an applied optimizer step used the attempt.
-    Otherwise it is ``Excluded`` with a reason. The reason is ``without_loss`` if no token of the attempt has a policy
-    loss.
+    An attempt is ``Trained`` if one of its tokens has a policy loss, and an applied optimizer step used the attempt.
+    Other attempts are ``Excluded`` with a reason. Only steps of the policy count. If no step trained the policy, as in
+    the critic's warm-up, all steps count.
 
-    Only steps of the policy count. If no step trained the policy, as in the critic's warm-up, all steps count.
+    Args:
+        prepared: the batch.
+        steps: the optimizer steps of the update.
+        without_loss: the reason for attempts in which no token has a policy loss.
     """
     batch, weights = prepared.batch, prepared.weights
     steps = [step for step in steps if POLICY in step.modules] or steps

@@ -44,7 +44,7 @@ class PreparedBatch:
     old_logprobs: Tensor | None
 
     def minibatch(self, trajectories: Collection[int]) -> PreparedBatch:
-        """Return a minibatch: the batch with only the sequences of some trajectories.
+        """Return the batch with only the sequences of some trajectories.
 
         ``trajectories`` are the numbers of these trajectories in the batch.
         """
@@ -123,7 +123,7 @@ class Trainer(Protocol):
 
     @property
     def supports_tree_attention(self) -> bool:
-        """Whether one sequence can hold several branches of a trajectory that share a prefix."""
+        """Whether the models can read one sequence that holds several branches of a trajectory with a common prefix."""
         ...
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
@@ -135,16 +135,18 @@ class Trainer(Protocol):
         ...
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the ``count`` tokens that the teacher finds most likely at the position of each token of the batch.
+        """Return the teacher's ``count`` most likely tokens at the position of each token of the batch.
 
-        Only tokens of the policy's vocabulary count. If there are fewer than ``count``, return them all.
+        Only tokens of the policy's vocabulary are returned. If there are fewer than ``count``, all of them are
+        returned.
         """
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values of all states of the batch, in float64 on the CPU.
+        """Return the critic's values of the states of the batch, in float64 on the CPU.
 
-        There are N values for the states before the tokens, and S values for the states after the actions of the turns.
+        The result has N values for the states before the N tokens, and S values for the states after the actions of the
+        S turns.
         """
         ...
 

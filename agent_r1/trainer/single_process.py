@@ -119,13 +119,14 @@ class SingleProcessTrainer:
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _can_share_prefixes(self, *models: PreTrainedModel | None) -> bool:
-        """Return whether to compute a common prefix only once, in an additional pass.
+        """Return whether a prefix that several sequences share is computed only once, in a pass of its own.
 
         The result is True if three conditions hold:
 
         - All models are so large that the additional pass saves time.
         - In all models, the attention mask alone determines which tokens a token attends to.
-        - Activation checkpointing is off, because it excludes the cache that holds the keys and values of the prefix.
+        - Activation checkpointing is off. With activation checkpointing, the keys and values of the prefix cannot be
+          kept.
         """
         used = [model for model in models if model is not None]
         is_large = all(model.num_parameters() >= LARGE_MODEL for model in used)
@@ -195,9 +196,9 @@ class SingleProcessTrainer:
     def state(self) -> TrainerState:
         """Return a copy of the trainer's state on the CPU, without the policy's weights.
 
-        The state has the optimizer's moments, the critic's weights, and the checksums of policy and reference. The
-        reference's weights are included only if the reference is synchronized with the policy. Otherwise the reference
-        is still the model at the start of the run.
+        The state contains the optimizer's moments, the critic's weights, and the checksums of policy and reference. It
+        contains the reference's weights only if the reference is synchronized with the policy. Otherwise the reference
+        is the model at the start of the run.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -235,7 +236,10 @@ class SingleProcessTrainer:
         self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
-        """Return ``work(models)``. While memory runs out, repeat the work with smaller micro-batches."""
+        """Return ``work(models)``, a pass over ``blocks``.
+
+        While memory runs out, repeat the pass in smaller micro-batches.
+        """
         return self._budget.run(
             lambda tokens: work(replace(self._models, micro_tokens=tokens)), blocks, self._clear_gradients
         )
@@ -277,9 +281,10 @@ class SingleProcessTrainer:
 
 
 def _reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
-    """Return a frozen copy of the policy that computes in ``dtype``. The reference of an adapted policy has no adapter.
+    """Return the reference: a frozen copy of the policy without its adapter, which computes in ``dtype``.
 
-    If the reference ``changes`` during the run, its weights are kept in float32. Otherwise they are cast to ``dtype``.
+    If ``changes`` is True, the reference changes during the run, and its weights are in float32. Otherwise its weights
+    are in ``dtype``.
     """
     if has_adapter(model):
         if changes:

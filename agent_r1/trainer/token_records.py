@@ -17,13 +17,16 @@ from agent_r1.trainer.protocol import PreparedBatch
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return the token records of the first ``groups`` groups with an attempt that an optimizer step used.
+    """Return the token records of the attempts of some groups.
 
-    The records hold numbers that the update computed anyway, so no model runs again.
+    The groups are the first ``groups`` groups of which an optimizer step used an attempt. The numbers in the records
+    were computed in the update, so no model runs here.
 
     Args:
-        samples: the samples of the batch, in the order of its trajectories.
-        prepared: the batch, with the sequences that the optimizer steps used.
+        samples: the samples of the batch, in the order of the batch's trajectories.
+        prepared: the batch, with only the sequences that the optimizer steps used.
+        steps: the optimizer steps of the update.
+        groups: the maximum number of groups.
     """
     if not groups:
         return ()
@@ -40,9 +43,9 @@ def make_token_records(
 
 
 def _columns(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> Tensor:
-    """Return the values of the records' fields at all N tokens, in the order of the fields of TokenRecord.
+    """Return the numbers that token records hold, for all N tokens of the batch: (4, N), or (5, N) with a critic.
 
-    The shape is (4, N), or (5, N) with a critic.
+    The rows are log-probability, advantage, loss weight, entropy, and the critic's value.
     """
     weights, values = prepared.weights, prepared.outputs.values
     passes = [step.passed for step in steps if len(step.passed.tokens)]  # passes that ran the policy
@@ -56,9 +59,11 @@ def _columns(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> Tensor:
 
 
 def _records_of(sample: TrainingSample, columns: Tensor) -> Iterator[TokenRecord]:
-    """Yield one record for each turn of a sample with action tokens.
+    """Yield a record for each turn of a sample that has action tokens.
 
-    ``columns`` has the shape (4, n), or (5, n) with a critic. The n columns belong to the action tokens of the sample.
+    Args:
+        columns: (4, n), or (5, n) with a critic: the numbers for the n action tokens of the sample (see
+            :func:`_columns`).
     """
     turns = [turn for turn in sample.trajectory.turns if turn.action_ids]
     parts = columns.split([len(turn.action_ids) for turn in turns], dim=1)

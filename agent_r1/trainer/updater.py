@@ -34,14 +34,14 @@ ROLE_BASELINE = "role_baseline/"
 
 @dataclass(frozen=True, slots=True)
 class SelectedGroup:
-    """A group whose attempts are divided into attempts that can be trained, and excluded attempts.
+    """A group with the decision which of its attempts can be trained.
 
     Attributes:
         group: the group as it was sampled.
         selection: the attempts that can be trained, with their rewards, and the excluded attempts, with reasons. The
             algorithm's filters have not been applied.
-        has_signal: whether the algorithm's filters keep at least one attempt of the group. The filters get only this
-            group, so a filter that compares groups excludes nothing.
+        has_signal: whether the algorithm's filters keep at least one attempt of the group. Only this group is given to
+            the filters, so a filter that compares groups keeps all attempts.
     """
 
     group: Group
@@ -54,12 +54,13 @@ class UpdateReport:
     """The result of one update.
 
     Attributes:
-        step: number of the update, from 1.
-        version: the policy's version after the update. Its number does not change if the policy is not trained.
+        step: the number of the update, from 1.
+        version: the version of the policy's weights after the update. If the policy was not trained, it has the same
+            number as before.
         metrics: the metrics of the update by name.
         outcomes: one outcome for each attempt of the groups, including greedy and retried attempts.
-        micro_tokens: maximum number of tokens in a micro-batch after the update.
-        token_records: one record for each turn with action tokens of the attempts of ``record_groups`` groups.
+        micro_tokens: the maximum number of tokens in a micro-batch after the update.
+        token_records: the token records of the attempts of some groups: one record for each turn with action tokens.
     """
 
     step: int
@@ -71,16 +72,16 @@ class UpdateReport:
 
 
 class PolicyUpdater:
-    """Turns groups of trajectories into new weights, through a trainer.
+    """A service that trains a policy on groups of trajectories, through a trainer.
 
     Args:
         trainer: holds the models.
         algorithm: defines the advantages, the loss, the filters and the number of epochs.
         config: defines the number of minibatches and the schedule of the learning rates.
-        reward_weights: weight of each reward by the reward's name. A reward without an entry has weight 1.
-        seed: seed of the random division of trajectories into minibatches.
-        steps: number of updates of the whole run, for the schedule of the learning rates.
-        record_groups: maximum number of groups per update whose attempts get token records.
+        reward_weights: the weight of each reward by the reward's name. A reward without an entry has weight 1.
+        seed: the seed of the random division of trajectories into minibatches.
+        steps: the number of updates of the whole run, for the schedule of the learning rates.
+        record_groups: the maximum number of groups per update whose attempts get token records.
     """
 
     def __init__(
@@ -165,9 +166,10 @@ class PolicyUpdater:
             return UpdateReport(self._step, version, metrics, tuple(outcomes), self.micro_tokens, records)
 
     def publish(self) -> WeightUpdate:
-        """Return the policy's current weights by reference, without a copy.
+        """Return an update with the policy's current weights. It refers to the weights and does not copy them.
 
-        The first call after a change of the weights computes their checksum if one is due (``checksum_every``).
+        After each change of the weights, the first call also computes their checksum if one is due
+        (``checksum_every``).
         """
         if self._published is None:
             self._published = self._trainer.publish(self._version, self._step)
@@ -180,7 +182,7 @@ class PolicyUpdater:
         self._published = None
 
     def state(self) -> TrainerState:
-        """Return a copy of the state of trainer and updater, without the policy's weights."""
+        """Return a copy of the updater's and the trainer's state, without the policy's weights."""
         state = self._trainer.state()
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
         roles = {f"{ROLE_BASELINE}{role}": baseline for role, baseline in self._role_baselines.items()}
@@ -203,7 +205,7 @@ class PolicyUpdater:
         self._published = None
 
     def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
-        """Return the batch of ``samples`` with advantages, loss weights, and the models' outputs before the update."""
+        """Return the batch of ``samples``, with advantages, loss weights, and the models' outputs before the update."""
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         distillation = algorithm.distillation
         loss_excluded = algorithm.filters.loss_excluded(samples)
@@ -236,9 +238,9 @@ class PolicyUpdater:
         return int(batch.versions.min()) < self._version
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        """Return whether a forward pass before the update must compute the log-probabilities of the current policy.
+        """Return whether the policy's log-probabilities must be computed in a pass before the update.
 
-        If a single pass uses the batch, the pass itself computes log pi_old.
+        If only one pass uses the batch, no pass before is needed, because this pass computes log pi_old itself.
         """
         if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and self._is_stale(batch)):
             return True
@@ -246,11 +248,11 @@ class PolicyUpdater:
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
 
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
-        """Return for each module the trajectories that give it a gradient. Modules without a gradient are left out.
+        """Return, for each module with a gradient, the numbers of the trajectories that give it a gradient.
 
-        A module without a gradient takes no optimizer step, because the step would still apply momentum. Trajectories
-        without a gradient, such as the trajectories of constant groups, count only in the denominators of the loss. The
-        models do not read such trajectories.
+        A module without a gradient must take no optimizer step, because momentum would change its weights. Trajectories
+        that give no gradient, such as the trajectories of constant groups, count only in the denominators of the loss,
+        and no model reads them.
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         found: dict[Module, frozenset[int]] = {}
@@ -325,7 +327,10 @@ class PolicyUpdater:
         return {"reference_synced": float(is_due)}
 
     def _update_kl_coef(self, prepared: PreparedBatch) -> None:
-        """Adapt the KL coefficient to the batch's divergence from the reference, if the algorithm has a reference."""
+        """Adapt the KL coefficient to the KL divergence of the batch from the reference.
+
+        Do nothing if the algorithm has no KL penalty, or if no log-probabilities of the reference were computed.
+        """
         if self._algorithm.kl is not None and prepared.outputs.reference_logprobs is not None:
             divergence = kl_reference(prepared.batch, prepared.outputs.reference_logprobs)
             trajectories = len(prepared.batch.attempts)
@@ -335,7 +340,7 @@ class PolicyUpdater:
 def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
     """Join the selections of all groups into one selection.
 
-    The groups are numbered from 0 in the order of their ids, which is the order in which the groups were started.
+    The groups are numbered 0, 1, 2, .. in the order of their ids, which is the order in which the run requested them.
     """
     ordered = sorted(groups, key=lambda selected: selected.group.group_id)
     return Selection(
