@@ -33,7 +33,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object that stays in the candidate's process. The tests can only pass it back as an argument."""
+    """A placeholder for an object that stays in the candidate's process. The tests can only pass it back in a call."""
 
     def __init__(self, number: int) -> None:
         self.number = number
