@@ -117,29 +117,32 @@ class Algorithm(Component):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Everything that a run must provide for the algorithm."""
+        """Everything that a run must provide for the algorithm, such as "critic" for a value model."""
         models: dict[Need, Component | None] = {"reference": self.kl, "teacher": self.distillation}
         return self.advantage.needs | {model for model, term in models.items() if term is not None}
 
     @property
     def token_scope(self) -> TokenScope:
-        """The tokens that a batch must hold: only action tokens, or also observation tokens."""
+        """The tokens that a batch must hold: "actions" (action tokens only), or "all" (also observation tokens)."""
         return "actions" if self.masks == Masks() and not self.observation_nll_coef else "all"
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether pi_old is compared with the sampler's policy. If so, a forward pass before the update is needed."""
+        """Whether pi_old is compared with the sampler's policy.
+
+        This comparison needs a forward pass before the update.
+        """
         masks = self.token_mask is not None and self.token_mask.compares_sampler
         return self.correction is not None or self.rejection is not None or masks
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the entropy of the policy before the update is needed. Computing the entropy needs a forward pass."""
+        """Whether an update needs the entropy of the policy before training. Computing it needs a forward pass."""
         return self.token_mask is not None and self.token_mask.needs_entropy
 
     @property
     def needs_whole_trajectories(self) -> bool:
-        """Whether all tokens of a trajectory must be in one micro-batch."""
+        """Whether all tokens of a trajectory must be in the same micro-batch."""
         return self.ratio_level == "trajectory" or self.off_policy_mask is not None
 
     @property
@@ -148,17 +151,18 @@ class Algorithm(Component):
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
     def select(self, selection: Selection, version: int) -> Selection:
-        """Return the samples that the update uses, and the excluded attempts with their reasons.
+        """Return the selection without the samples that the filters remove. The result lists these samples as excluded.
 
-        ``version`` is the number of the current weights. Samples that only the loss excludes are returned as samples.
+        The filters ``overlong`` and ``empty_turn`` remove no samples, because they act on the loss only. ``version`` is
+        the number of the current weights.
         """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
         return apply_filters(varied, self.filters, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
-        """Return for each token the turn or trajectory whose tokens share one importance ratio: (N,).
+        """Return the number of the turn or trajectory of each token: (N,). Its tokens share one importance ratio.
 
-        Return None if each token has its own ratio.
+        Return None if ``ratio_level`` is "token": each token then has its own ratio.
         """
         if self.ratio_level == "token":
             return None
@@ -276,7 +280,10 @@ class Algorithm(Component):
         return loss, metrics
 
     def policy_gradient_mask(self, weights: TokenWeights) -> Tensor:
-        """Return whether each token has a nonzero weight in at least one term of the policy's loss: (N,) bool."""
+        """Return the tokens that train the policy, as a mask: (N,) bool.
+
+        An element is true if the token has a nonzero weight in at least one term of the policy's loss.
+        """
         in_loss = weights.loss_weight != 0  # (N,)
         mask = in_loss & (weights.importance_weight != 0)
         if not self.loss.regularizes:
@@ -291,10 +298,10 @@ class Algorithm(Component):
         return mask
 
     def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return the importance weight that the correction gives to each token: (N,).
+        """Return the importance weight that the setting ``correction`` gives to each token: (N,).
 
-        Observations have weight 1. If the algorithm has no correction, every token has weight 1. The rejection rule and
-        the token mask do not change these weights.
+        Observations have weight 1. Without a correction, every token has weight 1. The weights of ``rejection`` and
+        ``token_mask`` are not included.
         """
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
         if self.correction is None or old_logprobs is None:
@@ -303,10 +310,10 @@ class Algorithm(Component):
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
-        """Return the advantage of each of the N tokens, and the critic's targets (None without a critic).
+        """Return (the advantage of each token (N,), the critic's targets). Without a critic, the targets are None.
 
-        The advantage mask hides observation tokens from the estimator, unless ``masks.advantage`` or ``masks.loss`` is
-        off. Hidden tokens have advantage 0 and no target.
+        Usually the estimator gets only the action tokens, and observation tokens have advantage 0 and no target. If
+        ``masks.advantage`` or ``masks.loss`` is off, the estimator gets all tokens.
         """
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
         if not self.masks.loss:  # observations count as actions
@@ -334,7 +341,7 @@ class Algorithm(Component):
         """Return (kept, penalty weight), each with one element per token: (N,).
 
         ``kept`` (bool) says whether the token mask keeps the token. The penalty weight is the weight of the KL-Cov
-        penalty. It is None if the algorithm does not use KL-Cov, or if the loss mask includes no token.
+        penalty. The penalty weight is None if the algorithm does not use KL-Cov, or if the loss mask includes no token.
         """
         kept, drift_weight = torch.ones_like(loss_mask), None
         if (self.token_mask is None and self.kl_cov is None) or not bool(loss_mask.any()):
@@ -358,7 +365,7 @@ class Algorithm(Component):
         return accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
 
     def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
-        """Compute the critic's loss: the weighted sum over the states before tokens and the states after actions."""
+        """Return the critic's loss, a weighted sum over the states before tokens and the states after actions."""
         assert isinstance(self.advantage, WithCritic)
         clip, target, weight = self.advantage.value_clip, targets.target, targets.weight
         before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)
@@ -367,19 +374,18 @@ class Algorithm(Component):
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return the outputs, with the critic's values after actions for ``turns`` only.
+    """Return ``outputs``, with only some of the critic's values after actions: for D of the S turns.
 
-    ``turns`` (D,) holds the numbers of D of the S turns. All other outputs are unchanged.
+    ``turns`` (D,) holds the numbers of these D turns. All other outputs are unchanged.
     """
     values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[turns])
     return replace(outputs, values=values)
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return the critic's targets, with a target after the action of each of ``count`` turns.
+    """Return ``targets`` with a target after the action of each of ``count`` turns, in place of D of these turns.
 
-    ``targets`` has a target after the action of D turns only. ``turns`` (D,) holds the numbers of these D turns. In the
-    result, the targets after the actions of the other turns have weight 0.
+    ``turns`` (D,) holds the numbers of the D turns. The added targets have weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

@@ -21,9 +21,9 @@ LARGEST = 10**9
 
 
 class Component(BaseModel):
-    """A part of an algorithm with its settings, such as the policy loss.
+    """The settings of one part of an algorithm, such as the policy loss.
 
-    If several classes can be used for the same part, each class has its own ``name``, such as "clip" for PPO's loss.
+    If there are several classes for the same part, each class has a ``name``. For example, PPO's loss is "clip".
     """
 
     model_config = ConfigDict(

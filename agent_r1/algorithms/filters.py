@@ -26,8 +26,8 @@ class Filters(Component):
     """Rules that exclude attempts from training. A filter is off if its value is None or false.
 
     ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: the attempt still counts in the baseline of
-    its group. The other filters remove an attempt before attempts are compared with each other. These filters are
-    applied one after another, in the order of the fields.
+    its group. Each other filter removes attempts from the batch, so that they count nowhere. These filters are applied
+    one after another, in the order of the fields.
     """
 
     staleness: int | None = Field(default=None, ge=0)
@@ -52,7 +52,10 @@ class Filters(Component):
     none: off."""
 
     def filter_fns(self, version: int) -> Iterator[FilterFn]:
-        """Yield the active filters that remove attempts. ``version`` is the number of the current weights."""
+        """Yield a function for each active filter that removes attempts.
+
+        ``version`` is the number of the current weights.
+        """
         if self.staleness is not None:
             yield partial(stale, version=version, bound=self.staleness)
         if self.greedy:
@@ -63,7 +66,7 @@ class Filters(Component):
             yield partial(top_variance, share=self.top_variance)
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return one entry per sample: the reason why the loss excludes the sample, or None if it is not excluded."""
+        """Return one entry per sample: the reason if the loss excludes the sample, else None."""
         active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
         by_filter = [filter_fn(samples) for filter_fn in active]
         return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]
@@ -101,7 +104,7 @@ def drop_constant_groups(selection: Selection) -> Selection:
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
     """Return the selection, with some of its samples moved to its excluded attempts.
 
-    ``reasons`` holds one entry per sample: a reason to exclude the sample, or None to keep the sample.
+    ``reasons`` holds one entry per sample: a reason if the sample is moved, else None.
     """
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
@@ -162,8 +165,8 @@ def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[st
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
     """Return one entry per sample: a reason to exclude the sample if its group is removed, else None.
 
-    The groups with the largest variance of returns are kept, and the other groups are removed. ``share`` is the share
-    of groups to keep. At least one group is kept. Among groups of equal variance, the earlier groups are kept.
+    The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.
+    Among groups of equal variance, the earlier groups are kept.
     """
     if not samples:
         return []
@@ -176,6 +179,6 @@ def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | 
 
 
 def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """Return (returns, groups): two tensors with the return and the group number of each sample."""
+    """Return (the return of each sample, the number of the group of each sample), both as tensors."""
     returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

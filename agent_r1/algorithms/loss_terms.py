@@ -22,7 +22,7 @@ from agent_r1.data.segments import segment_count, segment_max, segment_mean, seg
 
 
 class Masks(Component):
-    """The advantage mask and the loss mask of paper 2511.14460. The ablation study of the paper switches masks off."""
+    """Switches for the advantage mask and the loss mask of paper 2511.14460. Both are on by default."""
 
     advantage: bool = True
     """Whether advantages are computed over action tokens only. If not, observation tokens are time steps too."""
@@ -64,7 +64,7 @@ class SoftOverlong(Component):
 
 
 class RewardShaping(Component):
-    """Changes of the rewards before the advantages are computed."""
+    """Changes of the rewards that are applied before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
     """Weight of the penalty for action tokens. A trajectory with the largest number of action tokens in its
@@ -95,7 +95,7 @@ class RewardShaping(Component):
         return "; ".join(parts)
 
     def apply(self, batch: TrainingBatch) -> TrainingBatch:
-        """Return the batch with shaped rewards."""
+        """Return the batch with changed rewards, as the settings require."""
         if self.process_scale == "largest":
             # process rewards are the token rewards without the outcome rewards: (N,)
             outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcome_rewards)
@@ -113,9 +113,10 @@ class RewardShaping(Component):
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return the penalty (0 or negative) of each trajectory for its numbers of action tokens and turns: (M,).
+        """Return the penalty of each trajectory for its length and its number of turns, 0 or negative: (M,).
 
-        ``lengths`` (M,) holds the numbers of action tokens. Each number is divided by the largest number in the group.
+        Length and number of turns are divided by the largest in the group. ``lengths`` (M,) holds the length of each
+        trajectory, in action tokens.
         """
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
@@ -199,14 +200,13 @@ class Kl(Component):
                 return kl_k3_unbiased(logprobs, reference_logprobs, ratio, self.bound)
 
     def adapt_coefficient(self, coefficient: float, divergence: float, trajectories: int) -> float:
-        """Return the coefficient for the next update, after 1909.08593, section 2.2.
+        """Return the coefficient of the KL penalty for the next update, after 1909.08593, section 2.2.
 
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        The factor deviates from the paper, which has 1 + 0.1 * error, and from verl, which has 1 + error * trajectories
-        / horizon. The exponential agrees with verl's factor if trajectories / horizon is small, and keeps the
-        coefficient positive for every number of trajectories. Without a target, the coefficient does not change.
+        The paper has the factor 1 + 0.1 * error instead of the exponential. The exponential is always positive. If the
+        setting ``target`` is None, the coefficient does not change.
 
         Args:
             coefficient: The coefficient of this update.
@@ -220,7 +220,7 @@ class Kl(Component):
 
 
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
-    """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
+    """Return the batch with lower rewards: each action token loses ``coefficient`` * log(mu / ref).
 
     mu is the sampler's policy, and ref is the reference policy.
     """
@@ -241,7 +241,7 @@ class Distillation(Component):
 
     p is the teacher and pi is the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities
     of all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi), the forward KL divergence. The
-    policy has sampled the tokens t (on-policy distillation, 2306.13649).
+    position t is a token that the policy sampled (on-policy distillation, 2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
@@ -267,7 +267,7 @@ class Distillation(Component):
         return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
 
     def divergence(self, tokens: TokenOutputs) -> Tensor:
-        """Return D of each token, with gradient: (n,)."""
+        """Return the divergence D_t at each of n tokens, with gradient: (n,)."""
         logprobs = require(tokens.top_logprobs, "the policy's log-probabilities of the teacher's top tokens")  # (n, k)
         teacher_logprobs = require(tokens.teacher_top_logprobs, "the teacher's top tokens")  # (n, k)
         teacher = teacher_logprobs.exp()
@@ -324,9 +324,10 @@ class Correction(Component):
 
 
 class Rejection(Component):
-    """A rule that masks all tokens, turns or trajectories whose ratio w = pi_old / mu is outside a window.
+    """A rule that masks all tokens of a unit if the ratio w = pi_old / mu of the unit is outside a window.
 
-    pi_old is the trainer's policy before the update, and mu is the sampler's policy. A masked token has no policy loss.
+    A unit is a token, a turn or a trajectory. pi_old is the trainer's policy before the update, and mu is the sampler's
+    policy. A masked token has no policy loss.
     """
 
     level: Level = "trajectory"
@@ -369,8 +370,8 @@ class Rejection(Component):
 def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
     """Return (log-ratios, units) of the n action tokens of a batch. Both tensors have the shape (n,).
 
-    The log-ratio of a token is log(pi_old / mu), with the trainer's policy pi_old before the update and the sampler's
-    policy mu. The unit is the number of the token, turn or trajectory, depending on ``level``.
+    The log-ratio of a token is log(pi_old / mu). pi_old is the trainer's policy before the update, and mu is the
+    sampler's policy. The unit is the number of the token, of its turn or of its trajectory, depending on ``level``.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)

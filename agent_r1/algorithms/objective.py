@@ -16,12 +16,16 @@ RATIO_LEVELS: Mapping[Level, str] = {
 
 
 def objective(algorithm: Algorithm) -> str:
-    """Return the objective of the algorithm in one line."""
+    """Return the objective of the algorithm in one line: its clauses, separated by semicolons."""
     return "; ".join(clauses(algorithm))
 
 
 def clauses(algorithm: Algorithm) -> Iterator[str]:
-    """Yield the clauses of the objective: the maximized term, the formulas of r and A, the other terms, the filters."""
+    """Yield the clauses of the objective as text, such as "A = R - mean R of the group".
+
+    The clauses are the maximized term, the formulas of the importance ratio r and the advantage A, the other terms, and
+    the filters.
+    """
     aggregated = algorithm.aggregation.replace("_", " ")
     if algorithm.length is not None:
         aggregated = f"sum over tokens / ({algorithm.length:g} * trajectories)"

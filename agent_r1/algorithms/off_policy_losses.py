@@ -19,9 +19,9 @@ from agent_r1.data.segments import segment_sum
 class Vespo(PolicyLoss):
     """VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
 
-    The source is 2602.10693, section 3.4 (``vespo`` in TRL). W is the product of the importance ratios of all
-    tokens of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for very small and very large W. k and lambda
-    depend on the sign of A.
+    The source is 2602.10693, section 3.4 (``vespo`` in TRL). sg is the stop-gradient. W is the product of the
+    importance ratios of all tokens of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for very small and very
+    large W. k and lambda depend on the sign of A.
     """
 
     name: Literal["vespo"] = "vespo"
@@ -59,11 +59,10 @@ class Vespo(PolicyLoss):
 
 
 class Ipo(PolicyLoss):
-    """IPO: -r A + drift_coef (log r)^2, or only drift_coef (log r)^2 if |pi - pi_old| > threshold.
+    """IPO: -r A + drift_coef (log r)^2 (``ipo_loss_fn`` of prime-rl).
 
-    The source is ``ipo_loss_fn`` of prime-rl. Unlike in DPPO, the sign of A does not matter: -r A is masked after a
-    large increase and after a large decrease of the probability. The term with drift_coef moves the ratio of every
-    token towards 1.
+    r is the importance ratio pi / pi_old of a token, and A is its advantage. If |pi - pi_old| > threshold, the term -r
+    A is left out, whatever the sign of A. The other term moves r towards 1.
     """
 
     name: Literal["ipo"] = "ipo"

@@ -24,7 +24,10 @@ TOKEN_LEVEL: Set[Level] = {"token"}
 
 
 class PolicyLoss(Component, ABC):
-    """A policy loss: one number per token. Training minimizes the weighted sum of these numbers."""
+    """A policy loss: a function that gives one number per token.
+
+    Training minimizes the weighted sum of these numbers.
+    """
 
     name: str = ""
 
@@ -58,8 +61,8 @@ class PolicyLoss(Component, ABC):
 class Clip(PolicyLoss):
     """PPO's clipped loss: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (1707.06347, equation 7).
 
-    A ``clip_high`` larger than ``clip_low`` is the clip-higher of DAPO (2503.14476). ``dual_clip`` is the dual clip of
-    1912.09729.
+    r is the importance ratio, and A is the advantage. With ``clip_high`` above ``clip_low``, the loss is the
+    clip-higher of DAPO (2503.14476). ``dual_clip`` is the dual clip of 1912.09729.
     """
 
     name: Literal["clip"] = "clip"
@@ -91,7 +94,7 @@ class Clip(PolicyLoss):
 
 
 class PolicyGradient(PolicyLoss):
-    """REINFORCE: -A log pi (Williams 1992)."""
+    """REINFORCE: -A log pi (Williams 1992). A is the advantage, and pi is the probability of the token."""
 
     name: Literal["policy_gradient"] = "policy_gradient"
     levels: ClassVar[Set[Level]] = TOKEN_LEVEL
@@ -106,7 +109,10 @@ class PolicyGradient(PolicyLoss):
 
 
 class ImportanceSampling(PolicyLoss):
-    """Importance-weighted policy gradient: -sg(min(r, max_ratio)) A log pi, the AIPO loss of LlamaRL (2505.24034)."""
+    """Importance-weighted policy gradient: -sg(min(r, max_ratio)) A log pi, the AIPO loss of LlamaRL (2505.24034).
+
+    r is the importance ratio, A is the advantage, and sg is the stop-gradient.
+    """
 
     name: Literal["importance_sampling"] = "importance_sampling"
 
@@ -125,7 +131,8 @@ class ImportanceSampling(PolicyLoss):
 class Cispo(PolicyLoss):
     """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (2506.13585, equation 4).
 
-    Only the importance ratio is clipped, so that clipped tokens have a gradient too.
+    r is the importance ratio, A is the advantage, and sg is the stop-gradient. Only r is clipped, so that a token with
+    a clipped ratio still has a gradient.
     """
 
     name: Literal["cispo"] = "cispo"
@@ -149,7 +156,10 @@ class Cispo(PolicyLoss):
 
 
 class Topr(PolicyLoss):
-    """Tapered off-policy REINFORCE: -A log pi if A > 0, else -sg(min(r, 1)) A log pi (TOPR, 2503.14286)."""
+    """Tapered off-policy REINFORCE: -A log pi if A > 0, else -sg(min(r, 1)) A log pi (TOPR, 2503.14286).
+
+    r is the importance ratio, A is the advantage, and sg is the stop-gradient.
+    """
 
     name: Literal["topr"] = "topr"
 
@@ -165,8 +175,8 @@ class Topr(PolicyLoss):
 class Sapo(PolicyLoss):
     """SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a soft gate in place of a clip (2511.20347).
 
-    The gradient is largest at r = 1, and decreases as r moves away from 1. A larger tau makes the gradient decrease
-    faster. tau depends on the sign of A.
+    r is the importance ratio, and A is the advantage. The gradient is largest at r = 1, and decreases as r moves away
+    from 1. A larger tau makes the gradient decrease faster. tau depends on the sign of A.
     """
 
     name: Literal["sapo"] = "sapo"
@@ -189,8 +199,9 @@ class Sapo(PolicyLoss):
 class Dppo(PolicyLoss):
     """DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, masked after a large change of probability (2602.04879).
 
-    A token is masked if A > 0 and pi - pi_old > clip_high, or if A <= 0 and pi_old - pi > clip_low. The update of a
-    masked token would increase the total variation distance further.
+    r is the importance ratio, A is the advantage, and sg is the stop-gradient. A token with A > 0 is masked if its
+    probability has risen by more than clip_high since pi_old. A token with A <= 0 is masked if its probability has
+    fallen by more than clip_low since pi_old.
     """
 
     name: Literal["dppo"] = "dppo"
@@ -224,8 +235,8 @@ class Dppo(PolicyLoss):
 class Gmpo(PolicyLoss):
     """GMPO: -A times the geometric mean of clipped token ratios (2507.20673, equation 4).
 
-    The mean is over the tokens of a turn or trajectory. Each token's log-ratio is clipped before the mean is computed:
-    from above if A > 0, from below if A <= 0. A clipped token has no gradient.
+    A is the advantage. The mean is over the tokens of a turn or trajectory. Each token's log-ratio is first clipped to
+    at most ``clip_log_ratio`` if A > 0, or to at least -``clip_log_ratio`` if A <= 0. A clipped token has no gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"

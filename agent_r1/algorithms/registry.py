@@ -59,8 +59,8 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
     ``settings`` are nested tables, or have dotted keys. A key such as ``loss`` replaces a component: its value is the
-    name of the new component. A key such as ``loss.clip_high`` changes a parameter of the component. An unknown
-    ``name`` is accepted if ``settings`` holds every component, like the settings of a stored run.
+    name of the new component. A key such as ``loss.clip_high`` changes a parameter of the component. If ``settings``
+    holds every component, as the settings of a stored run do, ``name`` may be unknown.
 
     Raises:
         InvalidInput: if a name or a key is unknown, a value is invalid, or the components do not fit together.
@@ -82,7 +82,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
 
 def find_algorithm(name: str) -> Algorithm | None:
-    """Return the preset ``name``, or the algorithm of a file if ``name`` is FILE.py:NAME.
+    """Return the algorithm with a name: a preset, or the algorithm of a file if ``name`` is FILE.py:NAME.
 
     Return None if there is no such preset. The ``name`` of an algorithm from a file becomes FILE.py:NAME, so that the
     algorithm can be found by this name later.
@@ -96,7 +96,7 @@ def find_algorithm(name: str) -> Algorithm | None:
 def parameters(algorithm: Algorithm) -> dict[str, object]:
     """Return every parameter of an algorithm by dotted key.
 
-    The key of a component, such as ``loss``, has the name of the component as its value.
+    The value of a component's key, such as ``loss``, is its name.
 
     Example:
         parameters(GRPO)["loss"] == "clip"
@@ -125,7 +125,7 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each setting with a dotted key. The key ``loss.name`` becomes ``loss``."""
+    """Yield (dotted key, value) of each setting. The key ``loss.name`` becomes ``loss``."""
     for name, value in settings.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
@@ -135,10 +135,9 @@ def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return a base for rebuilding the algorithm ``name`` of a stored run, or None if ``settings`` lacks a component.
+    """Return any preset, renamed to ``name``. Return None if ``settings`` lacks a component.
 
-    The base is a preset, renamed to ``name``. The caller replaces all components of the base by ``settings``, so any
-    preset can be the base.
+    This rebuilds an algorithm of a stored run: the caller then replaces all components of the preset by ``settings``.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -165,9 +164,9 @@ def _from_file(name: str) -> Algorithm:
 
 
 def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """Return the component, changed by settings with dotted keys.
+    """Return the component, changed by ``settings`` with dotted keys.
 
-    ``prefix`` is the key of the component in error messages, with a dot at the end.
+    Error messages put ``prefix`` before the keys, such as "loss." for the component ``loss``.
     """
     by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
@@ -188,8 +187,10 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the value of the field ``name`` of a component, changed by the settings ``given``.
 
-    The field holds a plain value or another component. In ``given``, the key "" has a new value for the field itself.
-    Any other key, such as ``clip_low``, has a new value for a parameter of the component in the field.
+    The key "" in ``given`` replaces the value itself. Any other key changes a parameter of the component in the field.
+
+    Example:
+        For the field ``loss``, {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
     """
     value: Any = dict(component)[name]
     options = choices(component, name)
@@ -207,12 +208,13 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the new content of a field to which a setting gives ``value``.
+    """Return the new content of the field ``key``, for the value of a setting.
 
-    ``options`` holds the components that the field can hold, by name. If ``options`` is empty, the field holds a plain
-    value, and ``value`` is returned. Otherwise ``value`` names a component, which is returned with its default
-    settings. If the field is ``optional``, the name "none" gives None. Raise InvalidInput if ``options`` has no
-    component with this name.
+    ``options`` holds the components that the field can hold, by name. If it is empty, the field holds a plain value,
+    and ``value`` is returned. Otherwise ``value`` is the name of a component, and the component is returned with its
+    default settings. If the field is ``optional``, the name "none" gives None.
+
+    Raise InvalidInput if ``options`` has no component with this name.
     """
     if optional and value in (None, NONE):
         return None
@@ -234,9 +236,9 @@ def _is_optional(component: Component, name: str) -> bool:
 
 
 def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
-    """Return the classes of components that the field ``name`` of ``component`` can hold: {name of the class: class}.
+    """Return the classes of components that the field ``name`` of ``component`` can hold, by the name of the class.
 
-    The key of a class without a name is "". The result is {} if the field holds a plain value.
+    A class without a name has the key "". Return {} if the field holds a plain value.
     """
     base = next(_component_types(type(component).model_fields[name].annotation), None)
     if base is None:
@@ -252,7 +254,7 @@ def name_of(component: type[Component]) -> str:
 def _check_names(algorithm: Algorithm) -> None:
     """Raise InvalidInput if the class of a component declares no name.
 
-    The settings of a stored run refer to a component by its name.
+    A stored run refers to each component by its name.
     """
     for field, component in algorithm:
         if not isinstance(component, NAMED):

@@ -23,7 +23,7 @@ from agent_r1.data.segments import index_within, segment_mean
 
 
 class TokenMask(Component, ABC):
-    """A rule that chooses, among the n tokens of the loss mask, the tokens that have a policy loss."""
+    """A rule that chooses the tokens that have a policy loss, among the n tokens of the loss mask."""
 
     name: str = ""
 
@@ -51,9 +51,9 @@ class TokenMask(Component, ABC):
 class SecondMoment(TokenMask):
     """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (2510.01161).
 
-    Tokens are masked until the mean of (log(pi_old / mu))^2 over the other tokens is at most ``threshold``. mu is the
-    sampler's policy. Unlike a clip, the rule bounds the mean over the batch, and not the value of each token. In AReaL,
-    the rule is ``_apply_m2po_masking``.
+    pi_old is the trainer's policy before the update, and mu is the sampler's policy. The tokens with the largest
+    squares are masked until the mean of the other squares is at most ``threshold``. In AReaL, the rule is
+    ``_apply_m2po_masking``.
     """
 
     name: Literal["second_moment"] = "second_moment"
@@ -103,10 +103,9 @@ class TopEntropy(TokenMask):
 class ClipCov(TokenMask):
     """A rule that masks a few random tokens with a large covariance: Clip-Cov (2505.22617).
 
-    The covariance is between advantage and log-probability (:func:`covariance`). Tokens with a large covariance reduce
-    the entropy of the policy most. The masked tokens are drawn from the tokens with low < covariance < high. The number
-    of masked tokens is ``share`` times the number of all tokens, but at least 1. If there are fewer tokens to draw
-    from, all of them are masked.
+    :func:`covariance` defines the covariance of a token. The masked tokens are drawn from the tokens with low <
+    covariance < high. Their number is ``share`` times the number of all tokens, but at least 1. If there are fewer
+    tokens to draw from, all of them are masked.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -154,7 +153,10 @@ class KlCov(Component):
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return the weight of the penalty at each of the n tokens of the loss mask of a batch: (n,)."""
+        """Return the weight of the penalty at each of the n tokens of the loss mask: (n,).
+
+        Most tokens have weight 0.
+        """
         cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
         least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # all tokens with cov >= least are penalized
         return self.coefficient * (cov >= least).double()
@@ -165,8 +167,8 @@ class OffPolicyMask(Component):
 
         M = 0 if A < 0 and the mean of log(mu / pi) over the trajectory > threshold, else 1
 
-    A token with M = 0 is masked. mu is the sampler's policy, and pi is the policy in the current minibatch. So the mean
-    log-ratio includes staleness, the mismatch of sampler and trainer, and the optimizer steps of earlier minibatches.
+    A token with M = 0 is masked. A is the advantage of the token. mu is the sampler's policy, and pi is the policy in
+    the current minibatch. If an update has several optimizer steps, pi changes from minibatch to minibatch.
     """
 
     threshold: float = Field(default=0.5, gt=0)
@@ -189,19 +191,17 @@ class OffPolicyMask(Component):
 
 
 def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-    """Return the contribution of each token to the covariance of advantage and log-probability: (n,).
+    """Return the contribution of each of n tokens to the covariance of advantage and log-probability: (n,).
 
         cov = (A - mean A) (log pi_old - mean log pi_old)
 
-    If log pi_old was not computed, the sampler's log-probabilities are used: pi_old is then the sampler's policy.
+    pi_old is the policy before the update. If its log-probabilities were not computed, the sampler's log-probabilities
+    are used in their place.
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())
 
 
 def _without_noise(x: Tensor) -> Tensor:
-    """Return ``x``, rounded to 9 decimals.
-
-    If a number is computed in different micro-batches, its rounding errors differ. Rounding removes such differences.
-    """
+    """Return ``x``, rounded to 9 decimals, so that rounding errors do not decide comparisons."""
     return x.round(decimals=9)

@@ -21,8 +21,9 @@ Metrics = Mapping[str, Tensor]
 class StateValues:
     """One number for each state that a critic sees: a value, a target, or a loss weight.
 
-    Advantages are computed at the states before tokens. The states after actions are needed only for bootstrapping: if
-    an episode was truncated, the value after its last action estimates the rewards that are missing.
+    There are two kinds of states: before each token, and after the action of each turn. Values after an action are
+    needed only for bootstrapping: if an episode was truncated, the value after its last action estimates the rewards
+    that are missing.
     """
 
     before_token: Tensor
@@ -33,10 +34,7 @@ class StateValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """The k tokens that a model finds most likely, at the position of each of the N tokens of a batch.
-
-    The tensors are on the CPU.
-    """
+    """The k most likely tokens of a model at each of the N tokens of a batch, as tensors on the CPU."""
 
     ids: Tensor
     """(N, k) int64 token ids."""
@@ -44,7 +42,7 @@ class TopTokens:
     """(N, k) float64: the log-probabilities of these tokens."""
 
     def select(self, mask: Tensor) -> TopTokens:
-        """Return only the rows at which ``mask`` (N,) is true."""
+        """Return the rows for the tokens of ``mask`` (N,) only."""
         return TopTokens(self.ids[mask], self.logprobs[mask])
 
 
@@ -93,10 +91,10 @@ class ValueTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenWeights:
-    """The weights of the N tokens in the loss: float64 tensors on the CPU.
+    """The weights of the N tokens of a batch in the loss: float64 tensors on the CPU.
 
     The weights include denominators over the whole batch. So the loss of a batch is the sum of the losses of its
-    micro-batches, for every division into micro-batches.
+    micro-batches, however the batch is divided.
     """
 
     advantage: Tensor

@@ -17,10 +17,10 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 
 def check_context_rewriting(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if ``algorithm`` trains on observations. Call this function if the context is rewritten.
+    """Raise InvalidInput if ``algorithm`` trains on observations. Call this function only if the context is rewritten.
 
-    After a rewrite, an observation does not follow directly on the tokens before the observation. Text that is repeated
-    in the new context would also be trained on twice.
+    In a rewritten context, an observation does not directly follow the tokens before it. Text that is repeated in the
+    new context would also be trained on twice.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"
@@ -35,7 +35,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
-    """Yield every reason why components do not fit together, or why a setting has no effect."""
+    """Yield a message for each problem: components that do not fit together, or a setting without an effect."""
     yield from _ratio(algorithm)
     yield from _masks(algorithm)
     yield from _token_rules(algorithm)
@@ -140,7 +140,7 @@ def _rewards(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _without_effect(algorithm: Algorithm) -> Iterator[str]:
-    """Yield a message for each setting that other settings make useless or contradict.
+    """Yield a message for each setting that has no effect or contradicts another setting.
 
     For example, the upper bound of a window can be below the lower bound.
     """

@@ -141,8 +141,9 @@ class Gateway:
 
     async def start(self) -> None:
         """Start to answer requests, in the event loop of the caller. Do nothing if the gateway was already started.
-         Clients in this process and in its child processes then reach the gateway without a proxy. Raise InvalidInput
-        if the port is in use.
+
+        Clients in this process and in its child processes then reach the gateway without a proxy. Raise InvalidInput if
+        the port is in use.
         """
         if self._server is None:
             self._server = _Server(self._app(), self._port)

@@ -14,10 +14,10 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class Advantage(Component, ABC):
-    """An advantage estimator.
+    """An advantage estimator. It computes one number per token: how much better an action was than expected.
 
-    By default, the batch that an estimator gets holds action tokens only. If ``masks.advantage`` or ``masks.loss`` of
-    the algorithm is off, the batch also holds observation tokens.
+    The batch that an estimator gets usually holds action tokens only. It also holds observation tokens if the setting
+    ``masks.advantage`` or ``masks.loss`` of the algorithm is off.
     """
 
     name: str = ""
@@ -41,7 +41,10 @@ class Advantage(Component, ABC):
 
     @abstractmethod
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return the advantage of each token of the batch: (N,) float64."""
+        """Return the advantage of each of the N tokens of the batch: (N,) float64.
+
+        ``outputs`` are computed before the update.
+        """
 
 
 def require(output: Tensor | None, description: str) -> Tensor:

@@ -23,7 +23,7 @@ from agent_r1.data.segments import segment_count, segment_last
 
 
 class WithCritic(Advantage):
-    """The base class of estimators with a critic."""
+    """The base class of estimators with a critic, a model that predicts the value V of each state."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"critic"})
 
@@ -54,9 +54,9 @@ class WithCritic(Advantage):
         return outputs.values
 
     def final_values(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return V of the last state of each trajectory: (M,).
+        """Return the value after the last action of each of the M trajectories: (M,).
 
-        V is 0 if the trajectory was not truncated, or if ``bootstrap`` is off.
+        If a trajectory was truncated and ``bootstrap`` is on, this value is the critic's value. Otherwise it is 0.
         """
         if not self.bootstrap:
             return torch.zeros_like(batch.outcome_rewards)  # (M,)
@@ -64,9 +64,9 @@ class WithCritic(Advantage):
         return torch.where(batch.truncated, after_last, 0.0)  # (M,)
 
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
-        """Return (advantages, values) of GAE over turns. Both have the shape (S,): one number per turn.
+        """Return (advantages, values) of GAE over turns. Both have the shape (S,), one number for each of the S turns.
 
-        The value of a turn is V of the state before the first token of the turn.
+        The value of a turn is the critic's value of the state before the first token of the turn.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -74,14 +74,14 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the critic's targets and their weights, for the states before tokens and for the states after actions.
+        """Return the critic's targets and their weights in the value loss.
 
-        ``target`` (N,) and ``weight`` (N,) are the targets and the weights of the states before tokens.
-        ``turn_returns`` (S,) holds the return of each turn. The target after the action of a turn is the return of the
-        next turn. After the last turn of a trajectory, the target is 0.
+        For the states before tokens, the targets ``target`` (N,) and the weights ``weight`` (N,) are given.
 
-        A state after an action has weight 0 in two cases: ``bootstrap`` is off, or the state is the last state of a
-        truncated trajectory, whose target is not known.
+        For the state after the action of a turn, the target is the return of the next turn, which is taken from
+        ``turn_returns`` (S,). After the last turn of a trajectory, the target is 0. All these targets have equal
+        weight, with two exceptions. If ``bootstrap`` is off, all of them have weight 0. After the last turn of a
+        truncated trajectory, the weight is 0, because the target is not known.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
@@ -93,8 +93,8 @@ class WithCritic(Advantage):
 class OverTokens(WithCritic):
     """The base class of estimators that compute one advantage per token.
 
-    Each action token is one time step. If ``masks.advantage`` or ``masks.loss`` of the algorithm is off, each
-    observation token is a time step too.
+    Each token of the batch is one time step. The batch holds observation tokens only if ``masks.advantage`` or
+    ``masks.loss`` of the algorithm is off.
     """
 
     over_time: ClassVar[bool] = True
@@ -178,9 +178,11 @@ class TurnGae(WithCritic):
 class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, 2510.16907; RAGEN, 2504.20073).
 
-    The GAE over turns gives each turn an advantage A. V is the critic's value at the start of the turn. In the GAE over
-    tokens, the last token of a turn has the reward V + A of the turn, and the other tokens have reward 0. A turn
-    without a reward is also a time step of the GAE over turns.
+    1. GAE over turns gives each turn an advantage A. V is the critic's value of the state before the turn.
+    2. In each turn, the last token gets the reward V + A, and the other tokens get reward 0. GAE over the tokens of the
+       turn then gives the advantages of the tokens.
+
+    Turns without a reward are time steps of GAE over turns, like all other turns.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

@@ -48,7 +48,7 @@ SCALE_FORMULAS: Mapping[Scale, str] = {
 
 
 class GroupRelative(Advantage):
-    """The group-relative advantage (R - baseline) / scale.
+    """The group-relative advantage (R - baseline) / scale. R is the return of a trajectory.
 
     Pairs of ``baseline`` and ``scale``, with the algorithm that uses each pair:
         mean, std: GRPO (2402.03300, section 4.1.2)
@@ -102,10 +102,11 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The amount by which an attempt raises the best return among k attempts at the same task.
+    """The amount by which an attempt raises the best return among k attempts of its group.
 
-    If k is the size of the group, all attempts but the best have advantage 0 (2503.19595; ``grpo_passk`` in verl). If k
-    is smaller, several of the best attempts have a positive advantage: PKPO (2505.15201, equation 33).
+    If k is the size of the group, only the best attempt has an advantage: the returns 3, 1, 0 give the advantages 2, 0,
+    0 (2503.19595; ``grpo_passk`` in verl). If k is smaller, several of the best attempts have a positive advantage:
+    PKPO (2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
@@ -139,7 +140,8 @@ class BestOfK(Advantage):
 class WhitenedGroup(Advantage):
     """A = whiten(R - mean R of the group): REINFORCE++-baseline (2501.03262).
 
-    whiten scales the advantages to mean 0 and standard deviation 1 over the tokens of the batch.
+    R is the return of the trajectory. whiten scales the advantages to mean 0 and standard deviation 1 over the tokens
+    of the batch.
     """
 
     name: Literal["whitened_group"] = "whitened_group"
@@ -157,10 +159,10 @@ class WhitenedGroup(Advantage):
 class SeparateRewards(Advantage):
     """A = whiten(sum_k weight_k * standardize(R_k)): GDPO (2601.05242).
 
-    The sum is over the names k of rewards. R_k is the sum of the rewards with the name k in a trajectory.
-    standardize(R_k) is the group-relative advantage that these rewards alone would give. If the rewards were summed
-    before standardizing, different rewards could cancel, and a reward with a large variance would hide the other
-    rewards.
+    k is the name of a reward. R_k is the sum of the rewards with this name in the trajectory. standardize subtracts the
+    mean of the group and divides by its standard deviation. whiten does the same over the trajectories of the batch.
+
+    Each reward is standardized before the sum, so that a reward with a large variance does not hide the other rewards.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"
@@ -186,7 +188,10 @@ class SeparateRewards(Advantage):
 
 
 class AgainstGreedy(Advantage):
-    """A = R - R of the greedy attempt at the same task: ReMax (2310.10505)."""
+    """A = R - R_greedy: ReMax (2310.10505).
+
+    R is the return of the attempt. R_greedy is the return of the greedy attempt of the same group.
+    """
 
     name: Literal["against_greedy"] = "against_greedy"
     needs: ClassVar[frozenset[Need]] = frozenset({"greedy"})

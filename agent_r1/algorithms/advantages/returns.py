@@ -19,7 +19,8 @@ from agent_r1.data.batch import TrainingBatch
 class TokenReturns(Advantage):
     """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) for each token t: REINFORCE++ (2501.03262).
 
-    whiten scales the advantages to mean 0 and standard deviation 1 over the tokens of the batch.
+    r_k is the reward of token k of the same trajectory. whiten scales the advantages to mean 0 and standard deviation 1
+    over the tokens of the batch.
     """
 
     name: Literal["token_returns"] = "token_returns"
@@ -39,7 +40,8 @@ class TokenReturns(Advantage):
 class TurnReturns(Advantage):
     """A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) for each turn t: REINFORCE (Williams 1992) in Agent-R1 (2511.14460).
 
-    whiten scales the advantages to mean 0 and standard deviation 1 over the turns of the batch.
+    r_k is the reward of turn k of the same trajectory. whiten scales the advantages to mean 0 and standard deviation 1
+    over the turns of the batch.
     """
 
     name: Literal["turn_returns"] = "turn_returns"
@@ -57,7 +59,10 @@ class TurnReturns(Advantage):
 
 
 class Success(Advantage):
-    """A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning on samples of the policy (2308.01825)."""
+    """A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning on samples of the policy (2308.01825).
+
+    R is the return of the trajectory.
+    """
 
     name: Literal["success"] = "success"
 
@@ -75,8 +80,10 @@ class Success(Advantage):
 class Teacher(Advantage):
     """A = log pi_teacher - log pi_old of each token: on-policy distillation (2306.13649).
 
-    -A is the estimate k1 of KL(pi_old || pi_teacher). k1 is used as an advantage because, as a term of the loss, k1 has
-    an expected gradient of 0. pi_old is the policy before the update, also for tokens that older weights sampled.
+    pi_old is the policy before the update. It can differ from the policy that sampled the token.
+
+    -A is the estimate k1 of KL(pi_old || pi_teacher). k1 cannot be a term of the loss, because its expected gradient is
+    0.
     """
 
     name: Literal["teacher"] = "teacher"
@@ -95,7 +102,7 @@ class Teacher(Advantage):
 
 
 class Zero(Advantage):
-    """A = 0: only the other terms of the loss train the policy, such as ``distillation``."""
+    """A = 0. Only the other terms of the loss, such as ``distillation``, train the policy."""
 
     name: Literal["zero"] = "zero"
     uses_returns: ClassVar[bool] = False

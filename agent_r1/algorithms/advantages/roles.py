@@ -16,10 +16,13 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class AgainstRole(Advantage):
-    """A = R - b(role), with the running mean b of the returns of each role: RAE of SPIRAL (2506.24119).
+    """A = R - b(role): RAE of SPIRAL (2506.24119).
 
-    With one baseline for all roles, a role with a structural advantage, such as the first move, would have a positive
-    advantage in most games. With one baseline per role, a return is compared with earlier returns of the same role.
+    R is the return of the trajectory. b(role) is a running mean of the returns of earlier trajectories with the same
+    role.
+
+    With one mean for all roles, an attempt that makes the first move in a game would be rewarded for this position, if
+    the first move makes winning easier.
     """
 
     name: Literal["against_role"] = "against_role"

@@ -21,7 +21,7 @@ from agent_r1.data.segments import index_within, segment_count, segment_sum, uni
 
 
 class TurnRelative(Advantage):
-    """The base class of estimators that compare turns of the same group with each other."""
+    """The base class of estimators that compare the turns of a group with each other."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
@@ -30,10 +30,10 @@ class TurnRelative(Advantage):
 
 
 class ProcessRelative(TurnRelative):
-    """A_t = sum_{k >= t} (r_k - mean r) / std r, with the mean and the std of r over all turns of the group.
+    """A_t = sum_{k >= t} (r_k - mean r) / std r: process supervision of GRPO (2402.03300, section 4.1.3).
 
-    The estimator is the process supervision of GRPO (2402.03300, section 4.1.3). r of the last turn includes the
-    outcome reward.
+    r_k is the reward of turn k of the same trajectory. The reward of the last turn includes the outcome reward. The
+    mean and the std are over all turns of the group.
     """
 
     name: Literal["process_relative"] = "process_relative"
@@ -48,10 +48,10 @@ class ProcessRelative(TurnRelative):
 
 
 class TurnAndOutcome(TurnRelative):
-    """A = A(outcome) + coefficient * A(process rewards) in turns that used a tool: MT-GRPO (2505.11821, equation 6).
+    """A = A(outcome reward) + coefficient * A(process rewards): MT-GRPO (2505.11821, equation 6).
 
-    A(x) is x, standardized over the trajectories of the group. A turn without a tool has the advantage A(outcome). In a
-    trajectory that used no tool at all, every turn has the advantage A(R), with the return R of the trajectory.
+    A(x) is x - mean x of the group, divided by std x of the group. A(process rewards) is added only in turns that used
+    a tool. In a trajectory that used no tool, all turns have the advantage A(R), with the return R of the trajectory.
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
@@ -78,8 +78,8 @@ class TurnAndOutcome(TurnRelative):
 class SameTurn(TurnRelative):
     """A_t = (G_t - mean G) / std G: GTPO (2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over the turns of the group that have the same
-    turn number.
+    G_t is the discounted return from turn t on. The mean and the std are over the turns of the group with the same turn
+    number t.
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -100,9 +100,9 @@ class SameTurn(TurnRelative):
 class SameState(TurnRelative):
     """A_t = A(R) + turn_weight * A(G_t): GiGPO (2505.10978, equation 8).
 
-    G_t is the discounted return from turn t on. A(R) compares the trajectories of a group. A(G_t) compares the turns of
-    a group that are in the same state. Two turns are in the same state if the last messages of the environment before
-    these turns are equal, word for word.
+    R is the return of the trajectory, and A(R) compares the trajectories of a group. G_t is the discounted return from
+    turn t on, and A(G_t) compares the turns of a group that are in the same state. The state of a turn is the text of
+    the last messages of the environment before the turn.
     """
 
     name: Literal["same_state"] = "same_state"
@@ -143,14 +143,14 @@ class SameState(TurnRelative):
 
 
 class SameHistory(TurnRelative):
-    """A_t = weighted mean over k of A_k(G_t): HGPO (2602.22817), computed as in the recipe of verl-agent.
+    """A_t = weighted mean of A_k(G_t) over k = 1, 2, ..: HGPO (2602.22817), computed as in the recipe of verl-agent.
 
-    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G compares the turns of the group that
-    have the same last k states. The state before the turn is one of these k states. A larger k compares turns that are
-    more similar, but fewer turns. std is the standard deviation of a population (without Bessel's correction).
+    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G, with the mean and the std over the
+    turns of the group that have the same last k states as turn t. These k states end with the state before the turn.
+    std is the standard deviation of a population (without Bessel's correction).
 
-    For one turn, a number k has weight 0 in three cases: the turn has fewer than k states; no other turn of the group
-    has the same last k states; all turns with these states have equal G.
+    The weight of k is (k + 1)^alpha. It is 0 if turn t has fewer than k states, or if all turns with the same last k
+    states have equal G.
     """
 
     name: Literal["same_history"] = "same_history"

@@ -26,14 +26,14 @@ def effective_share(weight: Tensor) -> float:
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
-    """Return the importance ratio r = pi / pi_old of each token: (n,) -> (n,), with gradient through ``logprobs``.
+    """Return the importance ratio r = pi / pi_old of each token: (n,), with gradient through ``logprobs``.
 
-    If ``unit`` (n,) is given, the tokens y of a unit (a turn or a trajectory) share one value of r. This value is the
-    sequence-level ratio of GSPO (2507.18071, equation 7), a geometric mean: s = (pi(y) / pi_old(y))^(1 / |y|).
+    ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old.
 
-    The gradient of r at a token then flows only through pi of this token (GSPO-token, equation 14): r = sg(s) * pi /
-    sg(pi), with the stop-gradient sg. If all tokens of a unit have the same advantage A and the weight 1 / |y|, the sum
-    of their gradients is A times the gradient of s.
+    If ``unit`` (n,) is given, all tokens y of a unit (a turn or a trajectory) have the same value of r: the geometric
+    mean s = (pi(y) / pi_old(y))^(1 / |y|), the sequence-level ratio of GSPO (2507.18071, equation 7). The gradient of r
+    at a token flows only through the probability of this token: r = sg(s) * pi / sg(pi), with the stop-gradient sg
+    (GSPO-token, equation 14).
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()

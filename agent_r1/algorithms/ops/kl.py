@@ -33,8 +33,8 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
     """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
 
     ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
-    expected gradient is the gradient of KL(q || pi). If ``bound`` is given, larger values of k3 become ``bound`` and
-    have no gradient.
+    expected gradient is the gradient of KL(q || pi). If ``bound`` is given, k3 is at most ``bound``. A value at the
+    bound has no gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -44,8 +44,8 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return an estimate of KL(pi || q) at each token, with the value of k3 and the gradient of k2: (n,).
 
-    The estimate is unbiased and never negative. Its expected gradient is the gradient of KL(pi || q). ``bound`` limits
-    the value, but not the gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
+    expected gradient is the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
     """
     k2 = kl_k2(logprobs, other)
     # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
@@ -55,8 +55,10 @@ def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> T
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, 2512.02556).
 
-    ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest value of k3. Both factors have a gradient. For tokens that
-    were sampled from pi_old, the expected value is KL(pi || q). The expected gradient is then the gradient of KL(pi ||
-    q).
+    ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest
+    value of k3. Both factors have a gradient.
+
+    For tokens that were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the
+    gradient of KL(pi || q).
     """
     return ratio * kl_k3(logprobs, other, bound)

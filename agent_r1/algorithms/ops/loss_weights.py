@@ -13,14 +13,16 @@ Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean"
 
 
 def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
-    """Return the loss weight of each token: (n,) -> (n,) float64.
+    """Return the loss weight of each of n tokens: (n,) float64.
 
     Args:
-        unit: (n,) The turn, trajectory or group of each token, depending on ``aggregation``.
-        aggregation: The formula of the weight. ``token_mean``: 1 / n. ``turn_mean``, ``trajectory_mean`` and
-            ``group_mean``: 1 / (number of units * tokens of the unit), so that all units have equal weight.
-            ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783). Units without tokens are not
-            counted.
+        unit: (n,) The number of the turn, trajectory or group of each token, depending on ``aggregation``.
+        aggregation: The formula of the weight.
+            ``token_mean``: 1 / n.
+            ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit), so
+            that all units have equal weight.
+            ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783).
+            Units without tokens are not counted.
         length: The number ``length`` in the formula of ``constant``, in tokens. The other formulas do not use it.
     """
     if aggregation == "token_mean":
@@ -33,5 +35,5 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
 
 
 def mean_weights(mask: Tensor) -> Tensor:
-    """Return the weight of each token in the mean over the tokens of ``mask``: (N,) float64; 0 outside the mask."""
+    """Return 1 / n for each of the n tokens of ``mask`` (N,), and 0 for all other tokens: (N,) float64."""
     return mask.double() / max(int(mask.sum()), 1)

@@ -16,7 +16,7 @@ RETURN_TOLERANCE = 1e-9
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:
-    """Return whether each return is at least ``threshold``, up to ``RETURN_TOLERANCE``: (M,) bool."""
+    """Return whether each of M returns is at least ``threshold``, up to ``RETURN_TOLERANCE``: (M,) bool."""
     return returns > threshold - RETURN_TOLERANCE
 
 
