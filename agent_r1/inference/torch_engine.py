@@ -106,11 +106,11 @@ class TorchEngine:
                 await self.release(session)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Copy the weights of a module into the engine's model, and return the version that the engine now serves.
+        """Copy the new weights into the engine's model, and return the version that the engine now serves.
 
-        The weights are copied between two decode steps. Running sequences keep their tokens: the keys and values of
-        these tokens are computed again, and a new version span begins. Raise EngineError if the weights cannot be
-        copied.
+        The new weights are in the module ``update.handle``. They are copied between two decode steps. Running sequences
+        keep their tokens: the keys and values of these tokens are computed again, and a new version span begins. Raise
+        EngineError if the weights cannot be copied.
         """
         if update.transport != "shared_memory" or not isinstance(update.handle, torch.nn.Module):
             raise EngineError(f"the embedded engine takes a module in shared memory, got {update.transport!r}")

@@ -165,7 +165,7 @@ def copy_sharing_frozen(module: M) -> M:
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model without its adapter. Frozen weights are not copied: model and copy share their memory.
 
-    The copy computes the probabilities of the model before training.
+    The copy computes the probabilities that the model had before training.
     """
     plain = copy_sharing_frozen(model)
     for name, layer in _adapted_layers(plain):
@@ -252,7 +252,7 @@ def _forward(layer: Any, inputs: Tensor) -> Tensor:
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the pair (name, layer) of each layer of a model to which peft added matrices."""
+    """Yield the pair (name, layer) for each layer of the model to which peft added matrices."""
     if has_adapter(model):
         layer_type = import_extra("peft.tuners.lora", "lora").LoraLayer
         yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))

@@ -42,7 +42,7 @@ class SentenceEncoder:
 
     @property
     def width(self) -> int:
-        """The dimension of a vector."""
+        """The number of elements in the vector of a text."""
         return int(self.model.config.hidden_size)
 
     def fingerprint(self) -> str:

@@ -61,7 +61,7 @@ def find_folder(name: str, kind: Kind) -> Path:
 def _named_folder(name: str, source: NamedModel) -> Path:
     """Return the folder of a model with a known name: from its package if the package is installed, else from the hub.
 
-    An installed package is always used, even if the hub can be reached. So the weights do not depend on the connection.
+    An installed package is always used, so the weights do not depend on the connection to the hub.
     """
     file = _package_file(source.package)
     if file is not None:

@@ -43,7 +43,8 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a pickle
     can run code.
 
-    If ``name`` holds a LoRA adapter, its model is loaded too, and is returned with the adapter.
+    If ``name`` is the folder of a LoRA adapter, the base model of the adapter is loaded, and is returned with the
+    adapter.
 
     Raises:
         InvalidInput: the model is missing, broken or incomplete, or is not a causal language model; its weights or
@@ -72,7 +73,10 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
-    """Return the weights that :func:`agent_r1.model.adapter.save_weights` wrote for a model equal to ``model``."""
+    """Return the weights in ``folder``, by name, which :func:`agent_r1.model.adapter.save_weights` wrote.
+
+    ``model`` is a model with the same architecture and the same adapter settings.
+    """
     if has_adapter(model):
         return read_adapter(folder, model)
     return load_model(str(folder), model.dtype).state_dict()

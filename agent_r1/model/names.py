@@ -70,8 +70,8 @@ class NamedModel:
     """The sources of a model with a short name.
 
     Attributes:
-        hub: its name on the Hugging Face hub.
-        package: the package that contains a copy.
+        hub: the name of the model on the Hugging Face hub.
+        package: the package that contains a copy of the model.
     """
 
     kind: Kind

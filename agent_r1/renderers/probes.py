@@ -46,9 +46,9 @@ def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Mess
 
 
 def comparable(message: Message) -> tuple[object, ...]:
-    """Return (calls, reasoning, text) of a message. Messages with equal results are the same for a reader.
+    """Return (calls, reasoning, text) of a message. If two messages have equal results, their content is the same.
 
-    Only names and arguments of calls are compared, and spaces around the text are ignored.
+    A call is compared by its name and arguments. Spaces around the text are ignored.
     """
     calls = [(call.name, call.arguments) for call in message.calls]
     return calls, message.reasoning or "", message.text.strip()

@@ -78,9 +78,10 @@ class Renderer(Protocol):
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Return the action that sampled tokens form. The ids of its calls are ``call_2_0``, ``call_2_1`` .. in turn 2.
+        """Return the action that sampled tokens form. This method raises no exception.
 
-        This method raises no exception. A call that cannot be read has an ``error``.
+        A call that cannot be read has an ``error``. If ``turn`` is 2, the ids of the calls are ``call_2_0``,
+        ``call_2_1``, and so on.
         """
         ...
 

@@ -33,8 +33,8 @@ class StopStringMatcher:
     def matches(self, ids: Sequence[int]) -> bool:
         """Return whether a stop string occurs in the text of the last ``window`` tokens.
 
-        The last token is decoded first. The result is False if its text has no character with which a stop string ends.
-        Then the other tokens are not decoded.
+        The last token is decoded first. If no stop string ends with a character of this token, the result is False, and
+        the other tokens are not decoded.
         """
         if not self._can_complete(ids[-1]):
             return False

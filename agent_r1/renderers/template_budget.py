@@ -180,8 +180,8 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 def _traverse(value: Any, limit: int, characters: int) -> int:
     """Return the number of values in nested containers, or the approximate length of these values as text.
 
-    If ``characters`` is 0, return the number of values. Otherwise return the length: the sum, over all values, of the
-    length of the value's text and ``characters``. The count stops when it reaches ``limit``.
+    If ``characters`` is 0, return the number of values. Otherwise return the length: each value adds the length of its
+    text plus ``characters``. The count stops when it reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

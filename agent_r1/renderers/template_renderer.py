@@ -211,9 +211,9 @@ class TemplateRenderer:
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
         """Return the sampled text of an action if the template writes the same text; otherwise None.
 
-        ``text`` and ``ids`` are the sampled action. ``rest`` is the text that the template writes after the prompt. If
-        the tool format ends the action before the end of ``text``, the template can write only the text up to this end.
-        Then return the text up to this end.
+        ``text`` and ``ids`` are the sampled action. ``rest`` is the text that the template writes after the prompt. The
+        tool format can end the action before the end of ``text``. If the template writes only the part up to this end,
+        return this part.
         """
         if self._is_written(text, rest):
             return text

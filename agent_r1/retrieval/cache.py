@@ -40,9 +40,10 @@ class Origin:
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder for ``origin`` in ``cache``. If the folder is missing or damaged, ``make`` writes a new one.
+    """Return the folder for ``origin`` in ``cache``.
 
-    Raises InvalidInput if the folder cannot be created in the cache.
+    If the folder is missing or damaged, ``make(folder)`` writes its files. Raises InvalidInput if the folder cannot be
+    created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

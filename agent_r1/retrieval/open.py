@@ -70,7 +70,7 @@ def open_search(config: SearchConfig) -> Retriever:
 
 
 def build_index(config: IndexConfig, passages: Sequence[Passage]) -> Retriever:
-    """Return an index of ``passages``: a dense index if ``config`` names a sentence encoder, otherwise BM25."""
+    """Return an index of ``passages``: a dense index if ``config`` names a sentence encoder, otherwise a BM25 index."""
     if not config.encoder:
         return BM25Index(passages)
     from agent_r1.retrieval.dense import open_dense  # loads torch

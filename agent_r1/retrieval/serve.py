@@ -15,8 +15,8 @@ from agent_r1.retrieval.server import RetrievalServer
 def serve(config: RetrieverConfig, on_started: Callable[[str, Health], None]) -> None:
     """Run the retrieval server until SIGTERM or SIGINT arrives, then answer the requests in progress.
 
-    When the server listens, ``on_started`` is called with the address of the server and its health. Raises InvalidInput
-    if the settings, the files or the address cannot be used.
+    When the server listens, ``on_started(address, health)`` is called. ``health`` describes the passages and the
+    search. Raises InvalidInput if the settings, the files or the address cannot be used.
     """
     check(config)
     if config.encoder:

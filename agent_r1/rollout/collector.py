@@ -33,7 +33,7 @@ class RolloutLimits:
         concurrency: the largest number of attempts that run at the same time.
         episode_seconds: the time limit of an attempt, in seconds.
         score_seconds: the time limit of one scorer for one group, in seconds.
-        retries: the largest number of repetitions of an attempt whose status is "retry" in ``STATUS_POLICY``.
+        retries: how often a failed attempt is repeated at most. ``STATUS_POLICY`` lists the statuses to repeat.
         retry_seconds: the pause before the first repetition, in seconds. Each further pause is twice as long.
     """
 

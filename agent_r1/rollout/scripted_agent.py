@@ -24,10 +24,11 @@ UNLIMITED_TOKENS = 10**9
 
 
 class ScriptedAgent:
-    """A rollout in ``env`` in which a function writes the assistant's messages, not a model.
+    """A rollout in ``env`` in which a function, not a model, writes the assistant's messages.
 
-    This function, the responder, is ``policy_for(attempt_id)``. Each message is converted to tokens and parsed again,
-    like a message of a model. If the responder raises an exception, the attempt ends with the status ENGINE_FAILED.
+    This function is called the responder. For each attempt, ``policy_for(attempt_id)`` returns a responder. Each
+    message is converted to tokens and parsed again, like a message of a model. If the responder raises an exception,
+    the attempt ends with the status ENGINE_FAILED.
 
     Example:
         ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))

@@ -220,7 +220,7 @@ class Session:
         return SessionPrompt(messages, tools, rendered, rendered.token_ids)
 
     def fits(self, prompt: SessionPrompt) -> bool:
-        """Return whether the context has room for the prompt and an action of ``max_tokens``."""
+        """Return whether the context has room for the prompt and an action of ``max_tokens`` tokens."""
         return len(prompt.token_ids) + self._params.max_tokens <= self._context_length
 
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:

@@ -67,7 +67,7 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Return the layers of ``layers`` that do not block all attacks of the probe on this machine.
+    """Return the members of ``layers`` that do not block all attacks of the probe on this machine.
 
     Raises:
         InvalidInput: if the probe does not run to its end.

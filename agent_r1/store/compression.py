@@ -17,9 +17,9 @@ class TurnTokens(NamedTuple):
     ``new_ids`` are the tokens of the prompt that were added since the parent turn. ``action_ids`` are the sampled
     tokens.
 
-    The blob is compressed by zlib, in one call, because this is faster than three calls. Its layout is little-endian:
-    the number of new ids and the number of action ids as uint32, all ids as int32, and the log-probabilities as
-    float64. So unpacking returns exactly the packed numbers.
+    The blob is compressed by zlib. The layout before compression is little-endian: the number of new ids and the number
+    of action ids as uint32, all ids as int32, and the log-probabilities as float64. So unpacking returns exactly the
+    packed numbers.
 
     Example:
         >>> TurnTokens.unpack(TurnTokens((5, 6), (9, 2), (-0.3, -0.1)).pack())
@@ -57,7 +57,10 @@ def pack_columns(columns: Sequence[Sequence[float]]) -> bytes:
 
 
 def unpack_columns(blob: bytes) -> tuple[tuple[float, ...], ...]:
-    """Invert :func:`pack_columns`. Raise ValueError if the columns have different lengths."""
+    """Return the columns from which :func:`pack_columns` made ``blob``.
+
+    Raise ValueError if the columns have different lengths.
+    """
     data = zlib.decompress(blob)
     (columns,) = struct.unpack_from("<I", data)
     numbers = struct.unpack_from(f"<{(len(data) - 4) // 8}d", data, 4)
@@ -68,10 +71,10 @@ def unpack_columns(blob: bytes) -> tuple[tuple[float, ...], ...]:
 
 
 def pack_document(document: Any) -> bytes:
-    """Return a JSON value as compressed ASCII text. Strings with lone surrogates are also stored exactly."""
+    """Return a JSON value as compressed ASCII text. Lone surrogates in strings are stored exactly."""
     return zlib.compress(json.dumps(document, separators=(",", ":")).encode("ascii"), LEVEL)
 
 
 def unpack_document(blob: bytes) -> Any:
-    """Invert :func:`pack_document`."""
+    """Return the JSON value from which :func:`pack_document` made ``blob``."""
     return json.loads(zlib.decompress(blob))

@@ -39,7 +39,7 @@ def run_folder(run: str) -> Path:
 
 
 def run_argument(folder: Path) -> str:
-    """Return the text by which a command of a shell names a run: invert :func:`run_folder`.
+    """Return the argument with which a shell command names the run in ``folder``, quoted for the shell.
 
     Example:
         >>> run_argument(Path("runs/demo")), run_argument(Path("/data/my runs/demo"))

@@ -44,7 +44,10 @@ class Seal(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Seal:
-        """Invert :meth:`to_json`. Raises ValueError, KeyError or TypeError if ``data`` is not a seal."""
+        """Return the seal from which :meth:`to_json` made ``data``.
+
+        Raises ValueError, KeyError or TypeError if ``data`` is not a seal.
+        """
         return cls(int(data["row"]), bytes.fromhex(data["seal"]))
 
 
@@ -95,7 +98,7 @@ class Ledger:
         """Append rows to a table, within a transaction. Raises sqlite3.IntegrityError if a constraint fails.
 
         Args:
-            rows: the values of all columns after ``id`` and ``seal``, with the types that SQLite returns.
+            rows: for each row, the values of all columns after ``id`` and ``seal``, with the types that SQLite returns.
         """
         sealed = self._seal(table, rows)
         if sealed:
@@ -146,7 +149,7 @@ class Ledger:
 
 
 def read_head(connection: sqlite3.Connection) -> Seal:
-    """Return the last seal of a run. Raises sqlite3.DatabaseError if the table ``head`` does not have one seal."""
+    """Return the last seal of a run. Raises sqlite3.DatabaseError if the table ``head`` does not hold one seal."""
     match connection.execute("SELECT row, seal FROM head").fetchall():
         case [(int(row), bytes(seal))]:
             return Seal(row, seal)

@@ -42,9 +42,9 @@ class ModelFingerprint:
     """The sha256 hashes that identify a saved model.
 
     Attributes:
-        model: the configuration, and the names, shapes and types of the parameters.
-        tokenizer: how the tokenizer splits text.
-        template: the chat template.
+        model: the hash of the configuration, and of the names, shapes and types of the parameters.
+        tokenizer: the hash of the rules by which the tokenizer splits text.
+        template: the hash of the chat template.
         weights: the checksum of the weights.
     """
 

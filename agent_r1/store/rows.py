@@ -48,7 +48,7 @@ Values = tuple[Any, ...]
 
 
 class Rows(NamedTuple):
-    """Rows for one table: for each row the values of all columns after ``id`` and ``seal``, in schema order."""
+    """Rows for one table. Each row has the values of all columns after ``id`` and ``seal``, in the schema's order."""
 
     table: str
     values: Sequence[Values]
@@ -65,7 +65,7 @@ def encode_number(value: float) -> float | str:
 
 
 def decode_number(value: float | str) -> float:
-    """Invert :func:`encode_number`."""
+    """Return the number from which :func:`encode_number` made ``value``."""
     return float(value)
 
 
@@ -77,7 +77,7 @@ def encode_reward(value: RewardValue) -> float | str | None:
 
 
 def decode_reward(value: float | str | None) -> RewardValue:
-    """Invert :func:`encode_reward`."""
+    """Return the reward from which :func:`encode_reward` made ``value``."""
     if not isinstance(value, str):
         return value
     data = json.loads(value)
@@ -89,7 +89,7 @@ def event_rows(
 ) -> Iterator[Rows]:
     """Yield the rows that record one event in a segment.
 
-    The rows of all earlier events must already be in the database of ``connection``.
+    The database of ``connection`` must already hold the rows of all earlier events.
     """
     match event:
         case AttemptStarted(attempt, split, version):

@@ -70,12 +70,12 @@ def open_renderer(
 def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
     """Return the first format that can parse the tool calls of the tokenizer's chat template.
 
-    In this test, the template writes a call, and each format tries to parse the call. If no format can parse the call,
-    return Hermes, which works for an agent without tools. For an agent with tools, :func:`require_tools` then raises
-    UnsupportedChat.
+    To test a format, the template writes a call, and the format tries to parse the call. If no format can parse the
+    call, return Hermes, which works for an agent without tools. For an agent with tools, :func:`require_tools` then
+    raises UnsupportedChat.
 
     Raises:
-        UnsupportedChat: no format can parse the call, and for one of the formats the template does not work at all.
+        UnsupportedChat: no renderer can use the template, for example because it writes no special token after a turn.
     """
     refused: UnsupportedChat | None = None
     tokens = {text for _, text in special_tokens(tokenizer)}

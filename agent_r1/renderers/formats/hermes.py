@@ -75,7 +75,7 @@ def _with_arguments(data: Any) -> Any:
     """Return the JSON value of a call with an object under the key "arguments".
 
     If the key is missing, an empty object is added. If the arguments are a string, as in the format of OpenAI, the
-    string is parsed as JSON. The value is returned unchanged if it is not an object, or if this string is not JSON.
+    string is parsed as JSON. Return ``data`` unchanged if it is not an object, or if the string is not JSON.
     """
     if not isinstance(data, dict):
         return data

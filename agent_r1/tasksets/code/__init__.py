@@ -28,13 +28,13 @@ SYSTEM = (
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set of a file of problems.
+    """Build the task set of the problems in ``data``.
 
     Args:
         data: a file, a folder with a file per split, or a data set on the hub (see ``problems`` and
             ``tasksets.splits``).
         corpus: must be None, because the task set has no search.
-        seed: orders the training problems.
+        seed: determines the order of the training problems.
         level: the sandbox level in which solutions run.
 
     Raises:

@@ -48,8 +48,8 @@ def example_from_assertion(source: str) -> Example:
 def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
     """Return the examples in the docstring of a function. ``source`` is the source that defines the function.
 
-    The examples are the doctests. If there are no doctests, the examples are the lines of a form such as ``f(1) ➞ 2``.
-    An example is left out if its expected value is not a literal.
+    The examples are the doctests. If there are no doctests, the examples are lines such as ``f(1) ➞ 2``. An example is
+    left out if its expected value is not a literal.
     """
     found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")

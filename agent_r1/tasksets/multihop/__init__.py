@@ -47,7 +47,7 @@ RAG_SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Questions by split.
+    """The questions of a task set, by split.
 
     Attributes:
         splits: the questions of each split.
@@ -67,9 +67,10 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, en
         name: the name of the task set: ``hotpotqa``, for example, or ``multihop`` for a mixture.
         data: a file of questions, a folder with a file per split (see ``splits``), or a data set on the hub (see
             ``hub``). For a mixture, a TOML file that names several data sets (see ``mixture``).
-        corpus: the corpus to search (see ``retrieval.open``); None for the passages in the files of questions.
+        corpus: the corpus to search (see ``retrieval.open``). If it is None, the search uses the passages in the files
+            of questions.
         seed: determines the order of the training questions and, for a mixture, which questions are used.
-        encoder: the sentence encoder of the search; empty: BM25.
+        encoder: the sentence encoder of the search; "" for a search with BM25.
 
     Raises:
         InvalidInput: a file is missing or malformed, or there are no passages to search.
