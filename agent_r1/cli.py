@@ -102,7 +102,7 @@ for _command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that ``arguments`` (default: ``sys.argv[1:]``) name, and return the exit code."""
+    """Run the command line, and return its exit code. ``arguments`` are ``sys.argv[1:]`` by default."""
     return run_command(cli, sys.argv[1:] if arguments is None else arguments, PROGRAM)
 
 
@@ -120,7 +120,10 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def run_command(command: click.Command, arguments: Sequence[str], program: str) -> int:
-    """Run a command with ``arguments``, print the error if the command fails, and return the exit code."""
+    """Run a command with ``arguments``, and return its exit code. If the command fails, print the error on stderr.
+
+    ``program`` is the name of the program in help texts.
+    """
     try:
         with command.make_context(program, list(arguments), **CONTEXT_SETTINGS) as context:
             command.invoke(context)
@@ -145,10 +148,10 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
 
 
 def enter() -> NoReturn:
-    """Run the program and exit with its exit code.
+    """Run the program, and exit with its exit code.
 
     After a signal, the process exits immediately, without waiting for a forward pass in another thread. If the shell
-    requests completions, the program prints the completions and runs no command.
+    requests completions of a command, print the completions and run no command.
     """
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         sys.exit(shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, instruction))
@@ -167,7 +170,7 @@ def _print_error(line: object, code: int) -> int:
 def _explain(error: click.UsageError) -> str:
     """Return one line that explains why the arguments cannot be parsed.
 
-    For an unknown option, the line suggests a similar option if there is one.
+    For an unknown option, suggest a similar option.
     """
     context = error.ctx
     see = f"see {context.command_path if context else PROGRAM} --help"

@@ -44,9 +44,9 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class NestedByName:
-    """Annotation of a setting that is chosen by name and has settings of its own, such as ``algorithm``.
+    """The annotation of a setting that is chosen by name and has settings of its own, such as ``algorithm``.
 
-    The validator of the setting gets the name and the other settings as one flat table, and checks them. Example:
+    The validator of such a setting gets one flat table, with the name and all other settings. Example:
     ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 
@@ -68,10 +68,10 @@ class Layer:
 
 
 def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
-    """Return the configuration that the layers give. A value in an earlier layer has priority.
+    """Return the configuration for layers of settings. A value in an earlier layer has priority.
 
-    A setting that no layer sets keeps the default of ``cls``. Values are validated strictly: text is not accepted as a
-    number.
+    A setting that no layer sets keeps its default in the settings class ``cls``. Values are validated strictly: for
+    example, text is not accepted as a number.
 
     Raises:
         InvalidInput: if a key is unknown, or if a value is missing, has a wrong type or is out of range. The error
@@ -88,18 +88,18 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
 
 
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the merged settings of the layers by dotted key. Raises InvalidInput for an unknown key.
+    """Return the merged settings of the layers by dotted key, without validating their values.
 
-    The values are not validated by ``cls``.
+    ``cls`` determines which keys exist. Raise InvalidInput for an unknown key.
     """
     return _merge(cls, layers)[0]
 
 
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
-    """Return a layer that contains only the settings of ``cls``.
+    """Return a layer with only the settings of the class ``cls``.
 
-    The settings that are left out must be settings of ``whole``. So one file or one task set can configure several
-    commands. Raises InvalidInput for a key that is a setting of neither ``cls`` nor ``whole``.
+    Settings of ``whole`` that ``cls`` does not have are left out. So several commands can use the same file. Raise
+    InvalidInput for a key that neither ``cls`` nor ``whole`` has.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:
@@ -139,7 +139,7 @@ def _is_too_deep(values: Mapping[str, Any]) -> bool:
 
 
 def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMMAND_LINE) -> Layer:
-    """Return a layer of settings that are given as text, each converted to the type of its setting.
+    """Return a layer with settings from the command line: each text is converted to the type of its setting.
 
     A text that cannot be converted stays text, so that :func:`resolve` reports the text as a wrong value.
 
@@ -150,7 +150,7 @@ def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMM
 
 
 def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every dotted key of a class with its field. A table with keys that the class does not list is one field.
+    """Yield (dotted key, field) for each setting of a settings class. A table, such as ``algorithm``, is one field.
 
     Example:
         [key for key, _ in iter_fields(TrainConfig)] == ["data", ..., "trainer.learning_rate", ...]
@@ -164,19 +164,19 @@ def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def setting_keys(cls: type[BaseModel]) -> list[str]:
-    """Return every dotted key of a class."""
+    """Return the dotted key of every setting of a settings class."""
     return [key for key, _ in iter_fields(cls)]
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Return whether a dotted key names a setting of a class, or an entry of a table of the class."""
+    """Return whether a dotted key names a setting of a settings class, or an entry of one of its tables."""
     return find_field(cls, key) is not None
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field that a dotted key names. If the key names an entry of a table, return the field of the table.
+    """Return the field that a dotted key names. For the entry of a table, return the field of the table.
 
-    Return None if the key names neither a field nor an entry of a table.
+    Return None if the class has no such setting.
     """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
@@ -189,18 +189,18 @@ def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a field that nests settings; None if the field is a single setting or a table."""
+    """Return the settings class of a group of settings, such as ``trainer``. Return None for any other field."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Return whether a field is a table: a field with entries whose keys the settings class does not list."""
+    """Return whether a field is a table: a mapping with keys that the user chooses, such as ``algorithm``."""
     return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 
 
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for a key that is not one of the ``known`` settings. The remedy suggests a known key."""
+    """Return the error for an unknown key. The error suggests a similar key of the ``known`` settings."""
     known = list(known)
     table, _, _ = key.partition(".")
     if table in RENAMED and any(name.partition(".")[0] == RENAMED[table] for name in known):
@@ -213,7 +213,10 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
 
 
 def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values and the sources of all settings by dotted key. A value in an earlier layer has priority."""
+    """Return (values, sources), both by dotted key. A source is the name of the layer that set the value.
+
+    A value in an earlier layer has priority.
+    """
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -238,9 +241,9 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of each setting.
+    """Yield (dotted key, value) of each setting.
 
-    Each entry of a table gets a dotted key of its own, so that layers are merged entry by entry.
+    Each entry of a table has a dotted key of its own. So layers are merged entry by entry, and not table by table.
     """
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -265,10 +268,9 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with dotted keys as nested dictionaries, one per settings class.
+    """Return settings with dotted keys as nested dictionaries, with one dictionary per settings class.
 
-    A table (see :func:`is_table`), such as ``algorithm``, becomes one dictionary. Its keys can still be dotted, such as
-    ``loss.clip_high``.
+    A table, such as ``algorithm``, becomes one dictionary, in which keys such as ``loss.clip_high`` stay dotted.
     """
     nested: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
@@ -284,7 +286,10 @@ def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_type(cls: type[BaseModel], key: str) -> Any:
-    """Return the type of a setting. Return ``str`` if the key is unknown or the setting's validator converts text."""
+    """Return the type of a setting.
+
+    Return ``str`` if the key is unknown, or if the setting has a validator that reads text.
+    """
     field = find_field(cls, key)
     if field is None or NESTED_BY_NAME in field.metadata:
         return str
@@ -294,10 +299,9 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 
 
 def _convert(annotation: Any, text: str) -> Any:
-    """Return a text converted to a type, or the text itself if the conversion fails.
+    """Return ``text``, converted to the type ``annotation``. If the conversion fails, return the text itself.
 
-    If the type is a tuple, the text holds items that are separated by commas. The result is then a list of the
-    converted items, which pydantic makes a tuple.
+    For a tuple type, the text holds items that are separated by commas. The result is a list of converted items.
     """
     if get_origin(annotation) is Annotated:  # ignore the bounds: resolve() checks the value
         return _convert(get_args(annotation)[0], text)
@@ -311,7 +315,7 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
-    """Return the error for the first problem that a validation found. The message of the error is one line."""
+    """Return the error for the first problem that a validation found, as one line."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     source = _source(key, sources)

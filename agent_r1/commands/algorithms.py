@@ -31,9 +31,8 @@ OTHER_SETTINGS = (
 def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
     """List the algorithms, or show the objective, the parameters and the inactive settings of one algorithm.
 
-    An inactive setting cannot change an update under the other settings. With the settings of a training run as
-    options, such as --trainer.minibatches 4 or --algorithm.loss.clip_high 0.3, the inactive settings of this run are
-    shown.
+    An inactive setting has no effect together with the other settings. Give the settings of a training run as options,
+    such as --trainer.minibatches 4 or --algorithm.loss.clip_high 0.3, to see which of them are inactive.
     """
     from agent_r1.algorithms.objective import objective
     from agent_r1.algorithms.presets import ALGORITHMS
@@ -68,7 +67,10 @@ def _config_for(name: str, settings: Layer) -> TrainConfig:
 
 
 def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
-    """Return the objective, paper, deviations, inactive settings and parameters of an algorithm, for the terminal."""
+    """Return the description of an algorithm for the terminal: objective, paper, deviations and parameters.
+
+    ``inactive`` holds one line for each setting that cannot act.
+    """
     from agent_r1.algorithms.objective import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
@@ -79,9 +81,9 @@ def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
 
 
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
-    """Yield the option and the explanation of each parameter of a component.
+    """Yield (option, explanation) for each parameter of a component, such as ``--algorithm.loss.clip_low FLOAT``.
 
-    A component that is turned off is included, with its default values.
+    If a component is turned off, its parameters are yielded with their default values.
     """
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices

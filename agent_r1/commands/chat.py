@@ -44,10 +44,10 @@ KEYS = tuple(
 @config_option
 @json_option
 def chat(model: str, file: Path | None, settings: Layer, config_file: Path | None, as_json: bool) -> None:
-    """Talk to a model in the terminal, or from a pipe. It calls the tools of its task set.
+    """Talk to a model in the terminal, or from a pipe. The model calls the tools of its task set.
 
-    RUN has its own task set; give the FILE.py that it was started with, if there is one. MODEL, a Hugging Face name or
-    a folder, has tools only with --taskset or FILE.py.
+    RUN has its own task set. If the run was started with a FILE.py, give this file too. MODEL is a Hugging Face name or
+    a folder, and has tools only with --taskset or FILE.py.
     """
     layers = [restrict(layer, ChatConfig, TrainConfig) for layer in with_file(settings, config_file)]
     config = resolve(ChatConfig, layers)

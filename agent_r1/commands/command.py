@@ -37,9 +37,9 @@ ENTRIES = f"{__name__}.entries"
 
 
 class FilePath(click.ParamType):
-    """The type of an option that is a path. The path is not checked when the arguments are parsed.
+    """The type of an option that is a path. Any text is accepted when the arguments are parsed.
 
-    Unlike click.Path, this type accepts any text. The error of a wrong path is reported when the file is opened.
+    The error for a wrong path is raised later, when the file is opened.
     """
 
     name = "path"
@@ -59,14 +59,13 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class Invalid(AgentR1Error):
-    """The error for a check that found problems. The command prints its report before this error."""
+    """The error for a command that checks something and found problems. The command prints its report first."""
 
 
 class SettingOption(click.Option):
-    """The option of one setting.
+    """The click option for one setting.
 
-    The text that the user typed is stored in the click context. :class:`SettingsCommand` converts the texts of all
-    setting options together.
+    click stores the text that the user typed in its context. :class:`SettingsCommand` converts these texts to values.
     """
 
     def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
@@ -92,10 +91,10 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command with an option for every setting of ``config``, or only for the settings ``keys``.
+    """A command with one option for every setting of the settings class ``config``.
 
-    The callback gets a layer with the settings that the user typed, as the argument ``settings``. Options are spelled
-    with underscores, like the keys in files. Hyphens are also accepted.
+    If ``keys`` is given, only the settings with these dotted keys have an option. The callback gets the settings that
+    the user typed as a layer, in the argument ``settings``. Options can be spelled with underscores or with hyphens.
     """
 
     def __init__(self, *args: Any, config: type[BaseModel], keys: Collection[str] | None = None, **kwargs: Any) -> None:
@@ -117,7 +116,7 @@ class SettingsCommand(click.Command):
         return rest
 
     def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
-        """Yield an option for each argument that names an entry of a table, such as ``--algorithm.loss.clip_high``."""
+        """Yield an option for each argument that sets one entry of a table, such as ``--algorithm.loss.clip_high``."""
         typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
         entries = typed.keys() - set(setting_keys(self.config))
         for number, key in enumerate(sorted(entries)):
@@ -142,12 +141,11 @@ class SettingsCommand(click.Command):
 
 
 def first_line(text: str | None) -> str:
-    """Return the first paragraph of a docstring as one line of plain text."""
+    """Return the first paragraph of a docstring as one line of plain text; "" if ``text`` is None."""
     return " ".join((text or "").partition("\n\n")[0].split()).replace("``", "")
 
 
 def underscored(option: str) -> str:
-    """Return the name of an option with underscores instead of hyphens."""
     return option.replace("-", "_")
 
 
@@ -158,10 +156,10 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 
 
 def _section(config: type[BaseModel], key: str) -> str:
-    """Return the heading above a setting in ``--help``.
+    """Return the heading under which ``--help`` lists the setting ``key``.
 
-    A setting in a group, such as ``trainer.learning_rate``, has the name and the description of the group as its
-    heading. The heading of any other setting is the ``section`` of the class that declares the setting.
+    A setting in a group, such as ``trainer.learning_rate``, is listed under the name and the description of the group.
+    Any other setting is listed under the ``section`` of the class that declares the setting.
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]
@@ -194,7 +192,7 @@ def _annotation_text(annotation: Any) -> str:
 
 
 def _default_and_bounds(field: FieldInfo) -> str:
-    """Return the default and the bounds of a setting, such as ``[default: 200; >= 1]``."""
+    """Return the default and the bounds of a setting, such as ``[default: 200; >= 1]``; "" if it has neither."""
     default = field.default
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
@@ -205,7 +203,7 @@ def _default_and_bounds(field: FieldInfo) -> str:
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """Return the bounds of a setting that is a number, such as ``>= 1``, or "" if there are no bounds."""
+    """Return the bounds of a numeric setting, such as ``>= 1; < 10``, or "" if there are no bounds."""
     shown = []
     for bound in field.metadata:
         match bound:
@@ -227,20 +225,20 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return the layers: the command line, then the file of ``--config`` if there is one.
+    """Return the layers of settings, the layer with the highest priority first.
 
-    The settings of the command line have priority.
+    The first layer is the command line. The second layer is the file of ``--config``, if there is one.
     """
     return [settings] if file is None else [settings, read_toml(file)]
 
 
 def progress_of(quiet: bool) -> Progress:
-    """Return an object that shows the progress of a command on stderr, or shows nothing if ``quiet`` is true."""
+    """Return an object that shows progress on stderr. If ``quiet`` is true, it shows nothing."""
     return SilentProgress() if quiet else make_progress(Console(stderr=True))
 
 
 def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
-    """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, ``text`` otherwise."""
+    """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, otherwise ``text``."""
     if as_json:
         print(json.dumps(data))
     else:
@@ -248,7 +246,10 @@ def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
 
 
 def columns(rows: Mapping[str, str]) -> Table:
-    """Return a table with two columns, the names and the meanings. Long meanings are wrapped."""
+    """Return a table for the terminal with two columns: the keys and the values of ``rows``.
+
+    Long values are wrapped.
+    """
     grid = Table.grid(padding=(0, 2))
     for name, meaning in rows.items():
         grid.add_row(Text(name), Text(meaning))

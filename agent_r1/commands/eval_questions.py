@@ -17,20 +17,22 @@ from agent_r1.training.progress import Progress
 def with_unseen_questions(
     taskset: TaskSet, config: EvalConfig, trained: TrainSettings | None, progress: Progress
 ) -> TaskSet:
-    """Return the task set for an evaluation on questions that the evaluated model was not trained on.
+    """Return the task set, without the questions that the evaluated model was trained on.
 
-    ``config.data`` is the path of the data for the evaluation.
+    There are three cases:
 
-    - If the model belongs to a run that was trained on data at the same path, the task set is returned unchanged. It is
-      evaluated on its test splits.
-    - If the run was trained on data at another path, the training questions of the run are removed.
-    - Otherwise no questions are removed.
+    - The model belongs to a run that was trained on the same data file as ``config.data``: the task set is returned
+      unchanged, because its test splits hold no training questions.
+    - The model belongs to a run that was trained on another data file: the training questions of this run are removed.
+    - Otherwise, no questions are removed.
 
-    In the second and the third case, a task set from a single file is evaluated on all its remaining questions: on the
-    split ``taskset.whole``.
+    In the last two cases, a task set whose tasks come from one file is evaluated on all remaining questions.
 
     Args:
-        trained: the configuration of the run that is evaluated; None if the model does not belong to a run.
+        taskset: the task set of the evaluation.
+        config: the settings of the evaluation.
+        trained: the settings of the model's run. None: the model does not belong to a run.
+        progress: prints a warning if the training data cannot be read.
     """
     if trained is not None and trained.data is not None and config.data is not None:
         if trained.data.resolve() == config.data.resolve():
@@ -51,9 +53,9 @@ def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
 
 
 def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset[str]:
-    """Return the questions that a run was trained on.
+    """Return the normalized text of each question that a run was trained on.
 
-    If the training data can no longer be read, print a warning and return no questions.
+    If the training data can no longer be read, print a warning and return an empty set.
     """
     try:
         own = agent_r1.tasksets.build(

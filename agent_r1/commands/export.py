@@ -25,8 +25,8 @@ from agent_r1.store import is_run, run_folder
 def export(run: str, out: Path, settings: Layer, force: bool, public: bool, as_json: bool) -> None:
     """Write a run in the formats of other tools.
 
-    The model, the adapter, the trajectories or the metrics of RUN (a name in runs/, or a folder) are written to the new
-    folder OUT, which is complete when the command ends, or does not exist.
+    RUN is a name in runs/, or a folder. Its model, adapter, trajectories or metrics are written to the new folder OUT.
+    If the command fails, there is no folder OUT.
     """
     config = resolve(ExportConfig, [settings])
     if public and not config.push:

@@ -30,9 +30,9 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write the files of a project to a new folder, and return their names.
+    """Write the files of a new project to ``folder``, and return the names of the files.
 
-    Raises InvalidInput if the folder exists or cannot be written.
+    Raise InvalidInput if the folder exists or cannot be written.
     """
     if os.path.lexists(folder):
         raise InvalidInput("NAME", got=f"{folder}, which exists", do="give the name of a new folder")

@@ -28,13 +28,14 @@ LABEL_WIDTH = 11
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """All that ``agent-r1 show RUN ATTEMPT`` shows.
+    """The content of ``agent-r1 show RUN ATTEMPT``.
 
     Attributes:
+        summary: one line of facts about the attempt.
         trajectory: None if the attempt has not ended.
-        siblings: the attempts of the group, with this attempt.
-        tokens: the action tokens of each turn; None if they are not shown.
-        record_tokens: the number of groups per step that the run records.
+        siblings: all attempts of the group, including this attempt.
+        tokens: the action tokens of each turn; None if tokens are not shown.
+        record_tokens: the setting ``record_tokens`` of the run: the number of groups per step with token records.
     """
 
     summary: AttemptSummary
@@ -44,7 +45,7 @@ class AttemptReport:
     record_tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values. Texts are as they were recorded."""
+        """Return the report as a JSON object. Texts are not redacted or shortened."""
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}
@@ -59,10 +60,14 @@ class AttemptReport:
 def read_attempt(
     folder: Path, reader: RunReader, summary: AttemptSummary, model: Path | None, with_tokens: bool
 ) -> AttemptReport:
-    """Return the report of an attempt.
+    """Read the report of an attempt from the database of its run.
 
     Args:
-        model: the folder with the tokenizer of the run's model, which is used if the run has saved no tokenizer.
+        folder: the folder of the run.
+        reader: the open database of the run.
+        summary: identifies the attempt.
+        model: the folder of the run's model. Its tokenizer is used if the run has saved no tokenizer.
+        with_tokens: whether the report includes the action tokens.
     """
     trajectory = reader.trajectory(summary.attempt)
     tokens = None
@@ -108,13 +113,16 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
 
 
 def parts_text(parts: Sequence[ContentPart]) -> str:
-    """Return the text of a message or a result. A part that is no text is its type and the beginning of its hash."""
+    """Return the text of a message or of a tool result. Media appear as their type and the beginning of their hash.
+
+    For example, an image appears as ``[image/png 9f86d081884c]``.
+    """
     return "".join(f"[{part.mime} {part.sha256[:12]}]" if isinstance(part, Media) else part.text for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptText:
-    """The report of an attempt as text, for the width of the terminal."""
+    """An attempt report that rich can print. The text fits the width of the terminal."""
 
     report: AttemptReport
 
@@ -179,7 +187,6 @@ def _fate_text(summary: AttemptSummary) -> str:
 
 
 def _rewards(rewards: Mapping[str, Any]) -> Text:
-    """Return the rewards by name in one line."""
     text = Text()
     for name, value in rewards.items():
         values = value if isinstance(value, tuple) else (value,)

@@ -41,10 +41,17 @@ def short_id(attempt: AttemptId) -> str:
 
 
 def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilter) -> AttemptSummary:
-    """Return the attempt with an id, with a unique prefix of an id, or that a word of ``WORDS`` names.
+    """Return the attempt that ``name`` names. ``name`` has one of three forms:
+
+    - the id of the attempt, such as ``3.0.0:style-a/7``
+    - the beginning of the id, such as ``3.0``, if no other attempt fits
+    - a word of ``WORDS``, such as ``best`` or ``failed``
 
     Args:
-        where: the conditions that the attempt must meet.
+        folder: the folder of the run, for error messages.
+        reader: the open database of the run.
+        name: names the attempt.
+        where: the conditions that the attempt must also meet.
 
     Raises:
         InvalidInput: if no attempt or more than one attempt fits.
@@ -92,12 +99,12 @@ def _newest(reader: RunReader, where: AttemptFilter) -> AttemptSummary | None:
 
 
 def summary_json(summary: AttemptSummary) -> dict[str, Any]:
-    """Return a summary as JSON values."""
+    """Return the summary of an attempt as a JSON object."""
     return {**asdict(summary), "attempt": str(summary.attempt), "task": summary.attempt.task}
 
 
 def status_text(summary: AttemptSummary) -> Text:
-    """Return how an attempt ended, in the color of its status."""
+    """Return the status of an attempt as text in the color of the status, or "in progress" if it has not ended."""
     if summary.status is None:
         return Text("in progress", "cyan")
     style = (
@@ -111,10 +118,11 @@ _RIGHT = frozenset({"step", "reward", "advantages", "turns", "tokens", "calls", 
 
 @dataclass(frozen=True, slots=True)
 class AttemptTable:
-    """A list of attempts as text. A narrow terminal leaves out the columns with less to say.
+    """A table of attempts that rich can print. A narrow terminal shows fewer columns.
 
     Attributes:
-        total: the number of attempts that meet the conditions, of which ``attempts`` are shown.
+        attempts: the attempts in the table.
+        total: the number of attempts in the run that meet the same conditions. The table can hold fewer attempts.
     """
 
     attempts: Sequence[AttemptSummary]

@@ -38,7 +38,10 @@ _SIGNALS = ("SIGINT", "SIGTERM")
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """One validation: the share of right answers, with its 95 % interval if the run recorded the interval."""
+    """The result of one validation: the share of right answers ``em``.
+
+    ``low`` and ``high`` are the ends of its 95 % interval. They are None if the run recorded no interval.
+    """
 
     step: int
     em: float
@@ -48,20 +51,20 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """All that ``agent-r1 show RUN`` shows.
+    """The content of ``agent-r1 show RUN``.
 
     Attributes:
         state: complete, training, stopped (by a signal, or killed), or failed (by an error or a health check).
-        process: the process that writes the run, if there is one and the system names it.
-        seconds: from the start of the run to its last event, or until now while the run trains.
+        process: the id of the process that writes the run; None if there is no such process or its id is not known.
+        seconds: the time from the start of the run to its last event, or to now if the run is still training.
         settings: the settings that differ from their defaults.
         fates: the number of attempts by fate.
         statuses: the number of attempts by status.
         last: the last validation; None without validation.
-        best: the best validation.
-        best_checkpoint: the folder with the weights of the best validation, or None if it does not exist.
-        table: the results at the end of the run: the share of right answers by method and split.
-        curves: the metrics and timings by name.
+        best: the best validation; None without validation.
+        best_checkpoint: the folder with the weights of the best validation; None if the folder does not exist.
+        table: the share of right answers at the end of the run, by method and then by split.
+        curves: the values of each metric and timing by step, by name.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.
     """
@@ -83,7 +86,7 @@ class RunReport:
     warnings: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
+        """Return the report as a JSON object."""
         summary = self.summary
         return {
             "run": str(self.folder),
@@ -109,7 +112,10 @@ class RunReport:
 
 
 def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) -> RunReport:
-    """Return the report of a run. ``defaults`` are the defaults of the settings by dotted key."""
+    """Read the report of a run from its database.
+
+    ``defaults`` holds the default of each setting by dotted key. Settings with other values are listed in the report.
+    """
     summary, curves = summarize_reader(folder.resolve().name, folder, reader), read_curves(reader)
     events = reader.recent_events(_EVENTS_READ)
     shown = [event for event in events if event.event.kind not in _RESULT_KINDS]
@@ -143,7 +149,7 @@ def _state(summary: RunSummary) -> str:
 
 
 def _validations(reader: RunReader, curves: Mapping[str, Curve]) -> Iterator[Validation]:
-    """Yield each validation, in the order of steps."""
+    """Yield each validation of the run, the earliest step first."""
     cells = {cell["step"]: cell for cell in read_results(reader, "validation")}
     for step, em in sorted(curves.get("validation_em", {}).items()):
         cell = cells.get(step, {})
@@ -159,7 +165,7 @@ def _em_table(recorded: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class RunText:
-    """The report of a run as text, for the width of the terminal."""
+    """A run report that rich can print. The text fits the width of the terminal."""
 
     report: RunReport
 
@@ -279,7 +285,7 @@ def _hints(report: RunReport) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class MetricText:
-    """One curve as a table with a bar for each step, for the width of the terminal."""
+    """One curve that rich can print: a table with a bar for each step, in the width of the terminal."""
 
     name: str
     curve: Curve

@@ -30,13 +30,13 @@ _RAISED = ("color(117)", "color(75)", "color(39)", "color(33)")
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """One action token with its numbers. A number that is not known is None.
+    """One action token with its numbers. A number that was not recorded is None.
 
     Attributes:
         loss_mask: whether the policy loss includes the token.
         engine: the log-probability in the engine that sampled the token.
         trainer: the log-probability in the trainer before the update.
-        gap: trainer minus engine.
+        gap: ``trainer`` minus ``engine``.
         weight: the weight of the token in the policy loss.
     """
 
@@ -52,13 +52,16 @@ class TokenLine:
     weight: float | None
 
     def number(self, name: str) -> float | None:
-        """Return the number in the column ``name``."""
         found: float | None = asdict(self)[name]
         return found
 
 
 def token_lines(turn: Turn, record: TokenRecord | None, texts: Sequence[str]) -> Iterator[TokenLine]:
-    """Yield a line for each action token of a turn. ``texts`` are the texts of the tokens."""
+    """Yield one line for each action token of a turn.
+
+    ``record`` holds the numbers of the update; None if the run recorded no numbers for the turn. ``texts`` holds the
+    text of each action token.
+    """
     unknown = (math.nan,) * len(turn.action_ids)
     blank = TokenRecord(AttemptId("", "", 0, 0), turn.index, unknown, unknown, unknown, unknown)
     known = record or blank
@@ -85,16 +88,18 @@ def _finite(value: float) -> float | None:
 
 
 def largest_advantage(lines: Iterable[TokenLine]) -> float:
-    """Return the largest absolute advantage, by which the colors are scaled; 0 if no advantage is known."""
+    """Return the largest absolute advantage of the tokens, or 0 if no advantage is known."""
     return max((abs(line.advantage) for line in lines if line.advantage is not None), default=0.0)
 
 
 def token_table(state_tokens: int, lines: Sequence[TokenLine], largest: float, width: int) -> Table:
-    """Return the table of the action tokens of a turn. The colors are the advantages.
+    """Return the table of the action tokens of a turn. The colors show the advantages.
 
     Args:
-        state_tokens: the number of tokens of the state that the turn adds before its action.
-        largest: the advantage with the strongest color.
+        state_tokens: the number of tokens that the turn adds to the state before its action.
+        lines: the action tokens.
+        largest: the absolute advantage that gets the strongest color.
+        width: the width of the terminal. A narrow table has fewer columns.
     """
     known = [name for name in _IMPORTANCE if any(line.number(name) is not None for line in lines)]
     fitting = known[: max(1, (width - _OTHER_WIDTH) // _NUMBER_WIDTH)]
@@ -121,7 +126,10 @@ def token_table(state_tokens: int, lines: Sequence[TokenLine], largest: float, w
 
 
 def advantage_style(advantage: float | None, largest: float) -> str:
-    """Return the color of an advantage; "" for 0 and for an advantage that is not known."""
+    """Return the color of an advantage. Return "" if the advantage is 0 or not known.
+
+    An advantage of plus or minus ``largest`` gets the strongest color.
+    """
     if not advantage or not largest:
         return ""
     level = min(3, int(4 * abs(advantage) / largest))
@@ -135,11 +143,11 @@ def _format(value: float | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return the text of a token in one line, in which line ends and spaces at the ends are visible."""
+    """Return the text of a token in one line. Line breaks, tabs, and spaces at the ends become visible characters."""
     line = visible(text).replace("\n", "↵").replace("\t", "⇥")
     return line.replace(" ", "␣") if line != line.strip() or not line else line
 
 
 def tokens_json(lines: Iterable[TokenLine]) -> list[dict[str, Any]]:
-    """Return the lines as JSON values."""
+    """Return the tokens as JSON objects, with one key per column."""
     return [asdict(line) for line in lines]

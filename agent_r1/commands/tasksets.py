@@ -88,7 +88,7 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return the task set with a name, or the task set that a file defines if ``name`` ends with ``.py``."""
+    """Return the task set ``name``. If ``name`` ends with ``.py``, return the task set that this file defines."""
     if name.endswith(".py"):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)
@@ -108,10 +108,7 @@ def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
 
 
 def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
-    """Print a warning on ``progress`` if code that the policy writes runs without a sandbox.
-
-    Return ``progress``, so that the caller can pass it on in the same expression.
-    """
+    """Print a warning on ``progress`` if code that the policy writes runs without a sandbox. Return ``progress``."""
     if taskset.sandbox is not None and taskset.sandbox.startswith("none"):
         progress.print_line(
             "WARNING: sandbox none: programs written by a model run with your rights, files and network"
@@ -120,5 +117,5 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return the JSON entry that names the sandbox, or an empty dictionary if the task set runs no code."""
+    """Return ``{"sandbox": ..}`` for the JSON output of a command, or {} if the task set runs no code of the policy."""
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}

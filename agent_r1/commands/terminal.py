@@ -23,15 +23,15 @@ Curve = Mapping[int, float]
 
 
 def safe(text: str, style: str = "") -> Text:
-    """Return a text that cannot control the terminal: control characters are shown as pictures."""
+    """Return ``text`` for the terminal, with each control character replaced by a visible character."""
     return Text(visible(text), style)
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
-    """Return a line of at most ``width`` blocks whose heights are the values, from the smallest to the largest.
+    """Return a line of at most ``width`` blocks. The height of each block shows one value.
 
-    If there are more values than blocks, a block is the mean of neighboring values. A value that is not finite is a
-    space.
+    The smallest value has the lowest block, and the largest value has the highest block. If there are more than
+    ``width`` values, a block shows the mean of neighboring values. A value that is not finite becomes a space.
 
     Example:
         >>> sparkline([0.0, 1.0, float("nan"), 2.0], 10)
@@ -58,11 +58,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 class CurveTable:
-    """A table with one line per curve: its name, a sparkline, and its first, last, smallest and largest value.
+    """A table with one line per curve: name, sparkline, first value, last value, smallest value, largest value.
 
     Args:
         width: the width of the terminal.
         steps: the number of values of the longest curve.
+        blocks: the characters of the sparklines, from low to high.
     """
 
     def __init__(self, width: int, steps: int, blocks: str) -> None:
@@ -74,9 +75,9 @@ class CurveTable:
         self._parts: list[RenderableType] = [heading]
 
     def add_panel(self, title: str, unit: str, curves: Sequence[tuple[str, Curve]]) -> None:
-        """Add the curves of one chart: a line with the title, and a line for each curve.
+        """Add the curves of one chart: one line with the title, and one line for each curve.
 
-        If the title says what the only curve is, one line is enough.
+        If the chart has a single curve with the same name as the title, only the line of the curve is added.
         """
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()
         label = curves[0][0]
@@ -89,7 +90,7 @@ class CurveTable:
         self._parts.append(grid)
 
     def rendered(self) -> Group:
-        """Return the table for a console."""
+        """Return the table as an object that rich can print."""
         return Group(*self._parts)
 
     def _grid(self) -> Table:
@@ -109,6 +110,6 @@ class CurveTable:
 
 
 def _short_number(value: float) -> str:
-    """Return a number with at most VALUE_WIDTH characters."""
+    """Return a number as text with at most VALUE_WIDTH characters."""
     text = number(value, 3)
     return text if len(text) <= VALUE_WIDTH else number(value, 2)

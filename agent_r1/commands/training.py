@@ -80,7 +80,10 @@ def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainR
 
 
 def require_file(taskset: str) -> None:
-    """Raise InvalidInput if ``taskset`` is not built in. The user must then give the file that defines the task set."""
+    """Raise InvalidInput if no built-in task set has the name ``taskset``.
+
+    The error asks for the file that defines it.
+    """
     if taskset not in agent_r1.tasksets.TASKSETS:
         do = f"give the file that the run was started with, which defines {taskset!r}"
         raise InvalidInput("FILE.py", got="none", do=do)
@@ -124,11 +127,11 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings ``own`` of a run, reduced to settings that an evaluation of the run also uses.
+    """Return the settings of a run that an evaluation of the run also uses. ``own`` holds all settings of the run.
 
-    If the evaluation uses another task set than the run (``other_taskset``), ``data``, ``corpus``, ``encoder`` and
-    ``sandbox`` are left out. ``sandbox = "none"`` is always left out: only the user can choose to evaluate without a
-    sandbox.
+    If ``other_taskset`` is true, the evaluation uses another task set than the run. ``data``, ``corpus``, ``encoder``
+    and ``sandbox`` are then left out. ``sandbox = "none"`` is always left out, because only the user can choose to
+    evaluate without a sandbox.
     """
     left_out = NOT_FOR_OTHER_TASKSETS if other_taskset else ()
     kept = {key: value for key, value in own.values.items() if key not in left_out}

@@ -66,9 +66,9 @@ def _folder(run: str) -> Path:
 
 
 def default_settings() -> Mapping[str, Any]:
-    """Return the default of each setting of a training run by its dotted key, as JSON values.
+    """Return the default of each setting of a training run as a JSON value, by dotted key.
 
-    The parameters of algorithms are not included, because reading them imports torch.
+    The parameters of algorithms are left out, because reading them would import torch.
     """
     defaults = {}
     for key, field in iter_fields(TrainConfig):
@@ -79,7 +79,7 @@ def default_settings() -> Mapping[str, Any]:
 
 
 def find_model(name: str) -> Path | None:
-    """Return the folder of a model on this machine, without any download; None if there is none."""
+    """Return the folder of a model on this machine, or None if the model is not here. Nothing is downloaded."""
     source = NAMED_MODELS.get(name)
     if isinstance(source, Path):
         return source
