@@ -22,11 +22,13 @@ AGENT_MODULE = "agent_program"
 
 
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return the task set in which the agent of ``config.agent`` or of the task set acts.
+    """Return the task set with an agent program as its agent.
 
-    Without such an agent, the task set is unchanged. The baselines of the task set keep their own environments.
+    The agent program is ``config.agent``. If ``config.agent`` is empty, it is the task set's own agent program. If
+    there is neither, return the task set unchanged. Baselines keep their own environments.
 
-    Raises InvalidInput if the agent cannot be loaded, or if there is no agent and ``config.gateway`` is set.
+    Raises InvalidInput if the agent program cannot be loaded, if a context policy is set for it, or if there is no
+    agent program and ``config.gateway`` is set.
     """
     function = load_agent(config.agent) if config.agent else taskset.agent
     if function is None:
@@ -42,9 +44,12 @@ def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
 
 
 def load_agent(name: str) -> AgentFunction:
-    """Return the function ``FILE.py:NAME``.
+    """Return the function of an agent program.
 
-    Raises InvalidInput if the file does not exist or raises an error, or if it does not define the function.
+    Args:
+        name: the file and the name of the function, such as "my_agent.py:run".
+
+    Raises InvalidInput if the file does not exist, raises an error or does not define the function.
     """
     file, _, function_name = name.rpartition(":")
     if not file.endswith(".py") or not function_name:
@@ -59,13 +64,16 @@ def load_agent(name: str) -> AgentFunction:
 
 
 def make_rollout(agent: Agent, env: Env) -> Rollout:
-    """Return the rollout in which ``agent`` is the policy in ``env``."""
+    """Return the rollout in which ``agent`` acts in ``env``.
+
+    If ``env`` belongs to an agent program, the agent program acts, and ``agent`` answers its requests.
+    """
     if isinstance(env, AgentProgramEnv):
         return AgentProgram(env.function, agent, env.host)
     return AgentLoop(agent, env)
 
 
 async def close_agents(taskset: TaskSet) -> None:
-    """Stop the gateway of the task set's agent, if it has one."""
+    """Stop the gateway of the task set's agent program, if the task set has one."""
     if isinstance(taskset.env, AgentProgramEnv):
         await taskset.env.host.close()

@@ -81,7 +81,7 @@ def train(
 
 
 class Trainer:
-    """A trainer for your own agent, in scripts and notebooks: trains and evaluates the agent, and saves the model.
+    """A trainer for your own agent, in scripts and notebooks. It trains and evaluates the agent, and saves the model.
 
     Args:
         env: the environment: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
@@ -91,9 +91,10 @@ class Trainer:
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
-        agent: an agent that acts instead of the tools of ``env``: a function of a base URL, an API key and a task, or
-            "FILE.py:NAME". It calls the model over HTTP (``docs/gateway.md``).
-        callbacks: functions called with the :class:`StepReport` of each step. An exception in a callback stops the run.
+        agent: an agent program, which runs its own tools instead of the tools of ``env``: a function with the arguments
+            base URL, API key and task, or "FILE.py:NAME". It calls the model over HTTP (``docs/gateway.md``).
+        callbacks: functions that are called with the :class:`StepReport` of each step. An exception in a callback stops
+            the run.
         progress: the display of the progress. Default: on stderr, a bar for a terminal, otherwise one line per step.
         placement: factories of engine and trainer. Default: engine and trainer run in this process.
         settings: fields of :class:`~agent_r1.training.config.TrainConfig`. A group of fields is a mapping:
@@ -162,9 +163,9 @@ class Trainer:
         return report
 
     def evaluate(self) -> Table:
-        """Return a table of the trained agent and the baselines on the evaluation splits.
+        """Return a result table on the evaluation splits. Each row is a baseline, the base model or the trained agent.
 
-        Before training, the table has only the baselines. The base model is one of the baselines.
+        Before training, there is no row for a trained agent.
         """
         config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
         shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
@@ -187,10 +188,9 @@ class Trainer:
 
 
 def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
-    """Raise InvalidInput if a setting conflicts with ``env`` and ``tasks``.
+    """Raise InvalidInput if ``settings`` has a setting that ``env`` and ``tasks`` replace, such as ``taskset``.
 
-    Also raise InvalidInput if ``rewards`` or ``callbacks`` is not a list of functions. These arguments are checked
-    here, so that a wrong value is reported before training.
+    Also raise InvalidInput if ``rewards`` or ``callbacks`` is not a list of functions.
     """
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in settings:
@@ -201,7 +201,7 @@ def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: ob
 
 
 class _CallbackProgress:
-    """A progress display that also calls each callback with the report of each step."""
+    """A progress display that also calls the callbacks with the report of each step."""
 
     def __init__(self, progress: Progress, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)

@@ -48,11 +48,12 @@ class Placement:
 
     Attributes:
         engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
-            the model of this policy, because no other service uses it. But with LoRA, the model and the trainer's model
-            share their frozen weights. The engine must not change these weights in place. An engine that needs a model
-            without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
-        trainer: makes the trainer of the policy. The third argument is the teacher, or None if the algorithm needs no
-            teacher.
+            the policy's model, because no other service uses this model. With LoRA, this model shares its frozen
+            weights with the trainer's model, so the engine must not change the frozen weights. An engine that needs a
+            model without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
+        trainer: makes the trainer of the given policy. The third argument is the teacher, or None if the algorithm
+        needs
+            no teacher.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
@@ -70,11 +71,11 @@ def resolve_placement(placement: Placement | None) -> Placement:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The services of a run, which are checked and built before the run writes a file.
+    """The services of a run. They are built and checked before the run writes a file.
 
     Attributes:
         engines: the inference engines by role. The engine "policy" samples the attempts that are trained.
-        events: the decisions made while the services were built. The run records these events first.
+        events: reports of decisions that were made during the build. The run records these events first.
     """
 
     config: TrainConfig
@@ -137,7 +138,7 @@ def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]
 
 
 def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
-    """Return one event if ``plan`` has smaller micro-batches than ``config``; otherwise no event."""
+    """Return one event if memory requires smaller micro-batches than the configured ones; otherwise no event."""
     tokens = config.trainer.micro_tokens
     if plan.micro_tokens >= tokens:
         return ()
@@ -168,11 +169,16 @@ def group_requests(
 
 
 def _spread(permutation: Sequence[int], kinds: Sequence[int]) -> list[int]:
-    """Return the permutation in an order in which the tasks of each kind have equal distances.
+    """Return the numbers of ``permutation`` in an order that spreads the tasks of each kind evenly.
 
-    Tasks of the same kind keep their order. ``kinds`` has the kind of each task.
+    Tasks of the same kind keep their order.
 
-    Example: for the permutation 0 1 2 3 4 5 and the kinds 1 1 2 2 2 2, the order is 2 0 3 4 1 5.
+    Args:
+        permutation: the numbers of the tasks, in random order.
+        kinds: the kind of each task, by the number of the task.
+
+    Example:
+        [2, 0, 3, 4, 1, 5] for the permutation [0, 1, 2, 3, 4, 5] and the kinds [1, 1, 2, 2, 2, 2]
     """
     total, seen, place = Counter(kinds), Counter[int](), dict[int, tuple[float, int]]()
     for index in permutation:

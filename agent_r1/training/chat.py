@@ -70,7 +70,10 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
 
 
 def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task]:
-    """Return the environment, and the task whose system message and data the conversation has."""
+    """Return the environment of the chat, and a task with the system message and the data for the conversation.
+
+    Without a task set, the environment has no tools, and the task has no messages.
+    """
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ())
     split = config.split or taskset.evaluation[0]
@@ -86,10 +89,10 @@ def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task
 
 
 class _Chat:
-    """The state of a chat.
+    """A running chat between a person and the model.
 
     Attributes:
-        messages: the conversation.
+        messages: the current conversation.
     """
 
     def __init__(self, agent: Agent, env: ToolEnv, task: Task, terminal: Terminal) -> None:
@@ -132,7 +135,10 @@ class _Chat:
         return None if text.strip() in ("/quit", "/exit") else text
 
     async def _answer(self, message: Message) -> None:
-        """Let the model act until it answers without a call, for at most ``max_turns`` actions."""
+        """Add ``message`` to the conversation. Then let the model act until it writes a message without a call.
+
+        The model can act at most ``max_turns`` times.
+        """
         try:
             session, episode = await self._continue(message)
             episode.num_actions = 0  # the limit of actions applies to each message of the person
@@ -153,7 +159,10 @@ class _Chat:
             self._terminal.print(f"(the environment failed: {format_error(error)})")
 
     async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
-        """Add a message of the person to the conversation. Open a session and an episode for the first message."""
+        """Add a message of the person to the conversation, and return the session and the episode of the conversation.
+
+        For the first message of a conversation, open both.
+        """
         if self._session is not None and self._episode is not None:
             self.messages = (*self.messages, message)
             return self._session, self._episode

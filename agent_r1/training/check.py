@@ -174,7 +174,7 @@ def _has_tasks(taskset: TaskSet, split: str) -> bool:
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order. Return all tasks if ``n`` is 0 or larger than their number."""
+    """Return ``n`` random tasks in their original order. If ``n`` is 0, or there are fewer tasks, return all tasks."""
     if n == 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]
@@ -214,9 +214,9 @@ def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
 
 
 def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
-    """Yield a failure for each part that a task lacks: a right (gold) solution, a wrong solution, the expected rewards.
+    """Yield a failure for each part that the check needs, but the task does not have.
 
-    Without these parts, the check proves nothing about the task.
+    The parts are a right (gold) solution, a wrong solution, and the expected rewards.
     """
     for name, is_gold in (("gold", True), ("wrong", False)):
         if not any(check.is_gold is is_gold for check in checks):
@@ -228,10 +228,7 @@ def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailu
 async def _play(
     checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env, config: CheckConfig
 ) -> list[tuple[SolutionCheck, str | None]]:
-    """Play each solution as a group of one attempt.
-
-    Return each check with the reason why its solution fails, or with None if the solution passes.
-    """
+    """Play each solution once. Return each check with the reason why its solution failed, or with None if it passed."""
     agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
     limits = RolloutLimits(concurrency=config.concurrency, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)

@@ -315,9 +315,9 @@ Resolved = TypeVar("Resolved", bound=RunConfig)
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
     """Return the configuration from ``layers`` and from the defaults of the task set.
 
-    A value in an earlier layer has priority. The defaults of the task set apply to settings that no layer has. A
-    training algorithm gets an importance weight if trainer and engine have different data types (see
-    :func:`agent_r1.training.precision.with_correction`).
+    If several layers have a setting, the value of the earliest layer applies. If no layer has a setting, the default of
+    the task set applies. If trainer and engine have different data types, a training algorithm gets an importance
+    weight (see :func:`agent_r1.training.precision.with_correction`).
 
     Raises InvalidInput in the same cases as :func:`agent_r1.config.resolve`, and in two more cases: no model is named,
     or a run has too few steps for the schedule of its learning rates.
@@ -333,10 +333,14 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 
 
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
-    """Return the algorithm of the configuration that ``layers`` give.
+    """Return the algorithm of ``config``.
 
-    The algorithm gets an importance weight if trainer and engine have different data types (see
+    If trainer and engine have different data types, the returned algorithm has an importance weight (see
     :func:`agent_r1.training.precision.with_correction`).
+
+    Args:
+        config: the configuration that ``layers`` give.
+        layers: the layers, from which it is read whether the user set a correction.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 

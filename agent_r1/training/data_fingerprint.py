@@ -26,10 +26,10 @@ The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sh
 
 
 def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
-    """Return events with the hashes of a run's data.
+    """Return events with the sha256 hashes of a run's data.
 
-    One event is for the tasks of training and validation. ``config.data`` has an event of its own if it is a local file
-    or folder, and not a name on the hub. The same holds for ``config.corpus``.
+    One event is for the tasks of training and validation. ``config.data`` and ``config.corpus`` each have an event of
+    their own if they are local files or folders.
     """
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
@@ -43,10 +43,13 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
     """Raise InvalidInput if the data differs from the data that the run used before.
 
-    A new value of ``data`` or ``corpus`` that cannot be compared with the old data is refused too.
+    Also raise InvalidInput if the setting ``data`` or ``corpus`` has a new value, and the new data has no fingerprint
+    that can be compared with the old one.
 
     Args:
-        events: the result of :func:`fingerprint_data` for the current data.
+        run: the folder of the run.
+        config: the new configuration.
+        events: the result of :func:`fingerprint_data` for the new configuration.
     """
     with closing(RunReader(run)) as reader:
         recorded, own = _hashes(event for event in reader.events() if event.kind == FINGERPRINT), reader.config()
@@ -97,7 +100,7 @@ _dump = json.JSONEncoder(sort_keys=True).encode
 
 
 def _to_json(value: object) -> object:
-    """Convert a value to a value that JSON can represent. An object of another type becomes the name of its type."""
+    """Convert a value to a value that JSON can represent. An object of an unknown type becomes the name of its type."""
     match value:
         case str() | None | bool() | float():
             return value

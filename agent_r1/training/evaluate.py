@@ -110,10 +110,10 @@ async def evaluate_split(
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Return the mean of pass@1 and of pass@k for each evaluation split.
+    """Return pass@1 and pass@k for each evaluation split, each averaged over the first ``count`` tasks of the split.
 
-    Each value is estimated from ``size`` attempts at each of the first ``count`` tasks of the split. The agent of
-    ``method`` must sample at a temperature above 0, because greedy attempts are all equal.
+    Both are estimated from ``size`` attempts at each task. The agent of ``method`` must sample at a temperature above
+    0, because greedy attempts are all equal.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     ones, shares = {}, {}
@@ -127,7 +127,10 @@ async def measure_pass_at_k(
 
 
 def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) -> list[Method]:
-    """Return the rows of the table: baselines of the task set, the base model with tools, and the agent ``trained``."""
+    """Return the rows of the result table: the task set's baselines, the model ``base`` with tools, and ``trained``.
+
+    If ``trained`` is None, there is no row for a trained agent.
+    """
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]

@@ -32,13 +32,14 @@ def format_signature(tool: ToolSpec) -> str:
 
 
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
-    """Convert a typed line to a message.
+    """Convert a line that a person typed to a message.
 
-    A line is a call if it begins with the name of a tool, or with "/" and any name. All other lines are text. The
-    arguments of a call are a JSON object. Without "/", they can also be one argument as plain text.
+    - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is a JSON object, or the value of a single argument.
+    - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is a JSON object.
+    - Any other line is text.
 
-    If a call cannot be parsed, the message contains a malformed call. So the person gets the same explanation as a
-    policy that sends a malformed call.
+    If the arguments cannot be parsed, the message contains a malformed call. The environment then explains the error,
+    as it does for a policy.
 
     Example:
         parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)
@@ -55,11 +56,13 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call in which one argument has the value ``text``; {} if ``text`` is empty.
+    """Return the arguments of a call with a single argument, whose value is ``text``; {} if ``text`` is empty.
 
-    The argument is the only required argument of the tool. If the tool does not have exactly one required argument, the
-    argument is the first one. If the tool has no arguments, ``text`` gets an empty name. The tool then refuses the call
-    with an explanation.
+    The name of the argument is the tool's only required argument, or else its first argument. For a tool without
+    arguments, the name is "". The tool then refuses the call with an explanation.
+
+    Example:
+        {"query": "Alba"} for a tool with the parameter ``query`` and the text "Alba"
     """
     required = tool.parameters.get("required", ())
     names = required if len(required) == 1 else list(tool.parameters.get("properties", {}))[:1]

@@ -25,12 +25,12 @@ TOLERANCE = 10 * ROUNDING
 
 @dataclass(frozen=True, slots=True)
 class InactiveSettings:
-    """Settings that cannot act, and the reason.
+    """Settings that cannot change any update, and the reason.
 
     Attributes:
         keys: the dotted keys of the settings. The key of an optional component, such as ``algorithm.correction``,
-            stands for all of its parameters.
-        reason: why the settings cannot act, and which other settings to change so that they can.
+            stands for all its settings.
+        reason: the reason, and other settings to change so that these settings have an effect.
     """
 
     keys: tuple[str, ...]
@@ -41,20 +41,19 @@ class InactiveSettings:
 
 
 def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
-    """Return the settings of the algorithm that cannot act, grouped by reason.
+    """Return the algorithm's settings that cannot change any update of the run, grouped by reason.
 
-    A setting cannot act if every update is the same without it, except for rounding errors. Only the configuration
-    decides whether a setting can act. A setting that can act is not returned, even if it happens to act on no attempt
-    of a run.
+    Differences by rounding errors do not count as changes. The result depends only on the configuration. A setting that
+    can change an update is not returned, even if it changes none in an actual run.
     """
     found = (_of_ratio(config), _of_mismatch(config), _of_critic(config), _of_limits(config))
     return tuple(settings for group in found for settings in group)
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that act only on an importance ratio r other than 1, if r is always 1.
+    """Yield settings that have an effect only at importance ratios other than 1. If such ratios can occur, yield none.
 
-    If the advantage is always 0, yield the settings of the loss.
+    If the advantage is always 0, yield the settings of the loss instead.
     """
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]
@@ -83,7 +82,7 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the terms that act only on a difference between the policies of sampler and trainer, if there is none."""
+    """Yield settings that have an effect only if sampler and trainer differ. If they can differ, yield nothing."""
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -108,10 +107,9 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the clip of the critic's values if the critic takes one optimizer step per batch.
+    """Yield the clip of the critic's values if it has no effect: if the critic takes one optimizer step per batch.
 
-    The clip limits the difference between a value and the value before the update. Before the only step, both are
-    equal.
+    The clip limits how far a value moves from the value before the update. In the only step, no value has moved yet.
     """
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
@@ -122,7 +120,7 @@ def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings whose limit no attempt or step of the run can reach."""
+    """Yield the limits among the settings that no attempt or step of the run can reach."""
     algorithm, overlong, kl = config.algorithm, config.algorithm.shaping.overlong, config.algorithm.kl
     if overlong is not None and isinstance(build_context_policy(config.context_policy), Append):
         start = overlong.max_tokens - overlong.cache_tokens
@@ -145,19 +143,19 @@ def _policy_steps(config: TrainConfig) -> int:
 
 
 def _samples_match(config: TrainConfig) -> bool:
-    """Return whether sampler and trainer have equal log-probabilities before the update, up to rounding errors.
+    """Return whether sampler and trainer have equal log-probabilities before each update, up to small rounding errors.
 
-    In bfloat16 the result is False, also if both use bfloat16: two computations of the same number can have large
-    rounding errors.
+    The result is False if one of them computes in bfloat16, because its rounding errors are large. It is also False if
+    samples can be stale.
     """
     return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32"
 
 
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
-    """Return whether ``loss`` has the same gradient as -A log pi at each ratio r with |log r| <= ``spread``.
+    """Return whether ``loss`` has the gradient of -A log pi at each ratio r with |log r| <= ``spread``.
 
     A is the advantage of a token, and pi its probability. The gradients are compared at six tokens, three with A = 1
-    and three with A = -1. If a user's loss needs more than r and A, return False.
+    and three with A = -1. Return False if ``loss`` raises an error, because a user's loss can need more than r and A.
     """
     advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     # log pi = 0: a change of r then changes the probability pi most

@@ -61,8 +61,8 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
 async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
     """Train until the last step.
 
-    Each step takes groups in the order of their requests, updates the policy in a thread, and publishes the new
-    weights. After the step is recorded, the collector can start further groups.
+    For each step: take the groups in the order of their requests, update the policy in a thread, publish the new
+    weights, and record the step. Then the collector can start the groups of a later step.
 
     Raises:
         ShutdownRequested: a shutdown was requested. The last step was saved, unless checkpoints are disabled.
@@ -118,7 +118,10 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Save the last step if the block raises ShutdownRequested. If it raises another error, wait for a running save."""
+    """Return a context manager that saves the last step if its block raises ShutdownRequested.
+
+    If the block raises another error, wait until a running save ends.
+    """
     try:
         yield
     except ShutdownRequested:
@@ -136,7 +139,10 @@ async def _gather(
     monitor: HealthMonitor,
     progress: Progress,
 ) -> list[SelectedGroup]:
-    """Return all groups of one step, including groups without a training signal."""
+    """Take groups until the step has enough, and return all of them. Groups without a training signal are included.
+
+    For each group without a training signal, another group can be requested (refill).
+    """
     batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:
         selected = updater.select(await anext(groups))

@@ -43,7 +43,7 @@ thread can have its own heap, which keeps freed memory."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """A part of the memory that a run needs: name, and size in bytes."""
+    """A part of the memory that a run needs: its name, and its size in bytes."""
 
     name: str
     size: int
@@ -51,9 +51,9 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory that a run needs if its micro-batches have at most ``micro_tokens`` tokens.
+    """The memory that a run needs with micro-batches of at most ``micro_tokens`` tokens.
 
-    A sequence with more tokens is not divided: it is a micro-batch by itself.
+    A longer sequence is not divided. It is a micro-batch by itself.
     """
 
     micro_tokens: int
@@ -71,12 +71,16 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that training ``model`` needs, with the largest micro-batches that fit into memory.
 
-    The size of the micro-batches begins at ``config.trainer.micro_tokens`` tokens. It is halved until the run needs at
-    most ``available`` bytes, but not below ``context`` tokens: a sequence can have this length, and is never divided.
-    The weights of ``model`` do not count, because these weights are already in memory.
+    The first size of the micro-batches is ``config.trainer.micro_tokens`` tokens. While the run needs more than
+    ``available`` bytes, the size is halved, but not below ``context`` tokens. The weights of ``model`` do not count,
+    because they are already in memory.
+
+    Args:
+        context: the maximum number of tokens in a sequence. A sequence is never divided.
+        available: the available memory in bytes.
 
     Raises:
-        InvalidInput: the smallest micro-batch does not fit. The error suggests settings that need less memory.
+        InvalidInput: even the smallest micro-batches do not fit. The error suggests settings that need less memory.
     """
     for tokens in _candidates(config, context):
         plan = _plan(model, config, context, tokens)
@@ -168,7 +172,12 @@ def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
 
 
 def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> PassShape:
-    """Return the shape of a pass over a micro-batch of ``tokens`` tokens in sequences of ``context`` tokens."""
+    """Return the properties of a forward and backward pass that determine how much memory the pass needs.
+
+    Args:
+        context: the number of tokens in a sequence.
+        tokens: the number of tokens in a micro-batch.
+    """
     length = min(context, tokens)
     return PassShape(
         model_type=type(model),
@@ -185,11 +194,11 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 
 
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
-    """Return advice for a run that does not fit into memory: settings that need less memory, or a smaller model.
+    """Return advice for a run that does not fit into memory.
 
-    Settings that save memory are added to the advice one after the other, until a micro-batch of one sequence fits. If
-    all these settings are not enough, the context is halved until one sequence fits. If this is not enough either, the
-    advice contains no settings.
+    The advice is to take a smaller model or more memory. If possible, it also names settings with which the run fits.
+    For this, settings that save memory are added one after the other, until a micro-batch of one sequence fits. If this
+    is not enough, the context is halved until one sequence fits.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
@@ -229,8 +238,8 @@ def _options(settings: Mapping[str, Any]) -> str:
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Return the available memory of a device in bytes.
 
-    For a GPU, return the free memory of the GPU. For the CPU, return the available memory of the machine. If a control
-    group (cgroup) of this process has less free memory than the machine, return the free memory of the group.
+    For a GPU, this is the free memory of the GPU. For the CPU, it is the available memory of the machine. If a control
+    group (cgroup) of this process has less memory left, it is the memory that is left in the group.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -247,7 +256,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free memory, in bytes, of each control group (cgroup v1 or v2) of this process that limits memory.
+    """Return the memory that is left, in bytes, in each control group (cgroup v1 or v2) that limits this process.
 
     If no control group limits memory, the list has one element: the available memory of the machine.
     """
@@ -269,7 +278,7 @@ def _group_memory(root: Path) -> list[int]:
 
 
 def _groups(root: Path, base: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups that contain this process: its group, and all parents up to ``base``."""
+    """Yield the folders of this process's control groups: each group and all its parents, up to ``base``."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

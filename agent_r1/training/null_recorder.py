@@ -17,5 +17,5 @@ class NullRecorder:
 
 
 async def no_gate(request: GroupRequest) -> int:
-    """Return version 0 without waiting, so that each group starts at once with the current weights."""
+    """Return version 0 at once. It takes the place of ``StalenessController.acquire`` for attempts outside of a run."""
     return 0

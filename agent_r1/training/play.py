@@ -71,7 +71,7 @@ class PlayResult:
 
 
 class HumanPlayer:
-    """A responder that shows the new messages of the conversation, and reads the next action from the terminal.
+    """A person in place of the policy. ``respond`` prints the new messages, and reads the next action of the person.
 
     If the person leaves (Ctrl-D, Ctrl-C, or the end of a pipe), ``respond`` raises EngineError, which ends the episode.
 
@@ -107,7 +107,7 @@ class HumanPlayer:
         self._terminal.print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
 
     def _read(self) -> str:
-        """Return the next text that the person types. Empty lines are ignored, and a ``?`` prints the help."""
+        """Return the next text that the person types. Skip empty lines. For "?", print the help and read again."""
         while True:
             text = self._terminal.read()
             if text.strip() == "?":
@@ -151,10 +151,10 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
 
 
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
-    """Return the right answers of a task, or () if no answer is known.
+    """Return the right answers of a task; () if no answer is known.
 
-    The answers are the value of ``answers`` in the task's data. Without this value, the answer comes from the first
-    right (gold) solution whose first message calls no tool. The text of this message is the answer.
+    The answers are ``answers`` in the task's data. If the data has no answers, the answer is the text of a right (gold)
+    solution: the first one that answers without a call in its first message.
     """
     answers = task.data.get("answers", ())
     if answers:

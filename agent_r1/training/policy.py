@@ -71,9 +71,9 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
 
 
 def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
-    """Load the policy that a run trains. With LoRA, the policy has a new adapter, and its other weights are frozen.
+    """Load the policy that a run trains. With LoRA, the policy gets a new adapter, and its other weights are frozen.
 
-    All weights that are trained are in float32, because bfloat16 would round off the changes of an optimizer step.
+    The trained weights are in float32, because bfloat16 cannot represent the small changes of an optimizer step.
 
     Raises:
         InvalidInput: as for :func:`load_policy`; the model is an adapter; or the model cannot get an adapter.

@@ -17,8 +17,8 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
 
-    Each token has a weight of its own, even if all tokens of a trajectory share one importance ratio. A common weight
-    would be a product of the ratios of thousands of tokens, and close to 0 in most trajectories.
+    The importance weight is computed for each token, and not for a trajectory. The weight of a trajectory would be a
+    product over thousands of tokens, and would often be close to 0.
 
     The algorithm is returned unchanged in these cases:
 
@@ -40,9 +40,9 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
 
 
 def precision_events(algorithm: Algorithm, trainer: Dtype, engine: Dtype) -> tuple[LogEvent, ...]:
-    """Return one event that describes how the difference between the data types of engine and trainer is corrected.
+    """Return one event if engine and trainer have different data types; otherwise no event.
 
-    Return no event if the data types are equal.
+    The event says how the algorithm corrects the difference.
     """
     if trainer == engine:
         return ()

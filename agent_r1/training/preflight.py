@@ -33,10 +33,9 @@ A prompt with more characters than this number times the context length is too l
 
 
 def check_algorithm_settings(config: TrainConfig) -> None:
-    """Raise InvalidInput if the algorithm conflicts with other settings.
+    """Raise InvalidInput if the algorithm cannot be used with the other settings.
 
-    A setting of the algorithm that cannot act, because of other settings, is accepted. The run only mentions the
-    setting in a note (:mod:`agent_r1.training.inactive_settings`).
+    Settings of the algorithm that have no effect are allowed (see :mod:`agent_r1.training.inactive_settings`).
     """
     algorithm = config.algorithm
     if "group" in algorithm.needs and config.group_size < 2:
@@ -94,9 +93,9 @@ def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> No
 
 
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
-    """Raise InvalidInput if the opening messages of a task leave no token for an action.
+    """Raise InvalidInput if the opening messages of a task fill the whole context of the policy.
 
-    Only the longest tasks are checked.
+    Only a few tasks with the longest texts are checked.
     """
     longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
     for task in longest:

@@ -47,7 +47,7 @@ class Progress(Protocol):
         ...
 
     def on_attempts(self, done: int, total: int) -> None:
-        """Show that ``done`` of the ``total`` attempts of a step or an evaluation are finished."""
+        """Show that ``done`` of ``total`` attempts are finished, in the current step or in an evaluation."""
         ...
 
     def on_step(self, report: StepReport) -> None:
@@ -102,9 +102,9 @@ class LineProgress:
 
 
 class ProgressBar:
-    """A display for terminals: one line for each step, and below the lines a bar.
+    """A display for terminals: a line of results for each step, and a bar below the lines.
 
-    In training, the bar advances with each step, and the text of the bar changes with each finished group. In an
+    In training, the bar advances with each step, and its text counts the finished attempts of the step. In an
     evaluation, the bar advances with each finished group.
     """
 

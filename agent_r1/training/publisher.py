@@ -25,17 +25,16 @@ KEPT_VERSIONS = 2
 
 
 class WeightPublisher:
-    """A sender of weight updates to an engine.
+    """A service that sends the trainer's weights to an engine.
 
-    An engine in this process gets the trainer's model, with its adapter if there is one.
+    If the engine shares memory with the trainer, it gets the trainer's model, with the adapter if there is one.
 
-    For an engine that does not share memory with the trainer, the weights are written to a safetensors folder. This
-    folder is in /dev/shm if /dev/shm has enough room, otherwise in the run's folder. The folder gets its final name
-    when all files are written. An adapter is merged into the written weights, so that the engine needs no support of
-    adapters.
+    Otherwise the weights are written to a safetensors folder for the engine. An adapter is merged into the written
+    weights. The folder is in /dev/shm, or in the run's folder if /dev/shm has too little room. Until all files are
+    written, the folder has a temporary name.
 
-    The checksum in an update is the checksum of the weights that the engine will serve. It differs from the trainer's
-    checksum if an adapter was merged, or if the engine converts the float32 weights to another data type.
+    The checksum that is sent is the checksum of the weights as the engine will serve them. It differs from the
+    trainer's checksum if an adapter was merged, or if the engine converts the weights to another data type.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -45,10 +44,9 @@ class WeightPublisher:
         self._folders: list[Path] = []
 
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
-        """Send the weights of ``update`` to the engine. Return the version that the engine serves afterwards.
+        """Send the weights of ``update`` to the engine, and return the version that the engine serves afterwards.
 
-        If the engine serves the weights that were sent, return ``update.version``, with the checksum of the trainer's
-        weights.
+        If the engine serves the sent weights, the returned version is ``update.version``, with the trainer's checksum.
 
         Raises EngineError if the engine supports no suitable transport, or if the weights cannot be written or loaded.
         """
@@ -65,11 +63,12 @@ class WeightPublisher:
         return update.version if served == sent.version else served
 
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
-        """Return the update to send to the engine. ``update`` comes from the trainer.
+        """Convert an update of the trainer to the update for the engine.
 
-        An adapter is merged into the model if the engine gets a folder. If ``update`` has a checksum, the result has
-        the checksum of the model in the engine's data type. If the handle of ``update`` is not a model, ``update`` is
-        returned unchanged.
+        - An adapter is merged into the model if the engine does not share memory with the trainer.
+        - If ``update`` has a checksum, it is replaced by the checksum of the model in the engine's data type.
+
+        If the handle of ``update`` is not a model, return ``update`` unchanged.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not isinstance(model, PreTrainedModel):
@@ -88,7 +87,7 @@ class WeightPublisher:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def _make_root(self, model: PreTrainedModel) -> Path:
-        """Return a new folder in shared memory, or in the run's folder if shared memory has too little room."""
+        """Return a new folder: in shared memory, or in the run's folder if shared memory has too little room."""
         needed = (KEPT_VERSIONS + 1) * sum(tensor.nbytes for tensor in model.state_dict().values())
         fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
         return Path(tempfile.mkdtemp(prefix="agent-r1-weights-", dir=SHARED_MEMORY if fits else self._run_folder))

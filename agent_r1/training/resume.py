@@ -37,12 +37,12 @@ CHANGEABLE = (
 
 
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
-    """Return the configuration for resuming a run: the stored configuration, changed by the settings of ``layers``.
+    """Return the configuration for a resumed run: the stored configuration, with the new values in ``layers``.
 
     Raises:
-        InvalidInput: the layers name no run, or the run does not exist; the run is complete and gets no further steps;
-            ``steps`` is below the number of steps taken, or too small for the schedule of the learning rates; a setting
-            that is not in ``CHANGEABLE`` differs.
+        InvalidInput: in these cases: the layers name no run; the run does not exist; the run is complete, and ``steps``
+            is not larger than before; ``steps`` is below the number of steps taken, or too small for the schedule of
+            the learning rates; or a setting that is not in ``CHANGEABLE`` has a new value.
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:
@@ -71,7 +71,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
-    """Raise InvalidInput if the layers change the name or a parameter of the algorithm."""
+    """Raise InvalidInput if ``layers`` change the name or a parameter of the run's algorithm."""
     # Imported here, because the module imports torch.
     from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters
 

@@ -33,10 +33,10 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
 
 
 def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Return the mean of each reward over the attempts that were scored, as metrics.
+    """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
 
-    An attempt without the reward counts as 0 if other attempts have the reward. For example, an attempt without calls
-    has no reward for calls. An attempt does not count if the reward could not be computed or is not finite.
+    If an attempt does not have a reward that other attempts have, it counts as 0. For example, an attempt without calls
+    has no reward for calls. If a reward could not be computed or is not finite, the attempt is left out of its mean.
 
     Example:
         reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}

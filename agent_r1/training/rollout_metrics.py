@@ -11,16 +11,16 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the number of attempts by status, the numbers of tool calls, and the mean length of an attempt.
+    """Return metrics of the attempts of one step. Greedy attempts are left out.
 
-    All attempts count except greedy attempts. If a failed attempt was retried, both the failed attempt and the retry
-    count. Further counts:
+    If a failed attempt was retried, the failed attempt and the retry both count. The metrics are:
 
-    - ``retried``: failed attempts that were retried.
-    - ``unscored``: attempts that ended normally and have a reward that is missing or not finite.
-    - ``calls``: tool calls.
-    - ``invalid_calls``: tool calls that failed because of an error of the agent.
-    - ``failed_calls``: tool calls that failed because of an error of the tool.
+    - one metric per status, such as ``completed``: number of attempts with this status.
+    - ``retried``: number of failed attempts that were retried.
+    - ``unscored``: number of attempts that ended normally, but have a reward that is missing or not finite.
+    - ``calls``: number of tool calls.
+    - ``invalid_calls``: number of tool calls that failed because of an error of the agent.
+    - ``failed_calls``: number of tool calls that failed because of an error of the tool.
     - ``turns``: mean number of turns of an attempt.
     - ``attempt_tokens``: mean number of tokens that the policy sampled in an attempt.
 

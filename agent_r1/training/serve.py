@@ -19,13 +19,13 @@ from agent_r1.training.policy import load_policy
 
 
 def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
-    """Serve ``config.model`` until SIGINT or SIGTERM arrives.
-
-    When the server listens, ``on_started`` is called with its base URL and its API key.
+    """Serve the model ``config.model`` over HTTP, until SIGINT or SIGTERM arrives.
 
     Args:
-        port: the port on loopback; 0 for any free port.
-        key: the API key; None for a new one.
+        config: the settings; ``config.model`` is a model or a run.
+        port: the port on this machine; 0 for any free port.
+        key: the API key; None for a new, random one.
+        on_started: called with the base URL and the API key when the server can answer.
 
     Raises InvalidInput if the model cannot be loaded or the port is in use.
     """

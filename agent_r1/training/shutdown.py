@@ -26,11 +26,10 @@ class ShutdownRequested(AgentR1Error):
 
 
 class GracefulShutdown:
-    """The shutdown of a run, which a signal can request.
+    """A request to stop a run, which a signal can make.
 
-    A shutdown takes effect only inside a block of :meth:`interruptible`. Rollouts run inside a block, because a resumed
-    run can repeat rollouts. An update, its validation and the recording of its events run outside of all blocks. So a
-    step is completed before the shutdown.
+    The run stops only inside blocks of :meth:`interruptible`. Rollouts run inside such blocks, because a resumed run
+    can repeat them. An update, its validation and its recording run outside, so they are completed first.
 
     Attributes:
         signal: the number of the signal that requested the shutdown; None if no shutdown was requested.
@@ -64,7 +63,7 @@ class GracefulShutdown:
             self._task = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: the first signal requests a shutdown, the second signal stops the run at once.
+        """Handle a signal. The first signal requests a shutdown, and the second signal stops the process at once.
 
         Python can call this method between any two instructions of the main thread.
         """
@@ -91,7 +90,10 @@ _active: list[GracefulShutdown] = []
 
 
 def request_shutdown(number: int) -> bool:
-    """Request a shutdown of all active runs, like the signal ``number``. Return whether a run was active."""
+    """Request a shutdown of all active runs, as if the signal ``number`` had arrived.
+
+    Return whether a run was active.
+    """
     active = list(_active)
     for shutdown in active:
         shutdown.handle(number, None)
@@ -100,9 +102,10 @@ def request_shutdown(number: int) -> bool:
 
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
-    """Install handlers of SIGINT and SIGTERM during the block, and yield the shutdown that the handlers request.
+    """Return a context manager that installs handlers of SIGINT and SIGTERM for its block.
 
-    Outside of the main thread, no handlers are installed. A signal that the process ignores stays ignored.
+    It yields the shutdown that the handlers request. Outside of the main thread, no handlers are installed. A signal
+    that the process ignores stays ignored.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

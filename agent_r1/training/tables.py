@@ -64,13 +64,13 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The table of results. A method is a row of the table: a baseline, the base model, or the trained agent.
+    """A result table. Each row is a method: a baseline, the base model, or the trained agent.
 
     Attributes:
         cells: the results by method and split.
-        retrieval: the measures of the retriever by split and name (``recall@5``).
+        retrieval: the measures of the retriever, by split and by name such as ``recall@5``.
         measure: the name of the number in the field ``em`` of each cell: exact match, or a reward.
-        measures: further measures of the task set, by method, split and name (``fix_rate``).
+        measures: further measures of the task set, by method, by split and by name such as ``fix_rate``.
         passed: pass@k by method; empty if pass@k was not requested.
     """
 
@@ -93,8 +93,8 @@ class TrainReport:
     Attributes:
         run: the folder of the run.
         steps: the number of optimizer steps.
-        train_seconds: the seconds that the steps after step ``resumed_from`` took.
-        table: the trained agent and the baselines.
+        train_seconds: the duration of the steps that this process took, in seconds.
+        table: the results of the trained agent and the baselines.
         pass_at_k: pass@k of the base model; None if pass@k was not measured.
         resumed_from: the step from which the run was last resumed; 0 if the run was not resumed.
     """
@@ -192,7 +192,10 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 
 
 def render_table(table: Table) -> Group:
-    """Return the table for a terminal: a row per method and a column per split. Lines of further measures follow."""
+    """Return the table for a terminal: a row per method and a column per split.
+
+    Lines with further measures follow, such as the recall of the retriever and pass@k.
+    """
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
     for method, row in table.cells.items():

@@ -14,7 +14,7 @@ from agent_r1.core.messages import Media, Message
 
 
 class Terminal:
-    """Reads lines from standard input, and prints messages on a console."""
+    """A terminal or a pipe. It reads lines from standard input, and prints messages on a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -43,10 +43,10 @@ class Terminal:
         return text
 
     def _read_line(self, prompt: str) -> str:
-        """Return a line of standard input. If standard input is not a terminal, print the line.
+        """Read a line from standard input. If standard input is a pipe, also print the line.
 
-        During the call, Ctrl-C raises KeyboardInterrupt. The signal handler of asyncio would have no effect, because
-        this handler only notifies the event loop, which is blocked.
+        During the call, Ctrl-C raises KeyboardInterrupt at once. asyncio's own handler would wait for the event loop,
+        which this call blocks.
         """
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

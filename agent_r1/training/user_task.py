@@ -40,20 +40,22 @@ def make_taskset(
     rewards: Sequence[RewardFunction] = (),
     solutions: Callable[[Task], ReferenceSolutions] | None = None,
 ) -> TaskSet:
-    """Validate a user's environment and tasks, and return the task set that they make.
+    """Return a task set with a user's environment and tasks, after a check of both.
 
     In the result table of a run, each split of the tasks is a column, except ``train`` and ``validation``. If the tasks
     have no other split, ``train`` is a column. The tasks of the split ``validation`` determine the best step.
 
     Args:
+        env: the user's environment.
+        tasks: the user's tasks, as a list.
         name: the name of the task set.
-        model: the requested model, or "" for none. For tiny-base and for "", the task set has default settings.
+        model: the model that the user named; "" for none. For tiny-base and for "", the task set has default settings.
         rewards: reward functions, in addition to the rewards of the environment.
         solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
     Raises:
         InvalidInput: ``env`` is not an environment; ``rewards`` is not a list of functions; neither ``env`` nor
-            ``rewards`` gives a reward; ``tasks`` is not a list of tasks; two tasks have the same id; no task has the
+            ``rewards`` gives a reward; ``tasks`` is not a list of tasks; two tasks have the same id; or no task has the
             split ``train``.
     """
     if not isinstance(env, Env):
@@ -82,20 +84,20 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest isolation level of a task set; None if the task set executes no code of the policy.
+    """Return the weakest isolation level under which code of the policy runs; None if no such code runs.
 
-    Environment, scorers and tasks declare their isolation levels. A sandbox without isolation that this process uses
-    counts even if no component declares it.
+    The environment, the scorers and the tasks declare their levels. If a sandbox without isolation exists in this
+    process, it counts too, because a tool or a reward can use it without a declaration.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the values with which tasks declare that code of the policy is not isolated.
+    """Return the declarations of tasks that code of the policy runs without isolation, such as "none: REASON".
 
-    Such a task has the key ``sandbox`` in its data, with the value "none" or "none: REASON". Other values are ignored,
-    because the key can have another meaning in a user's data.
+    A task declares this with the value "none" or "none: REASON" of the key ``sandbox`` in its data. Other values are
+    ignored, because the key can have another meaning in a user's data.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
@@ -126,7 +128,7 @@ def load_task_file(file: Path, model: str) -> TaskSet:
 
 
 def check_agent(name: str, agent: Any) -> AgentFunction | None:
-    """Return ``agent``, which can be None. Raise InvalidInput if it is not a function."""
+    """Return ``agent``, a function or None. Raise InvalidInput for any other value. ``name`` is for the message."""
     if agent is not None and not callable(agent):
         do = "give a function (base_url, api_key, task), or FILE.py:NAME of one"
         raise InvalidInput(name, got=f"an object of type {type(agent).__name__}", do=do)
@@ -135,10 +137,7 @@ def check_agent(name: str, agent: Any) -> AgentFunction | None:
 
 
 def check_tasks(name: str, tasks: Any) -> None:
-    """Raise InvalidInput if ``tasks`` is not a list of tasks.
-
-    The message of the error contains ``name``, so that the user can find the list.
-    """
+    """Raise InvalidInput if ``tasks`` is not a list of tasks. ``name`` is the name of the list in the message."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise InvalidInput(name, got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     for index, task in enumerate(tasks):

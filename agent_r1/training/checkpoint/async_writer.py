@@ -11,9 +11,13 @@ from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
 
 
 class AsyncCheckpointWriter:
-    """A writer that runs ``write(snapshot)`` in a thread, and records each checkpoint that was saved.
+    """A writer that saves checkpoints in a thread, one at a time.
 
-    A failed save is not repeated. The next call of :meth:`wait` raises the error of the save.
+    A failed save is not repeated. The next call of :meth:`wait` raises its error.
+
+    Args:
+        write: writes a snapshot to the disk.
+        recorder: records each checkpoint that was saved.
     """
 
     def __init__(self, write: Callable[[Snapshot], object], recorder: Recorder) -> None:

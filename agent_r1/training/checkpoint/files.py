@@ -79,11 +79,11 @@ class BestStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
-    """The progress of training.
+    """The progress of a run.
 
     Attributes:
-        step: the number of optimizer steps taken.
-        groups: the number of groups used, which is also the id of the next group.
+        step: the number of optimizer steps that were taken.
+        groups: the number of groups that were used. The next group has this number as its id.
         best: the best step so far; None if no step was validated.
         validated: the last step that was validated; 0 if no step was validated.
     """
@@ -96,7 +96,7 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The content of a checkpoint, copied to the CPU, so that later steps do not change the content."""
+    """The content of a checkpoint, copied to the CPU. Later steps do not change the copy."""
 
     progress: TrainProgress
     weights: Mapping[str, Tensor]
@@ -106,7 +106,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A checkpoint that was read, without its weights. Load the weights with ``read_weights(folder, ..)``."""
+    """The content of a saved checkpoint, without the weights. ``read_weights(folder, ..)`` reads the weights."""
 
     folder: Path
     progress: TrainProgress
@@ -128,7 +128,7 @@ class LatestCheckpoint:
 
     Attributes:
         folder: the newest intact checkpoint; None if there is no intact checkpoint.
-        skipped: the newer checkpoints, which are not intact.
+        skipped: the checkpoints that are newer than ``folder``, but not intact.
     """
 
     folder: Path | None
@@ -172,10 +172,10 @@ def save_checkpoint(
     keep: int,
     disk: Disk = DISK,
 ) -> Path:
-    """Write ``run/checkpoints/step-K``, then remove old checkpoints. Return the folder of the new checkpoint.
+    """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the folder of the new one.
 
-    The newest ``keep`` checkpoints are kept. A checkpoint with missing files, or files of a wrong size, does not count.
-    Each kept checkpoint contains the number of the best step so far. The checkpoint of this best step is kept too.
+    These checkpoints are not removed: the newest ``keep`` checkpoints, and the checkpoint of the best step that each of
+    them names. A checkpoint with missing files, or with files of a wrong size, does not count as one of the newest.
 
     Args:
         model: gives the configuration. The weights come from the snapshot.
@@ -246,10 +246,10 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 
 
 def find_trained_model(run: Path) -> Path:
-    """Return the folder of a run's final model, or of the newest intact checkpoint if there is no intact final model.
+    """Return the folder of a run's final model. If it is missing or corrupt, return the newest intact checkpoint.
 
-    For a run with LoRA, the folder of the final model contains only the adapter, and not the merged model. The run's
-    engine used the adapter in the same way.
+    For a run with LoRA, return the folder of the final adapter and not of the merged model, because the run itself
+    sampled with the adapter.
 
     Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
     """
@@ -278,9 +278,10 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Yield a temporary folder, which replaces ``folder`` when the block ends without an error.
+    """Return a context manager whose block writes a folder. It yields a temporary folder.
 
-    The manifest in the folder contains the seal of the last row that the run has recorded.
+    At the end of the block, a manifest is added and the temporary folder replaces ``folder``. The manifest contains the
+    seal of the last row that the run has recorded. If the block raises an error, ``folder`` stays unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
@@ -289,7 +290,7 @@ def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) 
 
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """Convert the exceptions of a failed write to CheckpointError."""
+    """Return a context manager that converts the exceptions of a failed write to CheckpointError."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, sqlite3.Error) as error:
@@ -314,10 +315,10 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
-    """Return the checkpoints to remove after a new checkpoint was saved. ``progress`` is the progress that it contains.
+    """Return the old checkpoints to remove after a checkpoint with the progress ``progress`` was saved.
 
-    The newest ``keep`` complete checkpoints are kept. Each of them names the best step so far, and the checkpoint of
-    this step is kept too.
+    The newest ``keep`` complete checkpoints are not removed, and neither is the checkpoint of the best step that each
+    of them names.
     """
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]

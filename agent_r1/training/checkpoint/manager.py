@@ -33,11 +33,11 @@ from agent_r1.training.tables import make_cell
 class CheckpointManager:
     """A manager that validates the policy, saves checkpoints, and saves the final model after the last step.
 
-    The final model has the weights of the best step by validation. Without validation, the final model has the weights
-    of the last step. If checkpoints are enabled, each new best step gets a checkpoint.
+    If steps are validated, the final model has the weights of the best step, and each new best step gets a checkpoint
+    (unless checkpoints are disabled). Otherwise the final model has the weights of the last step.
 
     Weights are copied in a thread, so that the event loop is not blocked. The next update waits for the copy, because
-    an update changes the weights.
+    the update changes the weights.
     """
 
     def __init__(
@@ -62,9 +62,12 @@ class CheckpointManager:
         return self._progress.best
 
     async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
-        """Validate the step that was just taken, if a validation is due.
+        """Validate the last step, if a validation is due.
 
-        Call this method before the next update changes the weights, and then :meth:`copy_if_due`.
+        Call this method before the next update changes the weights. Afterwards call :meth:`copy_if_due`.
+
+        Args:
+            progress: the progress after the last step.
 
         Returns:
             The validation metrics; empty if the step was not validated.
@@ -74,9 +77,9 @@ class CheckpointManager:
         return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
 
     async def copy_if_due(self, monitor: MonitorState) -> None:
-        """Take a snapshot of the step that was just taken, if a checkpoint is due.
+        """Take a snapshot of the last step, if a checkpoint is due. ``monitor`` is the state of the monitor to save.
 
-        Raises CheckpointError if a snapshot is due and the previous save failed.
+        Raises CheckpointError if a checkpoint is due and the previous save failed.
         """
         self._monitor = monitor
         step, best, every = self._progress.step, self._progress.best, self._config.checkpoint_every
@@ -111,13 +114,13 @@ class CheckpointManager:
             await self._writer.wait()
 
     async def validate_last_step(self) -> dict[str, float]:
-        """Validate the last step of the run, unless it was validated before. Return the validation metrics.
+        """Validate the last step of the run if it was not validated before.
 
-        Usually :meth:`validate_if_due` has validated the last step. If a run is resumed with fewer steps, an earlier
-        step becomes the last step, and can be without a validation.
+        The last step is usually validated by :meth:`validate_if_due`. But if a run is resumed with fewer steps, its
+        last step can be a step that was not validated.
 
         Returns:
-            The validation metrics; empty if the run has no validation, or if the last step was validated before.
+            The validation metrics; empty if nothing was validated here.
         """
         if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
             return {}

@@ -63,12 +63,12 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
     newer than the loaded checkpoint are renamed.
 
     Args:
+        run: the folder of the run.
         policy: the policy with the initial model of the run.
-        updater: the updater for the run's algorithm. The trainer of the updater has the initial model of the run, which
-            is also the reference model.
+        updater: an updater with the run's algorithm. Its trainer has the initial model of the run.
 
     Raises:
-        InvalidInput: if the initial weights differ from the recorded initial weights of the run, if the checkpoint was
+        InvalidInput: if the initial model differs from the initial model that the run recorded, if the checkpoint was
             saved for another model, or if all saved checkpoints are lost.
     """
     initial = initial_state(updater)
@@ -93,9 +93,9 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
 
 
 def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
-    """Return one event if the micro-batches are now smaller than in the saved state; otherwise no event.
+    """Return one event if the updater's micro-batches are smaller than in the saved state; otherwise no event.
 
-    They are never larger: a trainer continues with the saved size.
+    They cannot be larger, because a trainer does not raise the saved size.
     """
     before, now = int(saved.scalars.get("micro_tokens", updater.micro_tokens)), updater.micro_tokens
     if now >= before:

@@ -24,7 +24,7 @@ _MIN_EFFECTIVE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem that a check found.
+    """A problem that a check found in a step.
 
     Attributes:
         check: the name of the check.
@@ -32,8 +32,8 @@ class Finding:
         value: the value that was found, as text.
         limit: the limit of the value, as text.
         do: advice.
-        patience: the number of consecutive steps with a finding after which the run is stopped; None: only warn.
-        warn_after: the number of consecutive steps with a finding after which the monitor warns.
+        patience: the monitor stops the run after this number of consecutive steps with a finding. None: only warn.
+        warn_after: the monitor warns after this number of consecutive steps with a finding.
 
     Example:
         Finding("logprob_gap", "engine and trainer disagree", "0.2", "at most 0.01", "compare their models", 3)
@@ -53,15 +53,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """A maximum for one metric.
+    """A check that one metric does not exceed a maximum.
 
     Attributes:
         metric: the name of the metric, which is also the name of the check.
-        maximum: the largest value without a finding.
+        maximum: the largest allowed value.
         what: what is wrong if the metric exceeds the maximum.
         do: advice.
-        patience: the number of consecutive steps with a finding after which the run is stopped.
-        on_policy_only: do not check steps with tokens from older weights, because older weights increase the metric.
+        patience: the monitor stops the run after this number of consecutive steps with a finding.
+        on_policy_only: whether to skip steps with tokens that older weights sampled. Older weights increase the metric.
     """
 
     metric: str
@@ -72,9 +72,9 @@ class HealthCheck:
     on_policy_only: bool = False
 
     def check(self, metrics: Mapping[str, float]) -> Finding | None:
-        """Return a finding if the metric exceeds the maximum or is NaN; otherwise None.
+        """Return a finding if the metric of a step exceeds the maximum or is NaN; otherwise None.
 
-        The result is also None if the step does not have the metric.
+        Also return None if the step does not have the metric.
         """
         value = metrics.get(self.metric)
         # NaN is a finding, because the comparison with NaN is false.
@@ -128,12 +128,12 @@ def metric_checks(
 
 
 class GradientSpikeDetector:
-    """A check that warns if a gradient norm is far above the median of recent gradient norms.
+    """A check that warns if the norm of the policy's gradient is far above the median of recent norms.
 
-    A finding never stops the run, because the trainer clips gradients.
+    The run is never stopped, because the trainer clips gradients.
 
     Attributes:
-        norms: the recent gradient norms.
+        norms: the recent gradient norms, oldest first.
     """
 
     def __init__(self, factor: float) -> None:
@@ -168,14 +168,13 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained (all were excluded or had advantage 0); otherwise None.
+    """Return a finding if no attempt of a step was trained, because all were excluded or had advantage 0.
 
-    The result is also None if a loss or gradient of the step was not finite, because the check ``skipped_steps``
-    reports the step.
+    Return None if an attempt was trained. Also return None if a loss or gradient was not finite, because the check
+    ``skipped_steps`` reports this.
 
     Args:
-        patience: the number of consecutive steps without a trained attempt after which the run is stopped; None: only
-            warn.
+        patience: the monitor stops the run after this number of consecutive steps with a finding. None: only warn.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None
@@ -198,8 +197,11 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
     """Return a finding if the critic explained almost none of the variance of a step's returns; otherwise None.
 
-    The result is also None if there is no critic, or if all returns of the step are equal. The monitor warns after
-    ``steps`` consecutive findings.
+    Also return None if there is no critic, or if all returns of the step are equal.
+
+    Args:
+        metrics: the metrics of the step.
+        steps: the monitor warns after this number of consecutive steps with a finding.
     """
     explained = metrics.get("critic/explained_variance")
     # NaN is a finding, because the comparison with NaN is false.
@@ -218,9 +220,9 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
 
 
 def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
-    """Return a finding if the importance weights of a step leave few effective tokens; otherwise None.
+    """Return a finding if a few tokens have most of the importance weight in a step; otherwise None.
 
-    The result is also None if the algorithm corrects no difference between sampler and trainer.
+    Also return None if the algorithm has no correction between sampler and trainer.
     """
     share = metrics.get("correction/effective_share")
     # NaN is a finding, because the comparison with NaN is false.
@@ -256,10 +258,10 @@ def check_memory_reduced(before: int, now: int) -> Finding | None:
 
 
 def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
-    """Yield warnings about failures that do not stop the run.
+    """Yield the warnings about failures that are not enough to stop the run:
 
-    Yield one warning for each tool whose recent calls all failed, but not all for the same cause. Yield one more
-    warning if too many attempts failed before the window of the circuit breaker is full.
+    - a warning for each tool whose recent calls all failed, but for different causes
+    - a warning if too many attempts failed, but there were not yet enough attempts to judge the run
     """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"
@@ -272,15 +274,15 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
 
 
 def check_group_integrity(group: Group, group_id: int, size: int, greedy: bool) -> Finding | None:
-    """Return a finding if a group differs from the requested group; otherwise None.
+    """Return a finding if a group differs from the group that was requested; otherwise None.
 
-    Each group id is requested once, and a requested group has one attempt for each index. So the check also ensures
-    that no attempt is trained twice.
+    A requested group has one attempt for each sample index. Each group id is requested only once. Therefore this check
+    also ensures that no attempt is trained twice.
 
     Args:
         group_id: the id of the requested group.
         size: the requested number of sampled attempts.
-        greedy: whether the group also needs a greedy attempt.
+        greedy: whether the group must also have a greedy attempt.
     """
     what = "a group is not the requested one: comparing its attempts would be wrong"
     do = "report it: attempts were lost, duplicated or mixed up"

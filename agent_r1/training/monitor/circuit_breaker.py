@@ -40,7 +40,7 @@ _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolE
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt that failed or has no usable reward. Attempts that a filter of the algorithm removes did not fail."""
+    """An attempt that failed or has no usable reward. An attempt that only a filter removed did not fail."""
 
     attempt: AttemptId
     status: Status
@@ -54,16 +54,19 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class FailedToolCall:
-    """A valid call for which the tool returned no usable result."""
+    """A call with valid arguments for which the tool returned no usable result.
+
+    The tool raised an exception, took too long, or returned a value of a wrong type.
+    """
 
     attempt: AttemptId
     reason: str
 
     @property
     def cause(self) -> str:
-        """The cause of the failure: the first two parts of the reason, usually tool and type of the exception.
+        """The cause of the failure: the first two parts of the reason, usually the tool and the type of the exception.
 
-        The rest of the reason is left out, because the rest often contains the arguments of the call.
+        The third part is left out, because it often contains the arguments of the call.
         """
         return normalize_reason(": ".join(self.reason.split(": ")[:2]))
 
@@ -95,18 +98,18 @@ class CircuitBreakerState:
 
 
 class CircuitBreaker:
-    """A breaker that opens (stops the run) if too many recent attempts failed, or if a tool always fails.
+    """A breaker that stops the run if too many recent attempts failed, or if a tool always fails.
 
-    If an attempt was retried, only the last retry counts. The breaker gets each group before the group is trained on,
-    so that a stopped run keeps the weights of the last step.
+    The breaker checks each group before the group is trained on. So a stopped run keeps the weights of the last step.
+    If an attempt was retried, only its last retry counts.
 
     Args:
-        share: the breaker opens if more than this share of ``window`` attempts failed. If ``share`` is 1, the breaker
-            never opens.
-        window: the number of recent attempts. The window must contain many groups, because an error of a scorer is a
-            failure of all attempts of a group.
-        call_window: the breaker opens if the last ``call_window`` calls of a tool failed for the same cause.
-        run: the run, as an argument of ``agent-r1 show``. Diagnoses name the commands that show their examples.
+        share: the run is stopped if more than this share of ``window`` attempts failed. If ``share`` is 1, the run is
+            never stopped.
+        window: the number of recent attempts that count. It must be much larger than a group, because all attempts of a
+            group fail if a scorer raises an error.
+        call_window: the run is stopped if the last ``call_window`` calls of a tool failed for the same cause.
+        run: the name of the run, for commands in the diagnosis, such as ``agent-r1 show RUN 3.0.0``.
     """
 
     def __init__(self, share: float, window: int, call_window: int = CALL_WINDOW, run: str = "RUN") -> None:
@@ -118,10 +121,10 @@ class CircuitBreaker:
         """Record the attempts of a group and their tool calls.
 
         Args:
-            excluded: the attempts of the group that cannot be trained.
+            excluded: the attempts of the group that cannot be trained, with reasons.
 
         Returns:
-            A diagnosis if the breaker opens, otherwise None.
+            A diagnosis if the run must be stopped; otherwise None.
         """
         reasons = {one.attempt: one.reason for one in excluded}
         trajectories = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)
@@ -141,9 +144,9 @@ class CircuitBreaker:
         return next(filter(None, (self._diagnose_tool(name) for name in self._calls)), None)
 
     def tools_failing_for_several_causes(self) -> Iterator[tuple[str, int]]:
-        """Yield (name, number of causes) for each tool whose recent calls all failed, but not all for the same cause.
+        """Yield (name, number of causes) for each tool whose recent calls all failed, but for different causes.
 
-        Failures for several causes do not stop the run, because the causes can be errors of the agent.
+        Such failures do not stop the run, because they can be errors of the agent.
         """
         for name in self._calls:
             causes = {call.cause for call in self._failed_calls(name)}
@@ -151,9 +154,9 @@ class CircuitBreaker:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return the pair (failed attempts, all attempts) if the window is not full and too many attempts failed.
+        """Return (failed attempts, all attempts) if too many of the first attempts failed; otherwise None.
 
-        Return None in all other cases.
+        If at least ``window`` attempts have ended, the result is None.
         """
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None
@@ -188,13 +191,13 @@ class CircuitBreaker:
 
 
 def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str) -> Iterator[str]:
-    """Yield the lines of a diagnosis: each reason with its count and an example, and advice.
+    """Yield the lines of a diagnosis: each reason with its count and an example, then advice.
 
     Args:
         failures: the failed attempts.
-        total: the number of recent attempts, including attempts that did not fail.
+        total: the number of recent attempts, failed or not.
         limit: the limit that was exceeded, as text.
-        run: the run, as an argument of ``agent-r1 show``.
+        run: the name of the run, for commands in the diagnosis.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:
@@ -223,7 +226,7 @@ def show_command(run: str, attempt: AttemptId) -> str:
 
 
 def _example(attempt: AttemptId, run: str) -> str:
-    """Return the line of a diagnosis with an attempt and the command that shows it."""
+    """Return a line with an example: the id of an attempt, and the command that shows the attempt."""
     return f"         for example {attempt}: {show_command(run, attempt)}"
 
 

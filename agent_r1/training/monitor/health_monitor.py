@@ -47,7 +47,7 @@ MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
 
 
 class HealthMonitor:
-    """A monitor that checks the groups and the steps of a run. Findings lead to a warning, or to RunStopped."""
+    """A monitor that checks the groups and the steps of a run. A problem leads to a warning, or stops the run."""
 
     def __init__(self, config: TrainConfig, updater: PolicyUpdater, recorder: Recorder, folder: Path) -> None:
         limits = config.monitor
@@ -112,9 +112,12 @@ class HealthMonitor:
         return tuple(finding for finding in findings if self._streaks[finding.check] >= finding.warn_after)
 
     def on_validation(self, step: int, em: float, best_step: int, best: float) -> tuple[Finding, ...]:
-        """Check the validation after step ``step``, and return the findings to report: at most one for each best step.
+        """Check the validation after step ``step``, and return the findings to report.
+
+        There is at most one finding. Until there is a new best step, later validations give no second finding.
 
         Args:
+            step: the number of the step.
             em: the exact match of this validation.
             best_step: the step of the best validation so far.
             best: the exact match of the best validation.
@@ -126,10 +129,10 @@ class HealthMonitor:
         return (finding,)
 
     async def report(self, findings: Sequence[Finding]) -> None:
-        """Record and log the findings of the last step.
+        """Record the findings of the last step as warnings, and print them.
 
         Raises:
-            RunStopped: if the number of consecutive steps with a finding reaches the patience of this finding.
+            RunStopped: if a check has had a finding in as many consecutive steps as its patience allows.
         """
         await self._recorder.record(*(LogEvent("warning", str(finding)) for finding in findings))
         for finding in findings:

@@ -19,12 +19,12 @@ WARN_AFTER = 5
 
 
 def check_entropy(entropy: float | None, start: Sequence[float], share: float) -> Finding | None:
-    """Return a finding if the policy's entropy fell below a share of the entropy at the start of the run.
+    """Return a finding if the policy's entropy is too small compared with the start of the run; otherwise None.
 
     Args:
-        entropy: the mean entropy of a step in nats per action token; None if the step ran no policy.
-        start: the entropies of the first steps. With fewer than ``START_STEPS`` entropies there is no finding.
-        share: the smallest share without a finding.
+        entropy: the mean entropy of a step in nats per action token; None if the policy did not run in the step.
+        start: the entropies of the first steps. If there are fewer than ``START_STEPS``, there is no finding.
+        share: the smallest allowed ratio of ``entropy`` to the mean of ``start``.
     """
     if entropy is None or len(start) < START_STEPS or entropy >= share * fmean(start):
         return None
@@ -41,12 +41,13 @@ def check_entropy(entropy: float | None, start: Sequence[float], share: float) -
 
 
 def check_contrast(metrics: Mapping[str, float], share: float) -> Finding | None:
-    """Return a finding if too many groups of a step have attempts with equal rewards.
+    """Return a finding if too many groups of a step are constant; otherwise None.
 
-    Advantages that compare the attempts of a group are 0 in such a group.
+    All attempts of a constant group have equal rewards. Advantages that compare the attempts of a group are then 0.
 
     Args:
-        share: the largest share of such groups without a finding.
+        metrics: the metrics of the step.
+        share: the largest allowed share of constant groups.
     """
     constant = metrics.get("constant_groups")
     if constant is None or math.isnan(constant) or constant <= share:
@@ -64,18 +65,18 @@ def check_contrast(metrics: Mapping[str, float], share: float) -> Finding | None
 
 
 def check_validation(em: float, best: float, questions: int, rewards: Sequence[float], since: int) -> Finding | None:
-    """Return a finding if validation fell while the training reward rose.
+    """Return a finding if the validation score fell while the training reward rose; otherwise None.
 
-    Then the policy overfits, or exploits a reward. Validation fell if ``em`` is below ``best`` by more than two
-    standard errors of the difference of two proportions.
+    In this case, the policy overfits or exploits a reward. The validation score fell if ``em`` is below ``best`` by
+    more than two standard errors of the difference of two proportions.
 
     Args:
         em: the exact match of this validation.
         best: the exact match of the best validation.
         questions: the number of validation questions.
         rewards: the mean rewards of the last steps, oldest first.
-        since: the number of steps since the best validation. The rewards of these steps are compared with the rewards
-            of equally many steps before them.
+        since: the number of steps since the best validation. The mean reward of these steps is compared with the mean
+            reward of the same number of steps before them.
     """
     pooled = (em + best) / 2
     margin = 2 * math.sqrt(2 * pooled * (1 - pooled) / max(questions, 1))
