@@ -266,7 +266,6 @@ def _bad_targets(model: nn.Module, config: LoraConfig) -> InvalidInput:
 
 
 def _is_matrix(name: str) -> bool:
-    """Return whether the parameter ``name`` is a matrix, A or B, of an adapter."""
     return name.endswith(_MATRICES)
 
 

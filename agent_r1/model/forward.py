@@ -57,8 +57,8 @@ def common_prefix(ids: Tensor) -> int:
 def _states_after_prefix(backbone: PreTrainedModel, ids: Tensor, shared: int) -> Tensor:
     """Return the hidden states (B, T, H) of ``ids`` (B, T), whose first ``shared`` tokens are equal in all rows.
 
-    The first pass computes keys and values of the shared tokens. In the second pass all rows attend to these keys and
-    values, and so the gradient of the shared tokens is the sum over the rows.
+    The first pass computes keys and values of the shared tokens. In the second pass, all rows attend to these keys and
+    values. So the gradient of the shared tokens is the sum over the rows.
     """
     cache = DynamicCache()
     prefix = backbone(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True).last_hidden_state  # (1, S, H)
@@ -98,9 +98,10 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
 
     ``hidden`` has the shape (N, H), and ``targets`` has the shape (N,).
 
-    A log-probability is log-softmax(logits / temperature) over the full vocabulary, in fp32 or a more precise type. If
-    there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, and computed again in the backward
-    pass, so that only one chunk of logits is in memory.
+    A log-probability is log-softmax(logits / temperature) over the full vocabulary, in fp32 or a more precise type.
+
+    More than ``LOGITS_PER_CHUNK`` logits are computed in chunks, so that only one chunk is in memory. The backward pass
+    computes each chunk again.
     """
     return token_scores(model, hidden, targets, temperature)[0]
 

@@ -371,7 +371,7 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of the rendered action, or None if they are parsed to a different action than ``probe``.
+        """Return the tokens of the rendered action, or None if parsing them gives a different action than ``probe``.
 
         ``text`` is the rendered conversation, in which ``probe`` follows ``prompt``. Return None also if ``text`` does
         not begin with the prompt. A ``<think>`` at the end of the prompt may be missing in ``text``.

@@ -18,8 +18,8 @@ NOTHING_FOUND = "No passage matches this query."
 def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
     """Return a tool that searches with ``retriever`` and shows at most ``k`` passages.
 
-    The ``data`` of a tool result is a tuple of the titles of the passages. Calls of different episodes that wait at the
-    same time are sent as one batch. If the retriever fails, each call of the batch returns an error.
+    The ``data`` of a tool result is a tuple with the titles of the passages. Calls of different episodes that wait at
+    the same time are sent as one batch. If the retriever fails, each call of the batch returns an error.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:

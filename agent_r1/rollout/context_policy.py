@@ -191,14 +191,13 @@ class Evidence(ContextPolicy):
 
 
 def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
-    """Return the ``count`` lines with the highest scores, in their original order. A repeated line is used once.
+    r"""Return the ``count`` lines with the highest scores, in their original order. A repeated line is used once.
 
-    The score of a line is the sum of the weights of the words that the line shares with ``query``. The weight of a word
-    is log(1 + number of lines / number of lines with the word). Of two lines with equal scores, the later line is
-    preferred.
+    The score of a line is the sum of weights of words: the words that occur in the line and in ``query``. The weight of
+    a word that occurs in m of n lines is log(1 + n / m). Of two lines with equal scores, the later line is preferred.
 
     Example:
-        >>> best_lines(["Alba: mayor Bruno.\\nIt rains."], "Who is mayor of Alba?", 1)
+        >>> best_lines(["Alba: mayor Bruno.\nIt rains."], "Who is mayor of Alba?", 1)
         ['Alba: mayor Bruno.']
     """
     lines = list(dict.fromkeys(line.strip() for text in texts for line in text.splitlines() if line.strip()))

@@ -348,7 +348,6 @@ class Session:
             self.observe(Transition(()))
 
     def _rendered(self, index: int) -> RenderedPrompt:
-        """Return the rendered prompt of the turn ``index``."""
         if index == len(self._known) - 1 and self._newest is not None:
             return self._newest.rendered
         known = self._known[index]

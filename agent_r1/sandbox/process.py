@@ -229,8 +229,8 @@ async def run_program(
         confinement: the isolation of the process.
         source: the source code of the program.
         stdin: the whole standard input.
-        connection: a socket that the process inherits under the same file descriptor number. The copy in this process
-            is then closed.
+        connection: a socket that the new process inherits, under the same number of the file descriptor. This process
+            then closes its own copy.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:

@@ -21,8 +21,8 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
     A tuple is stored with a tag, so that decoding returns a tuple and not a list. A mapping is stored with a tag if a
     key is not text or begins with "$". Values that JSON cannot represent (objects, sets, very long integers) become
-    text, and decoding does not restore them. Lists, tuples and mappings at depth ``MAX_DEPTH`` are replaced by
-    ``TOO_DEEP``, because a policy can generate any number of nested brackets.
+    text, and stay text when decoded. Lists, tuples and mappings at depth ``MAX_DEPTH`` are replaced by ``TOO_DEEP``,
+    because a policy can generate any number of nested brackets.
 
     Example:
         >>> encode_value({"titles": ("Alba", "Bruno")})

@@ -42,8 +42,8 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
     Raises:
         CorruptCheckpoint: if a file of the checkpoint is missing, additional or changed; if the run has no metrics up
-            to the step of the checkpoint; or if the weights or the seal differ from the records of the run.
-        InvalidInput: if the manifest has another format, because another version of agent-r1 wrote the checkpoint.
+            to the checkpoint's step; or if the weights or the seal differ from the records of the run.
+        InvalidInput: if another version of agent-r1 wrote the checkpoint, so that the manifest has another format.
     """
     manifest, step, last = check_manifest(checkpoint), checkpoint_step(checkpoint), last_step(connection)
     if step > last:

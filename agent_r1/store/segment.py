@@ -34,9 +34,9 @@ def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open the next segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 
-    Attempts with a fate after ``step`` are superseded. Attempts without a fate are superseded if they did not finish,
-    sampled no token, or used newer weights than the weights of the checkpoint. Other attempts without a fate stay
-    pending and can still be trained.
+    These attempts are superseded: attempts with a fate after ``step``, and attempts without a fate that did not finish,
+    sampled no token, or used newer weights than the checkpoint's. Other attempts without a fate stay pending and can
+    still be trained.
 
     Raises:
         InvalidInput: if the run has no metrics or no weights up to ``step``. Step 0 is always allowed.

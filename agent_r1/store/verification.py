@@ -132,7 +132,7 @@ def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def changed_schema(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each difference between the schema of a database and the schema of this version of agent-r1.
+    """Yield one line for each difference between the database's schema and the schema of this version of agent-r1.
 
     A difference is a table, index, view or trigger that is missing, additional or changed.
     """

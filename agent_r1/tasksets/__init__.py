@@ -56,9 +56,9 @@ def build(
     """Build the task set called ``name``.
 
     Raises:
-        InvalidInput: no task set has this name, its files cannot be used, its sandbox level is not available on this
-            machine, a sandbox level is given although the task set runs no code, or a sentence encoder is given
-            although the task set cannot use it.
+        InvalidInput: no task set has this name; its files cannot be used; or the sandbox level is not available on this
+            machine. Also raised for a sandbox level if the task set runs no code, and for a sentence encoder if the
+            task set cannot use an encoder.
     """
     if name not in TASKSETS:
         do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()

@@ -114,7 +114,6 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
 
 
 def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy of a tokenizer whose chat template is PLAIN_TEMPLATE."""
     plain = copy.copy(tokenizer)
     plain.chat_template = PLAIN_TEMPLATE
     return plain

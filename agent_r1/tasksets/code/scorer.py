@@ -25,11 +25,11 @@ _CLOSER = re.compile(r"^[ \t]*```(?![`\w])", re.MULTILINE)
 class CodeScorer:
     """A scorer (core ``Scorer``) with three rewards.
 
-    - ``passed``: 1 if the final solution passes the exam; 0 if the solution fails or there is no solution; None if the
-      solution could not be graded, because the sandbox or the tests failed
-    - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0
-    - ``first_passed``: the same as ``passed``, but for the first code that the agent gave to ``run_tests``; if the
-      agent gave no code to ``run_tests``, the value of ``passed``
+    - ``passed``: 1 if the final solution passes the exam; 0 if it fails or there is no solution. None if the sandbox or
+      the tests failed, so that the solution could not be graded.
+    - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0.
+    - ``first_passed``: the same as ``passed``, but for the first code that the agent gave to ``run_tests``. If the
+      agent gave no code to ``run_tests``, the value is the value of ``passed``.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -98,10 +98,12 @@ def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     """Return how often the first code of an attempt passed the exam, and how often a failed first code was repaired.
 
-    - ``first_pass_rate``: the share of the attempts whose first code passed
-    - ``no_second_try_rate``: among the attempts whose first code failed, the share that submitted code only once
-    - ``fix_rate``: among the attempts whose first code failed and that submitted code again, the share whose final
-      solution passed
+    The mapping has up to three shares:
+
+    - ``first_pass_rate``: of all attempts, the share whose first code passed.
+    - ``no_second_try_rate``: of the attempts whose first code failed, the share without a second code.
+    - ``fix_rate``: of the attempts whose first code failed and that have a second code, the share whose final solution
+      passed.
 
     Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
     """

@@ -77,9 +77,9 @@ class AnswerChecker:
 class MathScorer:
     """A scorer (core ``Scorer``) with two rewards.
 
-    - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and its form is not refused (see the module
-      ``form``); 0 if the answer is wrong or there is no answer; None if the gold answer cannot be computed
-    - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0
+    - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see the module
+      ``form``); 0 if it is wrong or there is no answer. None if the gold answer cannot be computed.
+    - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0.
     """
 
     def __init__(self, checker: AnswerChecker) -> None:

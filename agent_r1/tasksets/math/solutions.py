@@ -57,10 +57,9 @@ def boxed_message(answer: str) -> Message:
 
 
 def plus_one(answer: str) -> tuple[str, ...]:
-    r"""Return a tuple with the answer plus one.
+    r"""Return a tuple with one text, the answer plus one; () if the answer contains infinity.
 
-    For an integer the sum is computed. For another answer the sum is written with ``+ 1``. For an answer with infinity
-    the tuple is empty, because infinity plus one is infinity.
+    If the answer is an integer, the sum is computed. Otherwise ``+ 1`` is written after the answer.
 
     Example:
         >>> plus_one("1,999"), plus_one(r"\frac{1}{2}"), plus_one(r"\infty")
@@ -73,9 +72,9 @@ def plus_one(answer: str) -> tuple[str, ...]:
 
 
 def uncomputed_sum(answer: str) -> str:
-    """Return a sum that is not computed and is therefore a wrong answer.
+    """Return a sum that is not computed, and is therefore a wrong answer.
 
-    For an integer, the sum has the value of the answer. For another answer, the sum is ``1 + 1 + 1``.
+    If the answer is an integer, the sum has the same value. Otherwise the sum is ``1 + 1 + 1``.
 
     Example:
         >>> uncomputed_sum("18")
@@ -88,9 +87,9 @@ def uncomputed_sum(answer: str) -> str:
 
 
 def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
-    """Return the mathematical expressions of a question, for wrong solutions that copy one of them.
+    """Return the mathematical expressions of a question. A wrong solution copies one of these expressions.
 
-    An expression that equals the gold answer, after both are normalized, is left out.
+    Expressions that equal the gold answer, after both are normalized, are left out.
     """
     return tuple(
         each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))

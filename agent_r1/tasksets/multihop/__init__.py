@@ -143,9 +143,9 @@ def recall_function(
 ) -> Callable[[str], Mapping[str, float]] | None:
     """Return the function that measures the retriever on a split; None if no question has supporting titles.
 
-    The returned function takes the name of a split, and returns a mapping such as ``{"recall@5": 0.62}``: the mean
-    recall of the questions with supporting titles (see :func:`recall`). The mapping is empty if the split has no such
-    question, or if the search fails.
+    The returned function takes the name of a split, and returns a mapping such as ``{"recall@5": 0.62}``. The number is
+    the mean recall of the questions with supporting titles (see :func:`recall`). The mapping is empty if the split has
+    no such question, or if the search fails.
 
     Args:
         splits: the questions of each split.
