@@ -166,8 +166,9 @@ class RunConfig(TasksetConfig):
     """Time limit of each scorer for a group in seconds. If a scorer exceeds the limit, the group is dropped."""
 
     pass_k: int = Field(default=0, ge=0)
-    """k of pass@k, the probability that at least one of k sampled attempts is right; 0: pass@k is not measured.
-    Training measures pass@k of the base model, on at most 50 questions per split."""
+    """k of pass@k, the probability that at least one of k sampled attempts is right; 0: pass@k is not measured. The
+    same attempts give pass@1, the majority vote and the likeliest attempt. Training measures pass@k of the base model,
+    on at most 50 questions per split."""
 
     pass_attempts: int = Field(default=0, ge=0)
     """Sampled attempts per question for the unbiased estimates of pass@1 and pass@k: at least k; 0: k attempts."""

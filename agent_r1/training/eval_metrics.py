@@ -1,11 +1,15 @@
-"""Evaluation metrics: exact match, F1 and sub-match of an attempt, and pass@k of a question."""
+"""Evaluation metrics: exact match, F1 and sub-match of an attempt; pass@k and the majority vote of a question."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Rewards, Trajectory
+from agent_r1.rewards.normalization import normalize
 
 EXACT_MATCH_NAMES = ("em", "exact_match")
 """A reward with one of these names is exact match."""
@@ -48,6 +52,31 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
         0.5
     """
     return 1.0 - math.comb(attempts - right, k) / math.comb(attempts, k)
+
+
+def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> float:
+    """Return the score of the most frequent answer to a question; 0.0 if no attempt gives an answer.
+
+    Answers are equal if they are equal after normalization. If several answers are the most frequent, return the mean
+    of their scores.
+
+    Args:
+        answers: the answer of each attempt, or None for an attempt without an answer. Such attempts have no vote.
+        scores: the exact match of each attempt.
+
+    Example:
+        >>> majority_score(["Rome", "Oslo", "rome.", None], [1.0, 0.0, 1.0, 0.0])
+        1.0
+    """
+    given = [(normalize(answer), score) for answer, score in zip(answers, scores, strict=True) if answer is not None]
+    votes = Counter(answer for answer, _ in given)
+    return statistics.fmean([s for answer, s in given if votes[answer] == max(votes.values())]) if given else 0.0
+
+
+def mean_logprob(trajectory: Trajectory) -> float:
+    """Return the mean log-probability of the sampled tokens of an attempt; -inf if it has no sampled tokens."""
+    logprobs = [logprob for turn in trajectory.turns for logprob in turn.logprobs]
+    return statistics.fmean(logprobs) if logprobs else -math.inf
 
 
 def score_trajectory(trajectory: Trajectory) -> EvalResult:

@@ -17,6 +17,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
+from agent_r1.rewards import final_answer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.store import is_run, run_folder
@@ -25,12 +26,12 @@ from agent_r1.training.agent_programs import close_agents, make_rollout, with_ag
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
-from agent_r1.training.eval_metrics import EvalResult, pass_at_k, score_trajectory
+from agent_r1.training.eval_metrics import EvalResult, majority_score, mean_logprob, pass_at_k, score_trajectory
 from agent_r1.training.null_recorder import NullRecorder, no_gate
 from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.preflight import check_taskset
 from agent_r1.training.progress import Progress
-from agent_r1.training.tables import Cell, PassAtK, Table, make_cell
+from agent_r1.training.tables import Cell, PassAtK, SampledCell, Table, make_cell, normal_interval
 
 BASE = "base-tool-call"
 TRAINED = "trained"
@@ -110,20 +111,33 @@ async def evaluate_split(
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Return pass@1 and pass@k for each evaluation split, each averaged over the first ``count`` tasks of the split.
+    """Return pass@1, pass@k, the majority vote and the likeliest attempt on each evaluation split.
 
-    Both are estimated from ``size`` attempts at each task. The agent of ``method`` must sample at a temperature above
-    0, because greedy attempts are all equal.
+    Each value is estimated from ``size`` attempts at each of the first ``count`` tasks of the split. The agent of
+    ``method`` must sample at a temperature above 0, because greedy attempts are all equal.
     """
     progress.print_line(f"pass@{k} of {method.name}")
-    ones, shares = {}, {}
+    cells = {}
     for split in taskset.evaluation:
         in_split = replace(method, env=env_for_method(method, taskset, split))
         groups = await attempts(in_split, taskset.scorers, taskset.tasks(split)[:count], size, limits, progress)
-        right = [sum(score_trajectory(trajectory).em == 1 for trajectory in group.trajectories) for group in groups]
-        ones[split] = statistics.fmean(pass_at_k(size, c, 1) for c in right)
-        shares[split] = statistics.fmean(pass_at_k(size, c, k) for c in right)
-    return PassAtK(k, shares, size, ones)
+        cells[split] = sampled_cell([group.trajectories for group in groups], k)
+    return PassAtK(k, size, cells)
+
+
+def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCell:
+    """Return the results of the sampled attempts at the questions of a split. ``k`` is the k of pass@k."""
+    em = [[score_trajectory(attempt).em for attempt in attempts] for attempts in questions]
+    ones = [statistics.fmean(scores) for scores in em]
+    answers = [[final_answer(attempt) for attempt in attempts] for attempts in questions]
+    logprobs = [[mean_logprob(attempt) for attempt in attempts] for attempts in questions]
+    return SampledCell(
+        statistics.fmean(ones),
+        *normal_interval(ones),
+        any=statistics.fmean(pass_at_k(len(scores), scores.count(1.0), k) for scores in em),
+        majority=statistics.fmean(majority_score(*question) for question in zip(answers, em, strict=True)),
+        likeliest=statistics.fmean(max(zip(*question, strict=True))[1] for question in zip(logprobs, em, strict=True)),
+    )
 
 
 def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) -> list[Method]:

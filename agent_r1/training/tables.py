@@ -47,19 +47,39 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class PassAtK:
-    """pass@k of a method: the probability that at least one of ``k`` sampled attempts at a question is right.
+class SampledCell:
+    """The results of one method on one split, from several sampled attempts at each question.
 
     Attributes:
-        shares: pass@k by split.
-        attempts: the number of attempts at each question from which pass@k and pass@1 were estimated.
-        ones: pass@1 by split.
+        one: pass@1, the mean exact match of an attempt.
+        low: the lower end of the 95 % normal interval of ``one`` over questions.
+        high: the upper end of the interval.
+        any: pass@k, the probability that at least one of k attempts at a question is right.
+        majority: the exact match of the most frequent answer to each question.
+        likeliest: the exact match of the attempt at each question whose tokens have the highest mean log-probability.
+
+    Example:
+        SampledCell(one=0.31, low=0.27, high=0.35, any=0.62, majority=0.4, likeliest=0.38)
+    """
+
+    one: float
+    low: float
+    high: float
+    any: float
+    majority: float
+    likeliest: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassAtK:
+    """The results of a method by split, from ``attempts`` sampled attempts at each question.
+
+    ``k`` is the k of pass@k.
     """
 
     k: int
-    shares: Mapping[str, float]
     attempts: int
-    ones: Mapping[str, float]
+    cells: Mapping[str, SampledCell]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +187,8 @@ def table_json(table: Table) -> dict[str, Any]:
     ``{"table": {method: {split: {em, f1, n, low, high}}}, "retrieval": {split: {..}}}``
 
     A cell also has ``sub`` if the task set reports a sub-match. The output has ``measures`` (by method and split) if
-    the task set has further measures, and ``pass_at_k`` (by method) if pass@k was requested.
+    the task set has further measures, and ``pass_at_k`` (``{k, attempts, cells: {split: {one, low, high, any, majority,
+    likeliest}}}`` by method) if pass@k was requested.
     """
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
@@ -217,8 +238,10 @@ def render_table(table: Table) -> Group:
 
 def _pass_lines(method: str, passed: PassAtK) -> list[str]:
     return [
-        f"{method}, pass@1 and pass@{passed.k} of {passed.attempts} attempts: "
-        + ", ".join(f"{escape(split)} {passed.ones[split]:.2f} {share:.2f}" for split, share in passed.shares.items())
+        f"{method}, {escape(split)}, {passed.attempts} attempts at temperature 1: pass@1 {cell.one:.2f} "
+        f"({cell.low:.2f}-{cell.high:.2f}), pass@{passed.k} {cell.any:.2f}, majority {cell.majority:.2f}, "
+        f"likeliest {cell.likeliest:.2f}"
+        for split, cell in passed.cells.items()
     ]
 
 

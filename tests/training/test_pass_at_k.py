@@ -1,4 +1,4 @@
-"""pass@k is estimated without bias from more attempts than k."""
+"""Sampled attempts: pass@k is estimated without bias from more attempts than k, and votes choose among answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.config import Layer, resolve
+from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import SamplingParams
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.envs import ToolEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rewards import FunctionScorer, exact_match
@@ -25,10 +27,9 @@ from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.training.config import EvalConfig, TrainConfig
-from agent_r1.training.eval_metrics import pass_at_k
-from agent_r1.training.evaluate import Method, measure_pass_at_k
+from agent_r1.training.eval_metrics import majority_score, pass_at_k
+from agent_r1.training.evaluate import Method, measure_pass_at_k, sampled_cell
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.tables import PassAtK
 
 
 @given(st.integers(1, 8), st.data())
@@ -46,15 +47,44 @@ def test_pass_at_k_is_measured_per_split_from_all_attempts() -> None:
     counts: dict[str, int] = {}
 
     def reply(text: str) -> str:
-        """Answer task 0 correctly once in four attempts, task 1 never."""
+        """Answer task 0 correctly twice in four attempts, and otherwise differently; task 1 never."""
         counts[text] = counts.get(text, 0) + 1
-        return f"<answer>{'yes' if counts[text] == 3 and '0<|im_end|>' in text else 'no'}</answer>"
+        right = counts[text] in (2, 3) and "0<|im_end|>" in text
+        return f"<answer>{'Yes' if right else f'no {counts[text]}'}</answer>"
 
     method = Method(
         "m", Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=999), 9999), taskset.env
     )
     measured = asyncio.run(measure_pass_at_k(method, taskset, 2, 2, 4, RolloutLimits(), SilentProgress()))
-    assert measured == PassAtK(2, {"test": statistics.fmean([0.5, 0.0])}, 4, {"test": statistics.fmean([0.25, 0.0])})
+    assert (measured.k, measured.attempts) == (2, 4)
+    cell = measured.cells["test"]
+    assert (cell.one, cell.any) == (statistics.fmean([0.5, 0.0]), statistics.fmean([5 / 6, 0.0]))
+    assert (cell.low, cell.high) == pytest.approx((0.25 - 0.49, 0.25 + 0.49), abs=0.001)
+    assert cell.majority == statistics.fmean([1.0, 0.0])  # "Yes" has two votes, every other answer one
+
+
+ACTION = Action(Message.assistant("a"), "a")
+
+
+def attempt(*logprobs: float, em: float) -> Trajectory:
+    turns = tuple(
+        Turn(n, n - 1 if n else None, (1,), (2,), (value,), (), "stop", ACTION) for n, value in enumerate(logprobs)
+    )
+    return Trajectory(AttemptId("run", "t", 0, 0), "t", turns, Status.COMPLETED, rewards={"em": em})
+
+
+def test_the_likeliest_attempt_has_the_highest_mean_log_probability_of_a_token() -> None:
+    long_but_sure, short = attempt(-0.1, -0.1, -0.1, em=1.0), attempt(-0.2, em=0.0)
+    assert sampled_cell([[long_but_sure, short], [short, attempt(-0.05, em=1.0)]], 1).likeliest == 1.0
+    assert sampled_cell([[attempt(em=0.0), short]], 2).likeliest == 0.0  # an attempt without tokens is the least likely
+
+
+@given(st.lists(st.sampled_from(["x", "y", "the X", None]), min_size=1))
+def test_the_majority_scores_what_its_answer_scores(answers: list[str | None]) -> None:
+    scores = [float(answer in ("x", "the X")) for answer in answers]
+    right, wrong = sum(scores), answers.count("y")
+    expected = 0.5 if right == wrong > 0 else float(right > wrong)
+    assert majority_score(answers, scores) == expected
 
 
 @pytest.mark.parametrize("config", [TrainConfig, EvalConfig])

@@ -18,6 +18,7 @@ from agent_r1.training.reward_totals import reward_means
 from agent_r1.training.tables import (
     Cell,
     PassAtK,
+    SampledCell,
     Table,
     TrainReport,
     make_cell,
@@ -31,7 +32,8 @@ CELL = Cell(0.9, 0.93, 200, 0.85, 0.934)
 TABLE = Table(
     {"naive-rag": {"style-a": CELL}, "trained": {"style-a": CELL, "three-hop": CELL}}, {"style-a": {"k": 0.5}}
 )
-REPORT = TrainReport(Path("runs/demo"), 12, 3.5, TABLE, PassAtK(16, {"style-a": 0.75}, 32, {"style-a": 0.25}))
+SAMPLED = SampledCell(0.25, 0.2, 0.3, any=0.75, majority=0.5, likeliest=0.4)
+REPORT = TrainReport(Path("runs/demo"), 12, 3.5, TABLE, PassAtK(16, 32, {"style-a": SAMPLED}))
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def test_the_json_has_the_documented_shape() -> None:
     assert data["table"]["trained"]["three-hop"] == {"em": 0.9, "f1": 0.93, "n": 200, "low": 0.85, "high": 0.934}
     assert data["retrieval"] == {"style-a": {"k": 0.5}}
     assert (data["run"], data["train_seconds"], data["steps"]) == ("runs/demo", 3.5, 12)
-    assert data["pass_at_k"] == {"k": 16, "shares": {"style-a": 0.75}, "attempts": 32, "ones": {"style-a": 0.25}}
+    cell = {"one": 0.25, "low": 0.2, "high": 0.3, "any": 0.75, "majority": 0.5, "likeliest": 0.4}
+    assert data["pass_at_k"] == {"k": 16, "attempts": 32, "cells": {"style-a": cell}}
     assert set(table_json(TABLE)) == {"table", "retrieval"}
 
 
