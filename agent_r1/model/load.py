@@ -122,11 +122,11 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 
 
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that splits text as ``tokenizer.json`` in the folder says, which can be ``tokenizer`` itself.
+    """Return ``tokenizer``, or a new tokenizer if ``tokenizer`` does not split text as ``tokenizer.json`` describes.
 
-    For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder), and
+    For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder). It
     uses the saved vocabulary with the usual pipeline of the model type. Text is then split differently than in the
-    training of the model (docs/decisions/0004). In this case the tokenizer is loaded again without its model type.
+    training of the model (docs/decisions/0004). The new tokenizer is loaded without its model type.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):

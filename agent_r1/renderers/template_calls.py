@@ -97,7 +97,7 @@ def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Subtract the cost of a call of the filter or method ``name`` from the budget, before the call runs.
+    """Before the filter or method ``name`` is called, subtract the cost of the call from the budget.
 
     ``value`` is the input of the filter, or the object whose method is called.
 
@@ -130,7 +130,10 @@ def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwa
 
 
 def spend_scan(budget: Budget, value: Any) -> None:
-    """Subtract from the budget the cost of one pass over ``value``, which a template searches, slices or compares."""
+    """Subtract the cost of one pass over ``value`` from the budget.
+
+    A template searches, slices or compares the value.
+    """
     characters = size_of(value, budget.limit_characters) if isinstance(value, str | list | tuple) else 0
     budget.spend(steps_through(value), characters)
 

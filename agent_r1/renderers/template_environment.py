@@ -236,7 +236,10 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return ``value``, which a template searches, slices or compares. Subtract the cost of one pass over it."""
+    """Return ``value``, and subtract the cost of one pass over ``value`` from the budget.
+
+    A template searches, slices or compares the value.
+    """
     spend_scan(context.environment.budget, value)
     return value
 

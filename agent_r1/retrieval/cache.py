@@ -42,8 +42,8 @@ class Origin:
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
     """Return the folder for ``origin`` in ``cache``.
 
-    If the folder is missing or damaged, ``make(folder)`` writes its files. Raises InvalidInput if the folder cannot be
-    created.
+    If the folder is missing or damaged, ``make`` writes its files into a temporary folder, which then becomes the
+    folder. Raises InvalidInput if the folder cannot be created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

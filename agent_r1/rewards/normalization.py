@@ -79,8 +79,8 @@ def _f1(prediction: str, answer: str) -> float:
 def sub_match_score(prediction: str, answers: Sequence[str]) -> float:
     """Return 1.0 if the normalized prediction contains a normalized gold answer, else 0.0.
 
-    Whole words are compared. The first release of Agent-R1 compared characters, so that "no" matched "unknown".
-    Scores of the first release are therefore slightly higher.
+    Whole words are compared. The first release of Agent-R1 compared characters: "no" matched "unknown". Therefore the
+    scores of the first release are slightly higher.
 
     Example:
         >>> sub_match_score("It is in Paris, France", ["Paris"]), sub_match_score("unknown", ["no"])

@@ -67,7 +67,9 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Return the members of ``layers`` that do not block all attacks of the probe on this machine.
+    """Attack this machine from a process with the isolation ``layers``. Return the layers that did not block an attack.
+
+    A layer that is missing in ``layers`` is returned too, because nothing blocks its attacks.
 
     Raises:
         InvalidInput: if the probe does not run to its end.

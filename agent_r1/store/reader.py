@@ -150,7 +150,10 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return at most ``limit`` attempts that meet all conditions, without the first ``offset`` attempts."""
+        """Return at most ``limit`` attempts that meet all conditions, without the first ``offset`` attempts.
+
+        The attempts are in the order ``sort``.
+        """
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 

@@ -80,7 +80,7 @@ class _Delimiters:
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        """Return the patterns that find the element in an action whose text is not complete yet.
+        """Return the patterns that find these delimiters in an action whose text is not complete yet.
 
         In this text, a closing fence counts only when its line has ended, because more text can follow the fence.
         """

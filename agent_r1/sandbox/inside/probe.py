@@ -107,6 +107,8 @@ def probe(targets: Any) -> None:
     """Attempt all attacks of this module, and print one line per isolation layer, for example ``network holds``.
 
     The second word is "broken" if an attack on the layer succeeded, and "holds" if all attacks were blocked.
+    ``targets`` has the keys "secret" (a path outside of the sandbox) and "port" (an open port), and one key for each
+    limit of the sandbox.
     """
     for layer, attempts in ATTEMPTS.items():
         result = "holds"
