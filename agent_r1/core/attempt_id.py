@@ -30,15 +30,15 @@ class AttemptId:
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """The position of the attempt in its run: (``group_id``, ``sample_index``, ``retry``)."""
+        """The position of the attempt in its run, as a tuple (``group_id``, ``sample_index``, ``retry``)."""
         return (self.group_id, self.sample_index, self.retry)
 
     def seed(self, root: int, *path: int) -> int:
         """Return a 63-bit seed for the random numbers of the attempt.
 
-        The seed depends only on ``root`` (the seed of the run), the task, the attempt's position and ``path``. The
-        numbers in ``path`` distinguish several seeds of one attempt, for example by the index of a turn. The name of
-        the run has no effect, so two runs with equal settings draw equal random numbers.
+        The seed depends only on ``root`` (the seed of the run), the task, the attempt's position and ``path``. The name
+        of the run has no effect, so two runs with equal settings draw equal random numbers. ``path`` gives one attempt
+        several seeds, for example one per turn: ``seed(root, turn_index)``.
         """
         text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

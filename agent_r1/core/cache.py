@@ -18,13 +18,13 @@ Origin = Mapping[str, str | int]
 
 
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return ``folder`` with the files that ``make`` writes.
+    """Return ``folder`` with the files that ``make`` writes. The files are written only once.
 
-    ``make`` is called only if the folder is missing or damaged, or was made from another ``origin``. ``make`` gets a
-    temporary folder beside ``folder``, which is renamed when it is complete. So a killed process leaves no incomplete
-    folder. If several processes call this function, one of them calls ``make``, and the others wait for the result.
+    ``make`` is called if the folder is missing or damaged, or was made from another ``origin``. The argument of
+    ``make`` is a temporary folder, which becomes ``folder`` after ``make`` returns. So a killed process leaves no
+    incomplete folder. If several processes call this function, one of them calls ``make``, and the others wait.
 
-    Raises OSError if the folder cannot be written or locked, and all errors of ``make``.
+    Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised, too.
     """
     if is_valid(folder, origin):
         return folder
@@ -47,7 +47,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether the folder was made from ``origin`` and still contains exactly the files that were written then.
+    """Return whether a folder was made from ``origin``, and its files have not changed since.
 
     The manifest in the folder holds the origin and the checksums of the files.
     """
@@ -60,7 +60,7 @@ def is_valid(folder: Path, origin: Origin) -> bool:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold the lock of ``file`` in the ``with`` block. The system releases the lock if the process is killed."""
+    """Hold an exclusive lock on ``file`` during the ``with`` block. If the process is killed, the lock is released."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -78,7 +78,7 @@ def _write_manifest(folder: Path, origin: Origin) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file in the folder, by the path of the file. The manifest is left out."""
+    """Return the sha256 of each file in the folder except the manifest, by the path of the file in the folder."""
     checksums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:

@@ -19,10 +19,9 @@ class Transition:
     Attributes:
         messages: the observation, which is appended to the conversation.
         rewards: process rewards of the action as a whole, by name.
-        end: None if the episode goes on; "terminal" if the episode is over; "truncated" if the episode was cut off. A
-            critic can estimate the rewards after a cut (bootstrap).
+        end: None if the episode goes on; "terminal" if the episode is over; "truncated" if the episode was cut off.
         results: the results of the tool calls that were run.
-        call_rewards: process rewards of each call, in the order of the calls, or () if no call is rewarded.
+        call_rewards: process rewards of each call by name, in the order of the calls. (): no call is rewarded.
 
     Example:
         Transition((Message.tool("Alba: mayor Bruno.", "call_0_0"),), call_rewards=({"found": 1.0},))
@@ -36,9 +35,9 @@ class Transition:
 
 
 class ModelClient(Protocol):
-    """A model that answers a conversation: a frozen policy, a remote endpoint, or an async function.
+    """A model that answers a conversation, such as a frozen policy or a remote endpoint.
 
-    Any async function with the signature of ``__call__`` can be a model.
+    Any async function with the signature of ``__call__`` is a ModelClient.
     """
 
     async def __call__(self, messages: tuple[Message, ...], /) -> Message: ...
@@ -46,14 +45,15 @@ class ModelClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """The context of one attempt, given to its rollout and its environment.
+    """The context of one attempt. The rollout and the environment of the attempt get this object.
 
     Attributes:
         id: identifies the attempt.
         seed: the attempt's own seed.
-        deadline: the time of the event loop, in seconds, at which the attempt is cancelled; None if it has no deadline.
-        models: models that the environment may query, by role: "policy" (the policy itself, always present inside an
-            agent loop), "user", "judge", "reward".
+        deadline: the time at which the attempt is cancelled, on the clock of the event loop (``loop.time()``); None if
+            there is no deadline.
+        models: models that the environment may query, by role: "user", "judge", "reward", and "policy". Inside an agent
+            loop, "policy" is always present.
 
     Example:
         reply = await context.models["user"]((Message.user("Where is my order?"),))
@@ -68,8 +68,8 @@ class RolloutContext:
 class Episode(Protocol):
     """One attempt in an environment.
 
-    ``start`` holds the opening messages of the conversation. Each call of ``step`` returns messages to append to the
-    conversation. The context policy of the agent loop decides which messages of the conversation the policy sees.
+    ``start`` holds the opening messages of the conversation. Each call of ``step`` takes an action of the policy, and
+    returns the messages to append to the conversation.
     """
 
     start: tuple[Message, ...]
@@ -81,7 +81,7 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Env(Protocol):
-    """The description of an environment, which all attempts share. Each attempt opens an episode of its own."""
+    """An environment, which all attempts share. Each attempt calls ``open`` and gets an episode of its own."""
 
     tools: tuple[ToolSpec, ...]
 
@@ -93,18 +93,18 @@ class ExecutesCode(Protocol):
     """An environment, scorer or reward that can execute code written by the policy.
 
     Attributes:
-        sandbox: the isolation level and its layers as text ("none: .." if there is no isolation); None if no code is
-            executed.
+        sandbox: the isolation of this code as text, such as "bubblewrap: files user". The text begins with "none" if
+            there is no isolation. None: no code is executed.
     """
 
     sandbox: Any
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest of several isolation levels. None stands for a component that executes no code.
+    """Return the weakest of several isolation levels.
 
-    Return the first level that begins with "none", or the first level if no level begins with "none". Return None if no
-    component executes code.
+    This is the first level that begins with "none" (no isolation), if there is one, and otherwise the first level. A
+    level that is None stands for a component that executes no code, and is skipped. Return None if all levels are None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

@@ -23,13 +23,13 @@ MAX_ADDRESS = 10_000
 
 
 class AgentR1Error(Exception):
-    """Base class of all exceptions that this package raises deliberately."""
+    """The base class of all exceptions that this package defines."""
 
 
 class InvalidInput(AgentR1Error):
     """The error for input of the user that cannot be used. The message is one line: the input, its value, the remedy.
 
-    A value of more than MAX_SHOWN characters is shortened, and credentials in addresses are removed.
+    A value of more than MAX_SHOWN characters is shortened. Credentials in web addresses are removed.
 
     Example:
         >>> str(InvalidInput("steps", got=-1, do="give a number of steps >= 1"))
@@ -43,19 +43,19 @@ class InvalidInput(AgentR1Error):
 
 
 class EngineError(AgentR1Error):
-    """An engine could not complete a generation."""
+    """The error for a generation that an engine could not complete."""
 
 
 class RunStopped(AgentR1Error):
-    """A health check stopped the run. The message is a diagnosis of several lines."""
+    """The error for a run that a health check stopped. The message is a diagnosis of several lines."""
 
 
 class UnsupportedChat(AgentR1Error):
-    """A chat template or a tool format cannot render the conversation. The message names the cause."""
+    """The error for a conversation that a chat template or a tool format cannot render. The message names the cause."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The signal ``number`` stopped the run in ``folder``. The run can be resumed."""
+    """The error for a run in ``folder`` that the signal ``number`` stopped. The run can be resumed."""
 
     def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -65,7 +65,7 @@ class Interrupted(KeyboardInterrupt):
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
     """Return a value as text for an error message.
 
-    A text of more than ``most`` characters is cut after ``most // 2`` characters, and its length is added.
+    If the text has more than ``most`` characters, return its first ``most // 2`` characters and its length.
     """
     try:
         text = str(value)

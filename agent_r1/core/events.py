@@ -16,7 +16,10 @@ FateName = Literal["trained", "dropped", "superseded"]
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """An attempt at a task of ``split`` started, with the policy weights of ``version``."""
+    """The event that an attempt started.
+
+    The task is in ``split``, and ``version`` is the version of the policy's weights.
+    """
 
     attempt: AttemptId
     split: str
@@ -25,14 +28,14 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """An attempt ended. The trajectory holds its turns, status and rewards."""
+    """The event that an attempt ended. The trajectory holds its turns, status and rewards."""
 
     trajectory: Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFate:
-    """How training used an attempt: it was trained at ``step``, or dropped for ``reason``.
+    """The event that an attempt got its fate: it was trained at ``step``, or it was dropped for ``reason``.
 
     In a segment of a run (a stretch of training without a stop), each attempt gets at most one fate.
 
@@ -53,14 +56,20 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """What an update computed for the tokens of some of its attempts, one record per turn."""
+    """The event that holds token records of an update, for the attempts of some groups.
+
+    There is one record per turn.
+    """
 
     records: tuple[TokenRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """All attempts without a fate were dropped for ``reason`` after ``step``, the last step of the run."""
+    """The event that all attempts without a fate were dropped for ``reason`` at the end of the run.
+
+    ``step`` is the last step of the run.
+    """
 
     step: int
     reason: str
@@ -68,7 +77,7 @@ class PendingDropped:
 
 @dataclass(frozen=True, slots=True)
 class PolicyPublished:
-    """The trainer published new policy weights.
+    """The event that the trainer published new policy weights.
 
     Example:
         PolicyPublished(PolicyVersion(0, step=0, checksum="9f86.."))  # the initial weights of the run
@@ -79,7 +88,7 @@ class PolicyPublished:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """Metrics of one optimizer step by name. An exact repetition of the run gives the same numbers."""
+    """The metrics of one optimizer step, by name. An exact repetition of the run gives the same numbers."""
 
     step: int
     values: Mapping[str, float]
@@ -87,9 +96,9 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Resources that one optimizer step used, by name: seconds, speeds, bytes.
+    """The resources that one optimizer step used, by name: times, speeds, bytes.
 
-    An exact repetition of the run gives other numbers.
+    An exact repetition of the run gives different numbers.
     """
 
     step: int
@@ -98,14 +107,14 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """The checkpoint of ``step`` was saved completely on the disk."""
+    """The event that the checkpoint of ``step`` was completely saved on the disk."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Any other event: ``kind`` is a short word, ``detail`` a sentence or JSON.
+    """Any other event. ``kind`` is a short word, and ``detail`` is a sentence or JSON.
 
     Example:
         LogEvent("warning", "gradient_spike: the gradient norm is far above the recent median ..")
@@ -130,6 +139,6 @@ Event = (
 
 
 class Recorder(Protocol):
-    """Records events. ``record`` returns when the recorded events are durable."""
+    """A recorder of events. ``record`` returns when the events are safely stored."""
 
     async def record(self, *events: Event) -> None: ...

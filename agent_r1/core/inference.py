@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """A piece of media in a prompt: its reference and the index of its first placeholder token."""
+    """A piece of media in a prompt, such as an image: its reference, and the index of its first placeholder token."""
 
     media: Media
     position: int
@@ -22,7 +22,7 @@ class PromptMedia:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The exact tokens that a completion continues.
+    """The exact tokens that a completion continues, with their media if there are any.
 
     Example:
         Prompt(token_ids=(1, 17, 4))
@@ -34,11 +34,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """The condition under which a generation ends: a sampled token completes one of the stop strings ``strings``.
+    """The condition that ends a generation: a sampled token completes one of the stop strings ``strings``.
 
-    An engine calls ``is_met`` after each sampled token, with all tokens sampled so far. The result depends only on the
-    given tokens. A stop string inside a thought does not end the generation. Therefore an engine that searches for the
-    stop strings itself (a server) must also call ``is_met``.
+    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. The generation ends if the
+    result is true. An engine that searches for ``strings`` itself, such as a server, must also call ``is_met``, because
+    a stop string inside a thought does not end the generation.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
@@ -53,8 +53,8 @@ class SamplingParams:
     """The parameters of one generation.
 
     Attributes:
-        temperature: 0 means greedy sampling.
-        top_k: 0 means no limit on the number of candidate tokens.
+        temperature: the sampling temperature. 0: the most probable token is chosen (greedy).
+        top_k: only the ``top_k`` most probable tokens are sampled. 0: no limit.
         max_tokens: the largest number of new tokens.
         stop_token_ids: tokens that end the generation. The completion includes the stop token.
         seed: determines the random numbers of the generation, independently of other prompts in the batch.
@@ -73,7 +73,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
-    """Consecutive tokens of a completion that were sampled with the weights of one version.
+    """Consecutive tokens of a completion that were sampled with weights of the same version.
 
     ``start`` is the index of the first of these tokens. The span ends where the next span starts.
     """
@@ -84,10 +84,10 @@ class PolicyVersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The sampled tokens with their log-probabilities.
+    """The sampled tokens of one generation, with their log-probabilities.
 
-    ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. A greedy completion has
-    log-probabilities at temperature 1.
+    ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. If the temperature is 0, they are
+    computed at temperature 1. ``version_spans`` says which weights sampled which tokens.
 
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
@@ -102,7 +102,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine. A run that needs another ability fails before the run starts.
+    """The abilities of an engine. If a run needs an ability that the engine lacks, the run does not start.
 
     Attributes:
         transports: the ways in which the engine can obtain new weights.
@@ -112,7 +112,7 @@ class Capabilities:
             prompts in the batch.
         stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
         media: whether the engine accepts prompts with images.
-        dtype: the data type in which the engine serves weights; None if the engine keeps the data type of the published
+        dtype: the data type of the weights in the engine; None if the engine keeps the data type of the published
             weights.
     """
 
@@ -125,9 +125,10 @@ class Capabilities:
 
 
 class InferenceEngine(Protocol):
-    """Samples tokens.
+    """An engine that generates tokens.
 
-    ``session_id`` is a hint: for a prompt of the same session, the engine can reuse the KV cache of an equal prefix.
+    ``session_id`` names the conversation of a prompt. If two prompts of a session begin with the same tokens, the
+    engine can reuse the KV cache of these tokens.
     """
 
     @property
@@ -138,10 +139,10 @@ class InferenceEngine(Protocol):
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Serve new weights from now on, drop the KV caches of older weights, and return the served version.
+        """Load new weights, drop the KV caches of older weights, and return the version that the engine now serves.
 
-        If the version of the update has a checksum, the returned checksum is computed from the engine's own weights.
-        Raise EngineError if the engine cannot load the weights.
+        If ``update.version`` has a checksum, the returned checksum is computed from the engine's own weights. Raise
+        EngineError if the engine cannot load the weights.
         """
         ...
 
@@ -150,5 +151,5 @@ class InferenceEngine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop the engine. Generations that are still running fail with EngineError."""
+        """Stop the engine. Unfinished generations fail with EngineError."""
         ...

@@ -17,7 +17,9 @@ class JsonRecord:
     """One JSON object of a data file.
 
     Attributes:
-        number: the position in a JSON list, or the line in a JSONL file, counted from 1.
+        path: the data file.
+        number: the position of the object in a JSON list, or its line in a JSONL file, counted from 1.
+        values: the object.
 
     Example:
         JsonRecord(Path("dev.jsonl"), 17, {"question": "Who rules Alba?", "answer": "Bruno"})
@@ -28,14 +30,14 @@ class JsonRecord:
     values: Mapping[str, Any]
 
     def error(self, got: str, do: str) -> InvalidInput:
-        """Return an error that names the file and the row of this record."""
+        """Return an error that names the file and the row of this record. ``got`` is the problem, ``do`` the remedy."""
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
-        """Return the stripped text of the first field in ``names`` that exists.
+        """Return the text of the first field in ``names`` that the record has, without spaces at the ends.
 
         Raises:
-            InvalidInput: if none of these fields exists, or if the first existing field is blank or not text.
+            InvalidInput: if the record has none of these fields, or if the found field is blank or not text.
         """
         value = next((self.values[name] for name in names if name in self.values), None)
         if isinstance(value, str) and value.strip():
@@ -44,7 +46,7 @@ class JsonRecord:
 
 
 def read_records(path: Path) -> Iterator[JsonRecord]:
-    """Yield the records of a JSON list or of a JSONL file. A file that begins with ``[`` is a JSON list.
+    """Yield the records of a data file: a JSON list if the file begins with ``[``, otherwise JSONL.
 
     Raises:
         InvalidInput: if the file cannot be read, is empty, is not UTF-8 or not JSON, or contains a row that is not an

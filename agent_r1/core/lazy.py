@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose public names are imported on first use.
+    """Return a ``__getattr__`` function for a package. It imports the submodule of a public name on first use.
 
     Args:
         package: the package's ``__name__``.

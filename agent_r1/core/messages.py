@@ -12,14 +12,14 @@ RoleName = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text content."""
+    """A text that is part of a message."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A reference to media content: the sha256 of its bytes and its MIME type."""
+    """A part of a message that is not text, such as an image: the sha256 of its bytes and its MIME type."""
 
     sha256: str
     mime: str
@@ -32,8 +32,8 @@ ContentPart = Text | Media
 class ToolCall:
     """One tool call as the policy wrote it.
 
-    ``raw`` is the text between the markers of the call. If the call cannot be parsed, ``arguments`` is None and
-    ``error`` gives the reason.
+    ``raw`` is the text of the call, without the markers around it. If the call cannot be parsed, ``arguments`` is None
+    and ``error`` gives the reason.
 
     Example:
         ToolCall("call_0", "search", {"query": "Alba"}, '{"name": "search", ...}')
@@ -67,7 +67,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The concatenated text parts."""
+        """The text parts of the message, joined to one text."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
     @classmethod
@@ -90,8 +90,8 @@ class Message:
 def to_openai(message: Message) -> dict[str, Any]:
     """Return a message as an OpenAI-style dictionary for a chat template.
 
-    The arguments of a call stay a mapping, because the templates of transformers expect a mapping. If a call could not
-    be parsed, the dictionary lists no calls: the content then contains the whole text of the action.
+    The arguments of a call are a mapping, as the templates of transformers expect. If the message has a call that could
+    not be parsed, ``content`` is the whole text of the action, and no calls are listed.
 
     Example:
         >>> to_openai(Message.user("hello"))
@@ -134,7 +134,9 @@ def from_openai(data: Mapping[str, Any]) -> Message:
 
 
 def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Return messages from text (one user message), from OpenAI-style dictionaries, or from messages.
+    """Return messages as a tuple.
+
+    ``given`` is text (one user message), or a list of messages or OpenAI-style dictionaries.
 
     Raises:
         TypeError: an element is neither a Message nor a mapping.

@@ -10,15 +10,18 @@ from agent_r1.core.errors import InvalidInput
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import and return the module ``name`` of a package that the extra ``extra`` installs.
+    """Import the module ``name``, which the optional dependencies ``extra`` of this package install, and return it.
 
-    Raise InvalidInput if the package is not installed. The message names the extra.
+    Raise InvalidInput if the module is not installed. The message names the extra to install.
     """
     require_extra(name, extra)
     return import_module(name)
 
 
 def require_extra(name: str, extra: str) -> None:
-    """Raise InvalidInput if the package of the module ``name`` is not installed. The module is not imported."""
+    """Raise InvalidInput if the module ``name`` is not installed. The message names the extra to install.
+
+    The module is not imported.
+    """
     if find_spec(name.split(".")[0]) is None:
         raise InvalidInput(f"extra {extra}", got="an environment without it", do=f"pip install 'agent-r1[{extra}]'")

@@ -30,10 +30,10 @@ _ENCODED_URL = re.compile(r"(?<==)[^&#=]*%3A(?:%2F){1,2}[^&#]*(?:%40|@)[^&#]*", 
 
 
 def redact(text: str) -> str:
-    """Return a text in which ``***`` replaces the credentials in each address.
+    """Return a text in which ``***`` replaces the credentials in each web address.
 
-    Credentials are the user and the password, and the values of queries and fragments whose name is the name of a
-    credential, such as ``token``, ``api_key`` or ``sig``.
+    Credentials are the user name and the password, and the values of parameters such as ``token``, ``api_key`` or
+    ``sig`` in the query or the fragment of the address.
 
     Example:
         >>> redact("no answer from http://ann:secret@10.0.0.1:8800/search?token=abc&index=wiki18")
@@ -43,10 +43,9 @@ def redact(text: str) -> str:
 
 
 def redact_url(value: str) -> str:
-    """Return ``value`` without credentials, as :func:`redact` does.
+    """Return ``value``, a web address, without its credentials. :func:`redact` says what credentials are.
 
-    If ``value`` begins like an address, all of ``value`` is treated as the address, also if it contains spaces or
-    quotes.
+    Unlike an address in a longer text, ``value`` can contain spaces and quotes.
 
     Example:
         >>> redact_url("http://ann:it's my secret@10.0.0.1:8800")
@@ -57,7 +56,7 @@ def redact_url(value: str) -> str:
 
 
 def has_redacted(url: str) -> bool:
-    """Return whether an address had credentials, and all of them have been replaced by ``***``."""
+    """Return whether ``***`` has replaced credentials in a web address, and no credentials remain."""
     return redact_url(url) == url and REDACTED in url and _URL.search(url) is not None
 
 
@@ -66,9 +65,9 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return an address that is part of another address, such as the value of a query, without its credentials.
+    """Return a web address inside another web address, without its credentials.
 
-    If this inner address contains an ``@`` and a third address, everything after its scheme is replaced.
+    If the inner address contains an ``@`` and a third address, everything after its scheme is replaced by ``***``.
     """
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
@@ -80,14 +79,14 @@ def _redact_rest(rest: str) -> str:
 
 
 def _without_user(rest: str) -> str:
-    """Return ``rest``, an address without its scheme, with ``***`` in place of the user and the password.
+    """Return ``rest``, a web address without its scheme, with ``***`` in place of the user name and the password.
 
-    The authority (user, password, host and port) ends at the first ``/``, ``?`` or ``#`` of the address. An address
-    with an ``@`` has a password in two cases: the authority has a colon before an ``@``; or the authority has no ``@``,
-    and its colon is not followed by a port.
+    A password can contain any character. So if the address has a password, everything before its last ``@`` is
+    replaced. Without a password, only the user name is replaced: the text before the ``@`` of the authority. The
+    authority is the part before the first ``/``, ``?`` or ``#``.
 
-    A password can contain ``/``, ``?``, ``#`` and ``@``. So credentials with a password end at the last ``@`` of the
-    address.
+    The address has a password in two cases: the authority has an ``@`` after a colon; or the authority has no ``@`` and
+    is not a valid host and port, and an ``@`` follows later.
     """
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, host = authority.rpartition("@")
@@ -97,7 +96,7 @@ def _without_user(rest: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return a JSON value in which every text is redacted. Half a character (a lone surrogate) is escaped."""
+    """Return a JSON value in which every text is redacted, as :func:`redact` does. Lone surrogates are escaped."""
     if isinstance(value, str):
         return redact(value).encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
@@ -106,9 +105,7 @@ def redact_values(value: Any) -> Any:
 
 
 def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
-    """Return settings by dotted key, without credentials.
-
-    The settings that most readers look for come first. A list becomes one text.
+    """Return settings by dotted key, without credentials, the most important settings first. A list becomes one text.
 
     Example:
         >>> flat_settings({"trainer": {"learning_rate": 0.001}, "steps": 20, "splits": ["test", "dev"]})

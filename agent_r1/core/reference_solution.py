@@ -18,7 +18,7 @@ The next message can depend on the conversation, because a game or a user can an
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolution:
-    """One way to solve a task.
+    """One way to solve a task, right or wrong: a name, and a responder that acts in place of the policy.
 
     Example:
         ReferenceSolution("guess", script(tool_call("search", query="Alba"), Message.assistant("Bruno")))
@@ -30,11 +30,11 @@ class ReferenceSolution:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolutions:
-    """The reference solutions of one task.
+    """The reference solutions of one task, for ``agent-r1 check``.
 
-    ``expected_rewards`` holds, for each reward, the sum over an episode that every ``gold`` solution must reach. A
-    ``wrong`` solution must not reach any of these sums. If a wrong solution can also earn a reward (for example a
-    reward for a search with results), leave the reward out of ``expected_rewards``.
+    ``expected_rewards`` gives a sum for each reward. In an episode with a ``gold`` solution, each reward must add up to
+    at least this sum. In an episode with a ``wrong`` solution, no reward may reach its sum. So leave out a reward that
+    a wrong solution can also earn, such as a reward for any search.
 
     Example:
         ReferenceSolutions(
@@ -59,7 +59,7 @@ def tool_call(name: str, **arguments: Any) -> Message:
 
 
 def script(*messages: Message) -> Responder:
-    """Return a responder that returns the given messages in order, one per turn, and ignores the conversation.
+    """Return a responder that answers with ``messages``, one per turn, whatever the conversation is.
 
     The responder raises EngineError if the episode goes on after the last message.
     """

@@ -11,9 +11,9 @@ BACKLOG = 256
 
 
 def listen(host: str, port: int, do: str = "choose another --host or --port") -> socket.socket:
-    """Return a TCP socket that listens at (host, port); port 0 stands for any free port.
+    """Return a TCP socket that listens at ``host`` and ``port``. Port 0 means any free port.
 
-    Raises InvalidInput with the remedy ``do`` if the address cannot be used.
+    Raise InvalidInput if the address cannot be used. ``do`` is the remedy in the error.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

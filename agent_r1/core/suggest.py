@@ -10,9 +10,9 @@ _PART_WEIGHT = 0.98  # a match of the last part only ("high" for "loss.high") ra
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the closest of the known names, or "" if none is similar.
+    """Return a question that names the most similar of the ``known`` names, or "" if no name is similar.
 
-    A dotted name is also compared by its last part, and a name of several words also by its initials.
+    ``name`` is also compared with the last part of a dotted name, and with the initials of a name of several words.
 
     Example:
         >>> suggest("serach", ["search", "add"])

@@ -22,8 +22,8 @@ class Task:
         split: the name of the split to which the task belongs, for example "train".
 
     Raises:
-        InvalidInput: if the messages cannot be read, if ``id`` or ``split`` is not text, or if a text contains half a
-            character (a lone surrogate, which can be neither tokenized nor written).
+        InvalidInput: if the messages cannot be read, if ``id`` or ``split`` is not text, or if a text contains a lone
+            surrogate (half a character), which can be neither tokenized nor written.
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})

@@ -23,11 +23,13 @@ represented by a new object.
 
 
 class ProtectedTask(asyncio.Task[T]):
-    """An asyncio task that can be cancelled only by code in the scope of the task, or in an enclosing scope.
+    """An asyncio task that user code cannot cancel, unless the task was started inside the same call of this user code.
 
-    The scope of code is the list of calls of user code in which the code runs, the outermost call first. For example,
-    the scope (environment, tool) is enclosed by the scope (environment). The scope of the run's own code is empty, and
-    encloses all other scopes.
+    Each task has a scope: the calls of user code in which its code runs, from the outermost to the innermost. For
+    example, a tool that an environment calls has the scope (environment, tool). The scope of the run's own code is ().
+
+    Code with the scope s can cancel a task if the scope of the task begins with s. So the run can cancel every task,
+    and the environment can cancel the task of its tool, but the tool cannot cancel the task of the environment.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], scope: tuple[object, ...], **options: Any) -> None:
@@ -42,21 +44,18 @@ class ProtectedTask(asyncio.Task[T]):
 def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Return an asyncio task that runs ``work``, which is one call of user code, such as a call of a tool.
 
-    Code in this call cannot cancel any :class:`ProtectedTask` outside the call.
+    The call cannot cancel any :class:`ProtectedTask` that was started outside the call.
     """
     return _protected_task(work, (*_scope.get(), object()))
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return an asyncio task that runs ``work`` in the scope of the caller.
-
-    Only code in this scope or in an enclosing scope can cancel the task (see :class:`ProtectedTask`).
-    """
+    """Return a :class:`ProtectedTask` that runs ``work`` in the scope of the caller."""
     return _protected_task(work, _scope.get())
 
 
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return an asyncio task that runs ``work`` in the scope of the run, so that user code cannot cancel the task.
+    """Return a :class:`ProtectedTask` that runs ``work`` in the scope of the run. No user code can cancel the task.
 
     Use this function for work that serves several attempts.
     """
@@ -70,7 +69,7 @@ def _protected_task(work: Coroutine[Any, Any, T], scope: tuple[object, ...]) -> 
 
 
 def run_protected(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` like :func:`asyncio.run` and return its result. User code cannot cancel the tasks of the run."""
+    """Run ``main`` like :func:`asyncio.run`, and return its result. User code cannot cancel the tasks of the run."""
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)
 
@@ -82,9 +81,9 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Create an asyncio task. The task is protected if the code of the run creates the task, but not if user code does.
+    """Create an asyncio task: an ordinary one if user code calls this function, otherwise a :class:`ProtectedTask`.
 
-    User code is allowed to cancel the tasks that user code created.
+    So user code can cancel the tasks that it created itself.
     """
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)

@@ -56,5 +56,4 @@ class TaskSet:
     agent: AgentFunction | None = None
 
     def env_for_split(self, split: str) -> Env:
-        """Return the environment for the tasks of a split."""
         return self.variants.get(split, self.env)

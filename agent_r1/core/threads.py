@@ -21,7 +21,10 @@ Outcome = tuple["asyncio.Future[Any]", object, BaseException | None]
 
 
 class DaemonThreads:
-    """A pool of daemon threads without a size limit. A job starts a new thread only if no thread is idle."""
+    """A pool of daemon threads without a size limit.
+
+    A job gets an idle thread, or a new thread if no thread is idle.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -30,7 +33,7 @@ class DaemonThreads:
         self._idle = 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run ``job`` in a thread of the pool. ``job`` must not raise an exception."""
+        """Run ``job`` in a thread of the pool, without waiting for its end. ``job`` must not raise an exception."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -46,10 +49,10 @@ class DaemonThreads:
 
 
 async def run_in_thread(work: Callable[..., T], *arguments: object, pool: DaemonThreads | None = None) -> T:
-    """Return ``work(*arguments)``, computed in a thread of ``pool``, or in a new thread if ``pool`` is None.
+    """Run ``work(*arguments)`` in a thread, and return its result. Exceptions of ``work`` are raised in the caller.
 
-    Exceptions of ``work`` are raised in the caller. A new thread shares no thread-local state, such as torch's gradient
-    mode, with earlier work.
+    The thread is a thread of ``pool``, or a new thread if ``pool`` is None. A new thread shares no thread-local state,
+    such as torch's gradient mode, with earlier work.
 
     Example:
         report = await run_in_thread(updater.update, groups)
@@ -71,10 +74,11 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 
 
 class WorkerThread:
-    """One daemon thread that runs jobs in the order in which they are submitted.
+    """A daemon thread that runs jobs one after another, in the order in which they are submitted.
 
-    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. All waiting and
-    all later callers then get an exception: the result of ``ended()``, or by default a RuntimeError.
+    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Callers that
+    wait at this time, and all later callers, get an exception. ``ended`` makes this exception; by default it is
+    RuntimeError.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:
@@ -88,7 +92,10 @@ class WorkerThread:
         weakref.finalize(self, self._jobs.put, None)
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Return ``work(*arguments)``, computed in the thread. Exceptions of ``work`` are raised in the caller."""
+        """Run ``work(*arguments)`` in the thread, and return its result.
+
+        Exceptions of ``work`` are raised in the caller.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def job() -> Outcome:
@@ -109,7 +116,7 @@ class WorkerThread:
             self._waiting.discard(future)
 
     def close(self, *, wait_seconds: float | None = 0) -> None:
-        """End the thread after the jobs submitted so far, and wait at most ``wait_seconds`` for its end.
+        """End the thread after all submitted jobs, and wait at most ``wait_seconds`` seconds for its end.
 
         If ``wait_seconds`` is None, wait without a limit.
         """
@@ -146,7 +153,7 @@ def _run_jobs(
 def _resolve(outcomes: Iterable[Outcome]) -> None:
     """Set the results and errors of futures. Any thread can call this function.
 
-    The futures can belong to several event loops. Each loop is woken once, not once per future.
+    The futures can belong to several event loops. Each event loop is woken only once.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
@@ -162,7 +169,7 @@ def _settle_all(outcomes: Iterable[Outcome]) -> None:
 
 
 def settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    """Set the error of a future, or its result if ``error`` is None.
+    """Set the result of a future, or its error if ``error`` is not None.
 
     Do nothing if the future is already done, for example because its caller was cancelled.
     """

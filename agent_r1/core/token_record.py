@@ -9,11 +9,11 @@ from agent_r1.core.attempt_id import AttemptId
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What one update computed for the action tokens of one turn, with the weights before the update.
+    """The numbers that one update computed for the action tokens of one turn, with the weights before the update.
 
     Each tuple has one number per action token, in the order of ``Turn.action_ids``. A number that the update did not
-    compute is NaN: with several minibatches and without a pass before the update, the log-probabilities of the later
-    minibatches are unknown.
+    compute is NaN. For example, an update with several minibatches knows only the log-probabilities of the first
+    minibatch, unless it makes a pass over all tokens before training.
 
     Attributes:
         turn: the index of the turn in its trajectory.

@@ -11,21 +11,21 @@ from agent_r1.core.messages import ContentPart
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """The description of a tool that is shown to the policy. ``parameters`` is the JSON schema of an object."""
+    """The description of a tool that is shown to the policy. ``parameters`` is the JSON schema of its arguments."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
 
     def to_openai(self) -> dict[str, Any]:
-        """Return the tool as an entry of ``tools=`` for a chat template."""
+        """Return the tool as a dictionary in the OpenAI format, for the argument ``tools`` of a chat template."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one tool call. ``data`` is only for rewards; the agent never sees ``data``."""
+    """The result of one tool call. The agent sees ``parts``. Only rewards see ``data``."""
 
     parts: tuple[ContentPart, ...]
     ok: bool

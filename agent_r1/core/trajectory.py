@@ -18,7 +18,8 @@ from agent_r1.core.tool import ToolResult
 class Status(StrEnum):
     """The way in which an episode ended.
 
-    A malformed tool call or a failed tool does not end an episode: the agent gets an explanation as its observation.
+    There is no status for a malformed tool call or a failed tool. The agent gets an explanation as its observation, and
+    the episode continues.
     """
 
     COMPLETED = "completed"
@@ -63,10 +64,10 @@ TurnKind = Literal["act", "summary"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One transition of the step-level MDP (arXiv:2511.14460, section 2).
+    """One transition of the step-level MDP (arXiv:2511.14460, section 2): a state and an action.
 
-    The state is a sequence of tokens: the state and the action of the parent turn, and then ``new_ids``. The action is
-    exactly the sampled tokens.
+    The action is the sampled tokens. The state is all tokens that the policy saw: the state of the parent turn, the
+    action of the parent turn, and then ``new_ids``.
 
     Attributes:
         parent: the index of the turn that this turn continues, or None if this turn starts a new branch (the first
@@ -75,7 +76,7 @@ class Turn:
         action_ids: the sampled tokens.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
-        call_rewards: process rewards of each call, in the order of the calls, or () if no call is rewarded.
+        call_rewards: process rewards of each call by name, in the order of the calls. (): no call is rewarded.
         call_ends: for each call, the index in ``action_ids`` of the token that completes the call. The rewards of the
             call are assigned to this token.
 
@@ -131,9 +132,8 @@ class Trajectory:
     """The turns of one attempt, its status, and its rewards by name.
 
     Attributes:
-        truncated: whether the episode was cut off, for example because turns or tokens ran out. A critic can estimate
-            the rewards after the cut (bootstrap).
-        reason: explains a failure, or a reward that is None.
+        truncated: whether the episode was cut off, for example because turns or tokens ran out.
+        reason: the reason for a failure of the episode, or for a reward that could not be computed.
         start: the opening messages of the episode.
         seconds: the duration of the attempt.
         answer: the answer that an agent program returned; None if the last text of the policy is the answer.
@@ -159,14 +159,14 @@ class Trajectory:
 
     @property
     def env_turns(self) -> tuple[Turn, ...]:
-        """The turns with an action in the environment: all turns except summaries."""
+        """The turns that act in the environment: all turns except summaries of the context."""
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns that a list of ``count`` rewards applies to, or None if the list fits no turns.
+        """Return the turns to which a list of ``count`` rewards belongs, one reward per turn.
 
-        The list applies to all turns if their number is ``count``. Otherwise it applies to ``env_turns`` if their
-        number is ``count``.
+        These are all turns if there are ``count`` turns. Otherwise they are ``env_turns`` if there are ``count`` of
+        these. Return None if both numbers differ from ``count``.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
@@ -177,7 +177,7 @@ class Trajectory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The full conversation with the environment, even if the policy saw only parts of the conversation."""
+        """The full conversation between policy and environment. The policy may have seen only parts of it."""
         conversation = list(self.start)
         for turn in self.env_turns:
             conversation += (turn.action.message, *turn.observation)
@@ -190,11 +190,13 @@ class Group:
 
     Attributes:
         group_id: the number of the group in the run.
-        greedy: an additional attempt that was sampled greedily, for algorithms that use its reward as the baseline
-            (ReMax, arXiv:2310.10505). The greedy attempt is not in ``trajectories``, and it may have failed.
-        retried: failed attempts that were replaced by a new attempt with the same sample index and a higher ``retry``.
-        role: the role that the attempts play in a game of several agents, such as ``nim/first``. Algorithms with a
-            baseline per role (RAE) compare attempts of equal role.
+        greedy: an additional attempt that was sampled greedily, for algorithms that use its return as the baseline
+            (ReMax, arXiv:2310.10505). It is not in ``trajectories``. It can have failed. None: there is no such
+            attempt.
+        retried: failed attempts. Each was replaced by a new attempt with the same sample index and a higher ``retry``.
+        role: the role of the attempts in a game of several agents, such as ``nim/first``. Algorithms with a baseline
+        per
+            role (RAE) compare attempts of equal role.
     """
 
     group_id: int
@@ -206,10 +208,10 @@ class Group:
 
 
 class Scorer(Protocol):
-    """Computes the rewards of each trajectory of a group.
+    """An object that computes the rewards of the trajectories of a group.
 
-    ``score`` returns the rewards by name for each trajectory, in the order of ``group``. A reward that cannot be
-    computed is Unscored or None.
+    ``score`` returns one mapping per trajectory, in the order of the group: the rewards by name. A reward that cannot
+    be computed is Unscored or None.
     """
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...

@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WeightedReward:
-    """A reward of the whole trajectory, of a turn, or of a call in a turn. ``value`` is multiplied by the weight."""
+    """A reward, multiplied by its weight. ``turn`` and ``call`` are its position.
+
+    A reward of the whole trajectory has neither. A reward of a turn has no ``call``.
+    """
 
     name: str
     value: float
@@ -23,7 +26,7 @@ class WeightedReward:
 
 
 def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
-    """Yield the name, the weight and the value of each reward whose weight is not 0."""
+    """Yield (name, weight, value) of each reward whose weight is not 0. A reward without a weight has weight 1."""
     for name, value in rewards.items():
         if weight := weights.get(name, 1.0):
             yield name, weight, value

@@ -16,12 +16,12 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """Identifies the weights of the policy.
+    """One version of the policy's weights.
 
     Attributes:
         number: the number of the version; the initial weights of a run have the number 0.
         step: the optimizer step that made these weights.
-        checksum: sha256 of all tensors, or None if it was not computed for this version.
+        checksum: the sha256 of all tensors, or None if no checksum was computed for this version.
 
     Example:
         PolicyVersion(number=3, step=3, checksum="9f86d0..")

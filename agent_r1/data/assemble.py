@@ -22,7 +22,7 @@ TokenScope = Literal["actions", "all"]
 
 @dataclass(slots=True)
 class _TokenColumns:
-    """The columns of a batch that have one entry per token, as lists to which tokens are added."""
+    """Lists with one entry per token of the batch. Tokens are added to these lists one turn after another."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -34,7 +34,10 @@ class _TokenColumns:
     def add(
         self, turn: int, ids: Sequence[int], logprobs: Iterable[float], versions: Iterable[int], is_action: bool
     ) -> int:
-        """Add tokens of the turn with the number ``turn``, and return the position of the first added token."""
+        """Add tokens of the turn with the number ``turn``.
+
+        Return the position in the batch of the first added token.
+        """
         position = len(self.ids)
         self.ids += ids
         self.logprobs += logprobs
@@ -52,12 +55,12 @@ def assemble_batch(
     reward_weights: RewardWeights | None = None,
     loss_excluded: Sequence[str | None] | None = None,
 ) -> TrainingBatch:
-    """Return the training batch of at least one sample.
+    """Return the training batch of one or more samples.
 
     Args:
         samples: The training samples, with their rewards.
         packing: The function that converts a trajectory to token sequences for the model.
-        scope: The tokens that the batch holds.
+        scope: The tokens that the batch holds: "actions" for action tokens only, "all" for observation tokens too.
         reward_weights: Weights by the name of a reward. A reward without a weight has weight 1.
         loss_excluded: For each sample, the reason why the loss excludes the sample, or None. Excluded samples still
             count in baselines.
@@ -104,8 +107,8 @@ def assemble_batch(
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
     """Add the tokens of a sample to ``tokens``, and return the place in the batch of each turn of the sample.
 
-    Only turns with action tokens have a number in the batch. The first such turn of the sample gets the number
-    ``first``. A turn without action tokens adds no tokens, and its place has the number of the turn before it.
+    Turns with action tokens are numbered, starting with ``first``. A turn without action tokens adds no tokens, and its
+    place has the number of the turn before it.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -128,9 +131,10 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
 def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
     """Return the reward of each turn with action tokens, by turn index.
 
-    The reward of a turn without action tokens is added to the last turn with action tokens before it. If there is no
-    such turn, the reward is added to the first turn with action tokens after it. The outcome reward is added to the
-    last turn with action tokens.
+    The last of these rewards includes the outcome reward.
+
+    The reward of a turn without action tokens is added to the nearest earlier turn with action tokens. If there is no
+    such turn, it is added to the first turn with action tokens.
     """
     rewards: dict[int, float] = {}
     pending = 0.0
@@ -147,10 +151,10 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
-    """Add the observation after the action of ``turn``, and return the position of the first observation token.
+    """Add the tokens of the observation after the action of ``turn``. Return the position of the first of these tokens.
 
-    Return None, and add nothing, if the next turn does not continue ``turn``, has no new tokens, or has no action
-    tokens.
+    ``number`` is the number of ``turn`` in the batch. If there is no observation to train on, add nothing and return
+    None: the next turn does not continue ``turn``, or has no new tokens or no action tokens.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
@@ -173,9 +177,9 @@ State = tuple[tuple[str, str], ...]
 
 
 def _states(trajectory: Trajectory) -> list[State]:
-    """Return the state before each turn with action tokens.
+    """Return the state before each turn with action tokens: the (role, text) of each message in the last observation.
 
-    The state is the last observation before the turn, or the opening messages before the first observation.
+    Before the first observation, the state is the opening messages.
     """
     before: Sequence[Message] = trajectory.start
     states: list[State] = []

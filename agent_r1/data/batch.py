@@ -18,7 +18,7 @@ RewardWeights = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """The rewards with the name ``name``: their weight, and their weighted sum in each trajectory."""
+    """The rewards of a batch with the name ``name``: their weight, and their weighted sum in each trajectory."""
 
     name: str
     weight: float
@@ -32,10 +32,9 @@ class TrainingBatch:
 
     All tensors are on the CPU.
 
-    Usually all N tokens are action tokens. So the advantage mask and the loss mask of paper 2511.14460 need no code:
-    advantages and losses are computed for action tokens only. If an algorithm trains on observations, the batch also
-    holds observation tokens (:func:`agent_r1.data.assemble.assemble_batch`), and ``action_mask`` is false for these
-    tokens. Turns without action tokens are not in the batch. ``sequences`` holds everything that the model reads.
+    Usually the batch holds action tokens only, and ``action_mask`` is true for all of them. If an algorithm trains on
+    observations, the batch also holds observation tokens, for which ``action_mask`` is false. Turns without action
+    tokens are not in the batch. ``sequences`` holds all tokens that the model reads, including prompts.
 
     Example: the first trajectory has two turns (2 tokens and 1 token), the second trajectory has one turn (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
@@ -107,7 +106,10 @@ class TrainingBatch:
 
     @property
     def turn_rewards(self) -> Tensor:
-        """The sum of the rewards of each turn: (S,). In the last turn, the sum includes the outcome reward."""
+        """The sum of the rewards of each turn: (S,).
+
+        The sum of the last turn of a trajectory includes the outcome reward.
+        """
         return segment_sum(self.token_rewards, self.token_turn)
 
     @property
@@ -142,15 +144,16 @@ class TrainingBatch:
 
     @property
     def token_loss_excluded(self) -> Tensor:
-        """Whether the loss excludes the trajectory of each token: (N,) bool."""
+        """For each token, whether the loss excludes the trajectory of the token: (N,) bool."""
         return torch.tensor([reason is not None for reason in self.loss_excluded])[self.token_trajectory]
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return (batch, last turns): the batch with each summary turn joined to the turn of the next action.
+        """Return (the batch with joined turns, the last turn of each joined turn).
 
-        A summary does nothing in the environment, so a summary and the next action are one time step. A summary after
-        the last action of a trajectory is joined to this last action. So the S turns become D joined turns.
-        ``last turns`` (D,) holds for each joined turn the number of its last turn among the S turns.
+        A summary of the context does nothing in the environment. So each summary turn is joined with the next turn that
+        acts, and both are one time step. A summary after the last acting turn is joined with this turn. S turns become
+        D joined turns. The second result (D,) holds, for each joined turn, the number of its last turn among the S
+        turns.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary).
         """
@@ -175,13 +178,13 @@ class TrainingBatch:
         return batch, segment_last(joined)
 
     def actions(self) -> TrainingBatch:
-        """Return the batch with only its action tokens, and without sequences."""
+        """Return the batch with only its action tokens, and without ``sequences``."""
         if bool(self.action_mask.all()):
             return self  # the usual case: the batch has no observations
         return self.tokens(self.action_mask)
 
     def tokens(self, mask: Tensor) -> TrainingBatch:
-        """Return the batch with only the n tokens of ``mask`` (N,), and without sequences."""
+        """Return the batch with only the n tokens of ``mask`` (N,), and without ``sequences``."""
         positions = mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,

@@ -20,9 +20,9 @@ Block = Sequence[TokenSequence]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """B token sequences, padded on the right to length T.
+    """B token sequences, padded on the right to T tokens each.
 
-    The sequences contain n tokens of the training batch, and the last tokens of s actions.
+    Of these tokens, n are tokens of the training batch, and s are the last tokens of actions.
     """
 
     ids: Tensor
@@ -61,14 +61,14 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per sequence. A block is a tuple of sequences that must be in the same micro-batch."""
+    """Return one block per sequence. The sequences of a block must be in the same micro-batch."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per trajectory, for a loss that needs all tokens of a trajectory in one micro-batch.
+    """Return one block per trajectory, with all its sequences.
 
-    A block is a tuple of sequences that must be in the same micro-batch.
+    The sequences of a block must be in the same micro-batch.
     """
     blocks: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:
@@ -77,11 +77,11 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[MicroBatch]:
-    """Yield micro-batches that together hold all sequences, each with at most ``max_tokens`` tokens including padding.
+    """Yield micro-batches with at most ``max_tokens`` tokens each, including padding. Together they hold all sequences.
 
-    A block is a tuple of sequences, which is never divided. A block with more than ``max_tokens`` tokens is a
-    micro-batch by itself. A block is added to a micro-batch only if the share of padding remains below ``MAX_PADDING``.
-    Blocks with branches need a tree attention mask, so they never share a micro-batch with blocks without branches.
+    A block is a tuple of sequences, and is never divided. A block with more than ``max_tokens`` tokens becomes a
+    micro-batch of its own. Blocks are put together only if the share of padding stays below ``MAX_PADDING``. Blocks
+    with branches need a tree attention mask, so they never share a micro-batch with blocks without branches.
 
     Blocks without branches come first, then blocks with branches. In both parts, blocks are sorted by the length of
     their longest sequence, the longest first. Blocks of equal length keep the given order.
@@ -142,8 +142,7 @@ def _tree_mask(subtree_ends: Sequence[Tensor], width: int) -> Tensor:
     """Return the tree attention mask: (B, T, T) bool. Element (b, i, j) says whether token i attends to token j.
 
     Token i attends to token j if j <= i and token i is in the subtree of token j. ``subtree_ends`` holds, for each
-    sequence, the position at which the subtree of each token ends. A padding token attends at least to itself, so that
-    every token attends to some token.
+    sequence, the position at which the subtree of each token ends. A padding token attends at least to itself.
     """
     ends = pad_sequence(list(subtree_ends), batch_first=True, padding_value=width)[:, None, :]  # (B, 1, T)
     position = torch.arange(width)  # (T,)

@@ -14,62 +14,79 @@ from torch import Tensor
 
 
 def segment_count(unit: Tensor) -> Tensor:
-    """Return the number of elements of each unit: (N,) -> (units,)."""
+    """Return the number of elements of each unit: (units,).
+
+    ``unit`` (N,) holds the number of each element's turn, trajectory or group.
+    """
     return torch.bincount(unit)
 
 
 def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the sum of the elements of each unit: (N,) -> (units,)."""
+    """Return the sum of the elements of each unit: (units,).
+
+    ``x`` (N,) holds the elements, and ``unit`` (N,) the number of each element's turn, trajectory or group.
+    """
     return x.new_zeros(len(segment_count(unit))).index_add(0, unit, x)
 
 
 def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the mean of the elements of each unit: (N,) -> (units,); 0 for a unit without elements."""
+    """Return the mean of the elements of each unit: (units,). The mean of a unit without elements is 0.
+
+    ``x`` (N,) holds the elements, and ``unit`` (N,) the number of each element's turn, trajectory or group.
+    """
     return segment_sum(x, unit) / segment_count(unit).clamp(min=1)
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum of the elements of each unit: (N,) -> (units,); 0 for a unit without elements.
+    """Return the maximum of the elements of each unit: (units,). The maximum of a unit without elements is 0.
 
-    The elements must not be negative.
+    ``x`` (N,) holds the elements, which must not be negative. ``unit`` (N,) holds the number of each element's turn,
+    trajectory or group.
     """
     return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
 
 
 def segment_last(unit: Tensor) -> Tensor:
-    """Return the position of the last element of each unit: (N,) -> (units,).
+    """Return the position of the last element of each unit: (units,).
 
-    ``unit`` holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
+    ``unit`` (N,) holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
     """
     return segment_count(unit).cumsum(0) - 1  # (units,) counts of the units 0 .. u, minus 1
 
 
 def segment_first(unit: Tensor) -> Tensor:
-    """Return the position of the first element of each unit: (N,) -> (units,).
+    """Return the position of the first element of each unit: (units,).
 
-    ``unit`` holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
+    ``unit`` (N,) holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
     """
     return segment_last(unit) - segment_count(unit) + 1
 
 
 def index_within(unit: Tensor) -> Tensor:
-    """Return the index of each element in its unit, from 0: (N,) -> (N,). Units must be contiguous and not empty."""
+    """Return the index of each element in its unit, from 0: (N,). Units must be contiguous and not empty.
+
+    Example:
+        index_within(tensor([0, 0, 1, 1, 1])) is [0, 1, 0, 1, 2]
+    """
     return torch.arange(len(unit)) - segment_first(unit)[unit]
 
 
 def previous_within(unit: Tensor) -> Tensor:
-    """Return the position of the previous element of the same unit, or -1 if there is none: (N,) -> (N,).
+    """Return the position of the previous element of the same unit, or -1 if there is none: (N,).
 
-    Units must be contiguous and not empty.
+    ``unit`` (N,) holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
+
+    Example:
+        previous_within(tensor([0, 0, 1, 1, 1])) is [-1, 0, -1, 2, 3]
     """
     positions = torch.arange(len(unit))  # (N,)
     return torch.where(positions == segment_first(unit)[unit], -1, positions - 1)
 
 
 def unique_ids(*keys: Tensor) -> Tensor:
-    """Return for each of N elements the id of its combination of keys: (N,). Ids are numbered from 0.
+    """Return an id for each of N elements: (N,). Two elements have the same id if they are equal in every key.
 
-    Each of ``keys`` is a tensor (N,). Two elements have the same id if they are equal in every key.
+    Each of ``keys`` is a tensor (N,). Ids are numbered from 0.
 
     Example:
         unique_ids(tensor([4, 4, 9]), tensor([0, 1, 0])) is [0, 1, 2]
@@ -78,7 +95,9 @@ def unique_ids(*keys: Tensor) -> Tensor:
 
 
 def first_seen_ids(values: Iterable[object]) -> Tensor:
-    """Return the id of each value: (N,). Distinct values are numbered from 0, in the order of first appearance.
+    """Return an id for each of N values: (N,). Equal values have the same id.
+
+    Ids are numbered from 0 by first appearance.
 
     Example:
         first_seen_ids(["b", "a", "b"]) is [0, 1, 0]

@@ -20,7 +20,7 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    Among the T tokens, n tokens are also tokens of the training batch, and s tokens are the last tokens of actions.
+    Of these tokens, n are tokens of the training batch, and s are the last tokens of actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids 5 6 7 3 8 4 9, position_ids 0 1 2 3 4 3 4, subtree_end 7 7 7 5 5 7 7, logit_positions 1 3 5,
@@ -55,11 +55,11 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlace:
-    """The place of a turn in the batch.
+    """The place of a turn in the training batch.
 
     Attributes:
-        turn: the number of the turn.
-        action: the position of the first action token of the turn in the batch.
+        turn: the number of the turn among the turns of the batch.
+        action: the position in the batch of the first action token of the turn.
         observation: the position in the batch of the first token of the observation before the turn. None if this
             observation is not in the batch.
     """
@@ -78,9 +78,10 @@ Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one sequence for each tree of turns in the trajectory. A tree without action tokens is left out.
+    """Return one token sequence for each tree of turns in the trajectory.
 
-    If several turns of a tree begin with the same tokens, the sequence holds these tokens only once.
+    If several turns of a tree begin with the same tokens, the sequence holds these tokens only once. A tree without
+    action tokens is left out. ``number`` is the number of the trajectory in the batch.
     """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -91,9 +92,9 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 
 
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one causal sequence per turn with action tokens: the whole prompt of the turn, then the action.
+    """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action.
 
-    Shared prefixes are repeated.
+    ``number`` is the number of the trajectory in the batch.
     """
     return [
         _pack_turn(trajectory, turn, number, place)
@@ -103,7 +104,7 @@ def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlac
 
 
 def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return causal sequences only, for models that ignore a custom attention mask.
+    """Return only causal token sequences, for models that ignore a custom attention mask.
 
     A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`). Any other trajectory is packed by
     :func:`pack_prefix_tree`, which then gives causal sequences.
@@ -114,10 +115,10 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return a function that packs like ``packing``, but limits the length of sequences with branches.
+    """Return a packing function like ``packing``, with a limit of ``max_tokens()`` tokens on sequences with branches.
 
-    If ``packing`` makes a sequence with branches and more than ``max_tokens()`` tokens, the trajectory is packed by
-    :func:`pack_per_turn` instead. The loss and the gradient are the same in both cases.
+    If ``packing`` makes a sequence with branches above the limit, the trajectory is packed by :func:`pack_per_turn`
+    instead. The loss and the gradient are the same in both cases.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -198,10 +199,13 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 
 
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
-    """Return the prediction of each of ``count`` consecutive tokens of a sequence.
+    """Return the predictions of ``count`` consecutive tokens of a sequence.
 
-    The prediction of a token is three positions: of the logits that predict the token, of the token in the sequence,
-    and of the token in the batch. The first prediction is (``before``, ``start``, ``batch_position``).
+    Each prediction is a tuple of three positions: of the logits in the sequence, of the predicted token in the
+    sequence, and of this token in the batch.
+
+    Example:
+        _predictions(1, 2, 3, 0) is [(1, 2, 0), (2, 3, 1), (3, 4, 2)]
     """
     # the logits at position t - 1 predict token t
     logit_positions = (before, *range(start, start + count - 1))
@@ -216,10 +220,10 @@ def _column(rows: Sequence[tuple[int, ...]], column: int) -> Tensor:
 
 
 def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
-    """Return for each token of a sequence the position at which the subtree of its turn ends.
+    """Return, for each token of a sequence, the position at which the subtree of its turn ends.
 
-    The subtree of a turn is the turn and all its descendants in the tree of turns. It ends after its last token.
-    ``order`` holds the turns in the order in which they are in the sequence.
+    The subtree of a turn is the turn and all its descendants in the tree of turns. Its end is the position after its
+    last token. ``order`` holds the turns in the order in which they are in the sequence.
     """
     lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
     ends: dict[int, int] = {}

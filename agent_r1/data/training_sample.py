@@ -54,7 +54,7 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """An attempt that is excluded from training, and the reason."""
+    """An attempt that is not trained on, and the reason."""
 
     attempt: AttemptId
     reason: str
@@ -62,7 +62,7 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A division of attempts into training samples and excluded attempts."""
+    """The training samples of an update, and the attempts that are excluded from the update."""
 
     samples: tuple[TrainingSample, ...]
     excluded: tuple[Excluded, ...]
@@ -71,8 +71,8 @@ class Selection:
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
     """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
-    Greedy attempts are neither samples nor excluded attempts. They only determine ``greedy_return`` of the samples. The
-    result depends neither on the order of the groups nor on the order of the trajectories in a group.
+    Greedy attempts are in neither part. They only set ``greedy_return`` of the samples in their group. The result is
+    the same for every order of the groups, and for every order of the trajectories in a group.
 
     Args:
         groups: The groups of an update.
@@ -100,7 +100,10 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
 
 
 def describe_status(trajectory: Trajectory) -> str:
-    """Return the status of an episode, with its reason if it has one: ``engine_failed: the engine was closed``."""
+    """Return the status of an episode as text, followed by its reason if there is one.
+
+    For example, ``engine_failed: the engine was closed``.
+    """
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
 
 
@@ -142,9 +145,9 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
 
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
-    """Return the training sample of a trajectory without defects.
+    """Return the training sample of a trajectory without defects. ``group`` is the number of its group.
 
-    Rewards are summed with ``math.fsum``, so the sums do not depend on the order of the rewards.
+    Rewards are summed with ``math.fsum``, so that the sums do not depend on the order of the rewards.
     """
     # values by (turn, call): (None, None) for the whole trajectory, (turn, None) for a whole turn
     by_place: dict[tuple[int | None, int | None], list[float]] = {}
