@@ -65,7 +65,7 @@ Database = Mapping[str, Order]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The customer's wish for one order: a new value of ``field``, or the cancellation of the order.
+    """The customer's wish for one order: a new value for ``field``, or the cancellation of the order.
 
     Example:
         Wish("A17", "colour", "blue")
@@ -109,7 +109,7 @@ class OrderDatabase:
 
 
 class OpenOrderDatabase:
-    """Opens a database for each episode, with the orders of the task."""
+    """An opener that makes a database for each episode, with the orders of the task."""
 
     async def open(self, task: Task, context: RolloutContext) -> OrderDatabase:
         return OrderDatabase(dict(task.data["orders"]))
@@ -220,7 +220,7 @@ def _stated(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _rows(orders: Database) -> dict[str, dict[str, Any]]:
-    """Return the database as JSON-serializable values."""
+    """Return the fields of each order by the number of the order, in a form that JSON can represent."""
     return {number: asdict(order) for number, order in orders.items()}
 
 

@@ -126,7 +126,7 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
 
 
 def is_interrupt(error: KeyboardInterrupt) -> bool:
-    """Return whether a signal raised ``error``. Otherwise, code raised it with a ``raise`` statement.
+    """Return whether a signal raised ``error``, and not a ``raise`` statement in user code.
 
     Outside of the main thread, the result is False. In the main thread, the result depends on the handler of SIGINT. If
     it is Python's default handler, the result is True, because the origin cannot be seen in the traceback. For other

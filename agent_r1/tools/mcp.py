@@ -245,7 +245,10 @@ class _Connection:
         return descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the result of a call, or an error result if the server returns no result."""
+        """Call a tool and return its result.
+
+        If the server returns no result, return a failed result with the reason.
+        """
         client = await self._client
         try:
             return _convert_result(await client.call_tool(name, dict(arguments)))

@@ -111,10 +111,10 @@ class TrackingRecorder:
 
 
 class _TrackerThread(threading.Thread):
-    """The daemon thread of one tracker.
+    """The daemon thread that makes one tracker and calls it.
 
     Attributes:
-        failure: why the tracker gets no further calls; None if it works.
+        failure: why the tracker gets no further calls; None while it works.
     """
 
     def __init__(self, tracker: str, run: TrackedRun) -> None:

@@ -285,8 +285,10 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) 
     """Return the critic's values of the states of a micro-batch. The values have a gradient.
 
     The result has n values for the states before the n tokens, and s values for the states after the actions of the s
-    turns. Some critics also read log-probabilities. The log-probability of a token is then read together with the
-    token, so the value of the state before the token does not depend on it.
+    turns.
+
+    Some critics also read the log-probability of each token, at the position of the token. The state before a token
+    ends at an earlier position. So its value does not depend on this log-probability.
     """
     logprobs = None
     if critic.logprob_input is not None:

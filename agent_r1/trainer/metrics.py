@@ -44,8 +44,8 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     - ``failed``: number of attempts that cannot be trained.
     - ``filtered``: number of trainable attempts that the algorithm's filters excluded.
 
-    A group with fewer than two trainable attempts does not count in the second and third metric. If no group counts,
-    they are NaN.
+    Groups with fewer than two trainable attempts are left out of ``reward_spread`` and ``constant_groups``. If no group
+    remains, both are NaN.
     """
     rewards = [sample.total for sample in selection.samples]
     failed = len(selection.excluded)

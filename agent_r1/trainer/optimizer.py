@@ -156,13 +156,20 @@ def _set_learning_rate(group: dict[str, Any], learning_rate: float) -> None:
 
 
 def _eager_on_cpu(optimizer: torch.optim.Optimizer) -> Any:
-    """Return a context in which torchao does not compile its step on a CPU, because that needs a C++ compiler."""
+    """Return a context manager for the optimizer's step. On a CPU, torchao then does not compile the step.
+
+    Compiling on a CPU needs a C++ compiler, which can be missing.
+    """
     on_cpu = all(parameter.device.type == "cpu" for parameter in _parameters_of(optimizer))
     return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
 
 
 def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``value`` with its name. If ``value`` is quantized, yield the tensors inside it instead."""
+    """Yield the pair (``name``, ``value``). If ``value`` is quantized, yield a pair for each tensor inside it instead.
+
+    Example:
+        The names "exp_avg.codes", "exp_avg.scale" and "exp_avg.qmap" for the name "exp_avg"
+    """
     if not is_traceable_wrapper_subclass(value):
         yield name, value
         return

@@ -110,7 +110,7 @@ class TrainerState:
 
 
 class Trainer(Protocol):
-    """Holds the policy and the other models of an algorithm, computes gradients and takes optimizer steps.
+    """A service that holds the models of an algorithm, computes gradients and takes optimizer steps.
 
     A trainer is one process, or several ranks that the caller controls like one process. Its methods block the calling
     thread, so call them from a worker thread.

@@ -9,11 +9,15 @@ from agent_r1.trainer.config import ScheduleConfig
 
 
 def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """Return the factor on all learning rates in update ``step`` (counted from 1) of a run of ``steps`` updates.
+    """Return the factor by which all learning rates are multiplied in one update.
 
     The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates. Decays
     are equal to the decays in transformers. A warm-up is one step ahead of the warm-up in transformers, which begins
     with the factor 0.
+
+    Args:
+        step: the number of the update, from 1.
+        steps: the number of updates of the run.
 
     Example:
         learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=1, steps=12) == 0.5

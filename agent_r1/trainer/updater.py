@@ -305,7 +305,10 @@ class PolicyUpdater:
         return learning_rate_factor(self._config.schedule, self._step, self._steps)
 
     def _learning_rates(self) -> dict[str, float]:
-        """Return the learning rates of this step as metrics."""
+        """Return the metrics ``learning_rate`` and ``critic_learning_rate`` of this update.
+
+        The second metric is missing if there is no critic.
+        """
         factor = self._learning_rate_factor()
         rates = {"learning_rate": factor * self._config.learning_rate}
         if "critic" in self._algorithm.needs:

@@ -51,9 +51,7 @@ class Placement:
             the policy's model, because no other service uses this model. With LoRA, this model shares its frozen
             weights with the trainer's model, so the engine must not change the frozen weights. An engine that needs a
             model without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
-        trainer: makes the trainer of the given policy. The third argument is the teacher, or None if the algorithm
-        needs
-            no teacher.
+        trainer: makes the trainer of the given policy. The third argument is the teacher; None if there is no teacher.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
@@ -156,8 +154,11 @@ def group_requests(
 ) -> Iterator[GroupRequest]:
     """Yield an endless sequence of group requests. The first group has the id ``first``.
 
-    Each epoch is a permutation of the tasks, which depends only on the seed and the number of the epoch. With ``kind``,
-    the tasks of each kind are spread evenly over the epoch.
+    Each epoch has all tasks in a random order, which depends only on the seed and the number of the epoch. If ``kind``
+    is given, the tasks of each kind are spread evenly over the epoch.
+
+    Args:
+        kind: returns the kind of a task as a number.
     """
     kinds = [0 if kind is None else kind(task) for task in tasks]
     for epoch in count(first // len(tasks)):

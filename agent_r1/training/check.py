@@ -29,10 +29,9 @@ from agent_r1.training.reward_totals import sum_rewards
 
 @dataclass(frozen=True, slots=True)
 class SolutionCheck:
-    """A reference solution to play, and the rewards that the check expects.
+    """A reference solution, and the rewards that are expected for it.
 
-    A right (gold) solution has to earn all ``expected_rewards``. A wrong solution must not earn any of the expected
-    rewards.
+    A right (gold) solution must earn all ``expected_rewards``. A wrong solution must earn none of them.
 
     Example:
         SolutionCheck(task, ReferenceSolution("the answer", respond), is_gold=True, expected_rewards={"em": 1.0})

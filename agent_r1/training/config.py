@@ -334,14 +334,14 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 
 
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
-    """Return the algorithm of ``config``.
+    """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    If trainer and engine have different data types, the returned algorithm has an importance weight (see
-    :func:`agent_r1.training.precision.with_correction`).
+    If ``layers`` set ``algorithm.correction``, the algorithm is not changed. See
+    :func:`agent_r1.training.precision.with_correction`.
 
     Args:
-        config: the configuration that ``layers`` give.
-        layers: the layers, from which it is read whether the user set a correction.
+        config: the configuration that results from ``layers``.
+        layers: the layers of settings.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 

@@ -161,7 +161,7 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Return the table of all methods on the first ``count`` tasks of each evaluation split."""
+    """Return the result table of all methods on the first ``count`` tasks of each evaluation split."""
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = "exact match"

@@ -107,9 +107,10 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the clip of the critic's values if it has no effect: if the critic takes one optimizer step per batch.
+    """Yield the clip of the critic's values, if the critic takes only one optimizer step per batch.
 
-    The clip limits how far a value moves from the value before the update. In the only step, no value has moved yet.
+    The clip limits how far a value moves from the value before the update. Before the only step, no value has moved, so
+    the clip has no effect.
     """
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
@@ -120,7 +121,7 @@ def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the limits among the settings that no attempt or step of the run can reach."""
+    """Yield settings with a limit that no attempt or step of the run can reach."""
     algorithm, overlong, kl = config.algorithm, config.algorithm.shaping.overlong, config.algorithm.kl
     if overlong is not None and isinstance(build_context_policy(config.context_policy), Append):
         start = overlong.max_tokens - overlong.cache_tokens

@@ -93,8 +93,11 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
     """Yield the sizes of micro-batches to try, in tokens, from large to small.
 
-    The first size is the configured size. Each further size is half the size before it, but at least ``context``. If
-    the configured size is below ``context``, it is the only size.
+    The first size is the configured size. Each further size is half the size before, but the last size is ``context``.
+    If the configured size is below ``context``, it is the only size.
+
+    Example:
+        8192, 4096, 3000 for the configured size 8192 and ``context`` 3000
     """
     tokens = config.trainer.micro_tokens
     while tokens > context:

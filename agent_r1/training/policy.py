@@ -27,7 +27,7 @@ from agent_r1.training.config import RunConfig, TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model with all parts that are needed to act.
+    """A model with its tokenizer and its renderer, which together can act.
 
     Attributes:
         context_length: the maximum number of tokens in a prompt and its action together.

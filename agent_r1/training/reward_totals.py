@@ -35,8 +35,8 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
 def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
 
-    If an attempt does not have a reward that other attempts have, it counts as 0. For example, an attempt without calls
-    has no reward for calls. If a reward could not be computed or is not finite, the attempt is left out of its mean.
+    An attempt that does not have the reward counts with the value 0. For example, an attempt without calls has no
+    reward for calls. An attempt is left out if its reward could not be computed or is not finite.
 
     Example:
         reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}

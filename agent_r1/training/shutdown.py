@@ -26,7 +26,7 @@ class ShutdownRequested(AgentR1Error):
 
 
 class GracefulShutdown:
-    """A request to stop a run, which a signal can make.
+    """The shutdown of a run, which a signal can request.
 
     The run stops only inside blocks of :meth:`interruptible`. Rollouts run inside such blocks, because a resumed run
     can repeat them. An update, its validation and its recording run outside, so they are completed first.

@@ -21,7 +21,7 @@ class Reward:
     """A reward as text for the page.
 
     Attributes:
-        value: the number as text. If a list of numbers was given, all numbers, separated by commas.
+        value: the value of the reward. Several values are separated by commas.
         sign: "plus", "minus" or "zero".
     """
 
@@ -133,7 +133,13 @@ def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenReco
 def make_conversation(
     attempt: RecordedAttempt, scales: Sequence[Scale], tokenizer: Tokenizer | None, most: int = MAX_SHOWN
 ) -> Conversation:
-    """Return the conversation of an attempt for a page. Each text has at most ``most`` characters."""
+    """Return the conversation of an attempt for a page.
+
+    Args:
+        scales: the color scales of the tokens.
+        tokenizer: decodes the tokens. If it is None, each token is shown as its id.
+        most: the maximum number of characters in each text.
+    """
     trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
     contexts = _context_lengths(trajectory.turns)
     views = []

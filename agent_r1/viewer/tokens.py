@@ -94,7 +94,8 @@ _SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
 def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
     """Return the path of a run's ``tokenizer.json``; None if there is no such file.
 
-    The file is searched in the run's final model, then in its newest checkpoint, and then in the folder ``model``.
+    The first of these places that has the file is used: the run's final model, the newest checkpoint, the folder
+    ``model``.
 
     Args:
         folder: the folder of the run.

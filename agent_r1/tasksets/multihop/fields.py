@@ -35,7 +35,7 @@ _ALIASES = TypeAdapter(list[str])
 
 
 def parse_answers(row: JsonRecord) -> tuple[str, ...]:
-    """Return all right answers, including MuSiQue's ``answer_aliases``.
+    """Return the right answers, including MuSiQue's ``answer_aliases``.
 
     Raises InvalidInput if the row has no answer.
     """
@@ -68,10 +68,10 @@ def parse_paragraphs(row: JsonRecord) -> list[Paragraph]:
 
 
 def parse_hops(row: JsonRecord) -> tuple[str, ...]:
-    """Return the answer of each hop; () if the row does not contain the answers.
+    """Return the answer of each hop; () if the row does not contain these answers.
 
-    For MuSiQue, the answers are in the field ``question_decomposition``. For 2WikiMultihopQA, the answers are the
-    objects of the triples (subject, relation, object) in the field ``evidences``.
+    MuSiQue has the answers in the field ``question_decomposition``. In 2WikiMultihopQA, the answers are the objects of
+    the triples (subject, relation, object) in the field ``evidences``.
     """
     steps = row.values.get("question_decomposition")
     triples = row.values.get("evidences")
@@ -99,7 +99,7 @@ def _columns(value: Any, *names: str) -> Any:
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
     """Return ``value`` after a check of its type; [] if ``value`` is empty or None.
 
-    Raises InvalidInput if the type is not ``kind``. The message names the row and the field, and gives an advice such
+    Raises InvalidInput if the type is not ``kind``. The message names the row and the field, and contains advice such
     as "give paragraphs as MuSiQue's files do".
 
     Args:

@@ -30,7 +30,7 @@ class Question:
     """One row of a question file.
 
     Attributes:
-        answers: all right answers.
+        answers: the right answers.
         supporting: the titles of the passages that prove the answer; () if the file names no such passages.
         context: the passages that the file gives with the question; () if the file gives no passages.
         hops: the answers of all hops, including the last hop; () if the file does not contain the answers.
@@ -64,9 +64,10 @@ def read_questions(source: Path) -> tuple[Question, ...]:
       Rows that are not answerable are left out, as in MuSiQue's answer metric
     - the same formats on the hub, with ``{"title": [..], "sentences": [..]}`` in place of a list of pairs
     - other files: the question in ``question``, ``Question`` or ``query``, and the answer in ``answer``, ``answers`` or
-      ``golden_answers``. The answer is a text, or a list of all right answers
+      ``golden_answers``. The answer is a text, or a list of texts if there are several right answers
 
-    If a row cannot be used, or no question is answerable, raise InvalidInput. The message names the file and the row.
+    Raises InvalidInput if a row cannot be used, or if no question is answerable. The message names the file and the
+    row.
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}

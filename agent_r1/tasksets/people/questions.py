@@ -18,11 +18,11 @@ UNSEEN = frozenset((HELD_OUT_PERSONAL.name, HELD_OUT_VALUED.name))
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the questions of a split are drawn.
+    """The way in which the questions of a split are drawn.
 
     Attributes:
         owner: the class of surnames that the people have: train, validation or test. No surname is in two classes.
-        worlds: the number of worlds that the questions are about.
+        worlds: the number of worlds of people that the questions are about.
         tasks: the number of questions.
         hops: the numbers of facts in the chains of the questions. With (1, 2), the chains of successive questions have
             1, 2, 1, 2, .. facts.

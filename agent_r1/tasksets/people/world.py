@@ -163,7 +163,14 @@ def _draw_names(owner: str, rng: random.Random) -> list[str]:
 
 
 def _sentence(name: str, relation: Relation, value: str, first: bool, held_out: bool, rng: random.Random) -> str:
-    """Return a sentence about a person. The first sentence of a page has the name, other sentences have a pronoun."""
+    """Return the sentence that states a fact on the page of a person.
+
+    Args:
+        name: the name of the person.
+        first: whether it is the first sentence of the page. The first sentence contains the name, other sentences
+            contain a pronoun.
+        held_out: whether to use the wording that no page of training uses.
+    """
     wording = relation.held_out_page if held_out else rng.choice(relation.pages)
     if first:
         wording = _SUBJECT.sub(lambda slot: f"{name}'s" if slot["word"] in "Oo" else name, wording, count=1)

@@ -47,15 +47,15 @@ def conversation(question: str) -> tuple[Message, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the questions of a split are drawn.
+    """The way in which the questions of a split are drawn.
 
     Attributes:
         owner: the class of the wikis: train, validation or test; or ``UNSEEN``: test wikis that contain a relation that
             no other wiki contains.
         wikis: the number of wikis that the questions are about.
         tasks: the number of questions.
-        kinds: the kinds of the questions, as pairs of a wording and a number of hops. The kinds take turns: after a
-            question of the last kind comes a question of the first kind.
+        kinds: the kinds of the questions, as pairs (wording, number of hops). Successive questions have the first kind,
+            the second kind, and so on, and after the last kind again the first kind.
         relation: a relation that every chain must contain; None for any relations.
 
     Example:

@@ -56,8 +56,8 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str 
         data: the pages that the questions are built from (see ``pages.read_pages``), or a TOML file of settings (see
             ``settings.Settings``).
         corpus: the corpus to search (see ``retrieval.open``); None for the pages of ``data``.
-        seed: orders the training questions.
-        encoder: the sentence encoder of the search; empty: BM25.
+        seed: determines the order of the training questions.
+        encoder: the sentence encoder of the search; "" for a search with BM25.
 
     Raises:
         InvalidInput: a file is missing or malformed, or has too few films for questions.

@@ -105,7 +105,7 @@ class _Pair:
         Args:
             id: the id of the question.
             text: the wording, in which ``{a}`` and ``{b}`` are replaced by the titles of the films.
-            answers: all right answers.
+            answers: the right answers.
             found: the two years or the two nationalities that the question compares.
         """
         films = (self.one, self.other)

@@ -22,7 +22,7 @@ YEARS_AFTER_DEATH = 3
 
 @dataclass(frozen=True, slots=True)
 class DirectedFilm:
-    """A film, and its director if the director has a page.
+    """A film with its director. ``director`` is None if the director is not known or has no page.
 
     Example:
         DirectedFilm(Film("Salt on the Quay", 1961, "Edda Lindqvane"), Person("Edda Lindqvane", ..))

@@ -32,7 +32,7 @@ def read_pages(source: Path) -> tuple[Passage, ...]:
     - 2WikiMultihopQA's ``para_with_hyperlink.jsonl``: ``title`` and ``sentences``, a list of texts
     - 2WikiMultihopQA's questions: ``context``, a list of [title, [sentence, ..]] pairs. The questions are not used
 
-    Raises InvalidInput, which names the file and the row, if a row cannot be used.
+    Raises InvalidInput if a row cannot be used. The message names the file and the row.
     """
     return unique(page for part in _parts(source) for row in read_rows_or_hub(part) for page in _pages(row))
 

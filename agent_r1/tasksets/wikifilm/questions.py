@@ -17,7 +17,7 @@ from agent_r1.tasksets.wikifilm.persons import Person
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A fact about a person, such as the birthplace, for which questions ask.
+    """A fact about a person that questions ask for, such as the birthplace.
 
     Attributes:
         wordings: wordings of the question. ``{x}`` is replaced by the person's name or by "the director of film ..".

@@ -185,7 +185,7 @@ class CircuitBreaker:
         )
 
     def _failed_calls(self, name: str) -> list[FailedToolCall]:
-        """Return the last ``call_window`` calls of a tool if all failed. Otherwise return an empty list."""
+        """Return the last ``call_window`` calls of the tool ``name`` if all of them failed; [] otherwise."""
         failed = [call for call in self._calls[name] if call is not None]
         return failed if len(failed) == self._call_window else []
 

@@ -8,7 +8,7 @@ from agent_r1.core.weights import Dtype
 
 
 class MonitorConfig(BaseModel):
-    """Limits at which the monitor of a run warns or stops the run."""
+    """Limits for the health checks of a run. Beyond a limit, the monitor warns or stops the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
