@@ -316,10 +316,10 @@ class PolicyUpdater:
         return rates
 
     def _sync_reference(self) -> dict[str, float]:
-        """Synchronize the reference with the policy in every update whose number is a multiple of ``sync_steps``.
+        """Synchronize the reference with the policy, if the number of this update is a multiple of ``sync_steps``.
 
-        Return the metric ``reference_synced``: 1.0 if this update synchronized the reference, else 0.0. Return no
-        metric if the reference is never synchronized.
+        Return the metric ``reference_synced``: 1.0 if the reference was synchronized, 0.0 if not. Return no metric if
+        the reference is never synchronized.
         """
         kl = self._algorithm.kl
         if kl is None or not kl.sync_steps:

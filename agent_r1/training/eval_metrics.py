@@ -22,9 +22,10 @@ class EvalResult:
     Attributes:
         em: exact match. If the task set reports no exact match, ``em`` is the first reward of the attempt.
         f1: F1; equal to ``em`` if the task set does not report F1.
-        sub: the sub-match, 1 if a right answer occurs in the given answer; None if the task set does not report it.
+        sub: the sub-match: 1 if a right answer occurs in the given answer, else 0; None if the task set does not report
+            a sub-match.
         measure: the name of the number in ``em``: "exact match", or the name of a reward ("reward 'solved'").
-        failure: why the attempt failed or could not be scored, or None. A failed attempt counts as wrong.
+        failure: why the attempt failed or could not be scored; None if it was scored. A failed attempt counts as wrong.
     """
 
     em: float

@@ -111,10 +111,10 @@ async def evaluate_split(
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Return pass@1, pass@k, the majority vote and the likeliest attempt on each evaluation split.
+    """Return the results of ``method`` on each evaluation split, from several sampled attempts at each question.
 
-    Each value is estimated from ``size`` attempts at each of the first ``count`` tasks of the split. The agent of
-    ``method`` must sample at a temperature above 0, because greedy attempts are all equal.
+    The results include pass@1 and pass@k. ``size`` attempts are made at each of the first ``count`` tasks of a split.
+    The agent of ``method`` must sample at a temperature above 0, because greedy attempts are all equal.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     cells = {}
@@ -126,7 +126,12 @@ async def measure_pass_at_k(
 
 
 def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCell:
-    """Return the results of the sampled attempts at the questions of a split. ``k`` is the k of pass@k."""
+    """Return the results of a method on a split, from sampled attempts.
+
+    Args:
+        questions: the attempts at each question.
+        k: the k of pass@k.
+    """
     em = [[score_trajectory(attempt).em for attempt in attempts] for attempts in questions]
     ones = [statistics.fmean(scores) for scores in em]
     answers = [[final_answer(attempt) for attempt in attempts] for attempts in questions]

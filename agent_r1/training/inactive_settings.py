@@ -82,7 +82,7 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings that have an effect only if sampler and trainer differ. If they can differ, yield nothing."""
+    """Yield settings that have an effect only if sampler and trainer differ. If these can differ, yield nothing."""
     algorithm = config.algorithm
     if not _samples_match(config):
         return

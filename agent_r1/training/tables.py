@@ -50,13 +50,16 @@ class Cell:
 class SampledCell:
     """The results of one method on one split, from several sampled attempts at each question.
 
+    All values are means over the questions.
+
     Attributes:
-        one: pass@1, the mean exact match of an attempt.
-        low: the lower end of the 95 % normal interval of ``one`` over questions.
+        one: pass@1, the exact match of an attempt.
+        low: the lower end of the 95 % normal interval of ``one``.
         high: the upper end of the interval.
         any: pass@k, the probability that at least one of k attempts at a question is right.
-        majority: the exact match of the most frequent answer to each question.
-        likeliest: the exact match of the attempt at each question whose tokens have the highest mean log-probability.
+        majority: the exact match of the answer that most attempts at a question give.
+        likeliest: the exact match of the likeliest attempt at a question: the attempt whose tokens have the highest
+            mean log-probability.
 
     Example:
         SampledCell(one=0.31, low=0.27, high=0.35, any=0.62, majority=0.4, likeliest=0.38)
@@ -72,9 +75,12 @@ class SampledCell:
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """The results of a method by split, from ``attempts`` sampled attempts at each question.
+    """The results of a method from several sampled attempts at each question.
 
-    ``k`` is the k of pass@k.
+    Attributes:
+        k: the k of pass@k.
+        attempts: the number of sampled attempts at each question.
+        cells: the results by split.
     """
 
     k: int

@@ -91,7 +91,7 @@ class Viewer:
         return Response(self._static[name], media_type=STATIC[name])
 
     def revision(self, request: Request) -> Response:
-        """Answer with a text that changes whenever one of the shown runs changes.
+        """Return a text that changes whenever a shown run changes.
 
         The runs in the query of the request are shown. If the query names no run, all runs of the catalog are shown.
         """
