@@ -197,9 +197,9 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
     """Return three rewards by name. Each is 1.0 or 0.0.
 
     - ``state``: 1.0 if the database is as the customer asked
-    - ``told``: 1.0 if the conversation ended and the agent told the customer the right price. The agent's statements
-      must name the price of the customer's order, and no price of another order. Questions, thoughts and calls are not
-      statements
+    - ``told``: 1.0 if the conversation ended and the agent stated the right price to the customer. The agent's
+      statements must name the price of the customer's order, and no price of another order. Questions, thoughts and
+      calls are not statements
     - ``served``: 1.0 if both other rewards are 1.0
     """
     orders: Database = task.data["orders"]
@@ -278,9 +278,9 @@ def _wish(orders: Database, rng: random.Random) -> Wish:
 def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solutions ask the customer, look up the order, change or cancel the order, and state the price. The wrong
-    solutions, for example, do not change the order, do not state the price, change another order as well, or never end
-    the conversation.
+    The right solutions ask the customer, look up the order, change or cancel the order, and state the price. Examples
+    of wrong solutions: the agent does not change the order, does not state the price, changes another order as well, or
+    never ends the conversation.
     """
     wish: Wish = task.data["wish"]
     orders: Database = task.data["orders"]

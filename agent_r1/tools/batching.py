@@ -44,9 +44,9 @@ class _Queue:
 class CallBatcher:
     """A batcher, which collects the calls of one tool and executes them in batches, one batch at a time.
 
-    While no batch is running, a call is executed at once, together with the calls that arrive in the same iteration of
-    the event loop. While a batch is running, calls wait for the next batch. A batch has at most ``MAX_BATCH`` calls,
-    sorted by ``order``.
+    If no batch is running, a call does not wait: the next batch begins in the next iteration of the event loop. Calls
+    that arrive while a batch is running wait for the next batch. A batch has at most ``MAX_BATCH`` calls, sorted by
+    ``order``.
     """
 
     def __init__(self, batch: BatchFunction) -> None:

@@ -27,9 +27,9 @@ Job = Callable[[Tracker], object]
 class TrackingRecorder:
     """A recorder that passes all events on to another recorder, and also gives their metrics to trackers.
 
-    Each tracker is made and called in a daemon thread of its own. ``record`` never waits for a tracker. If a tracker
-    raises an exception, or does not return within ``limit`` seconds, the recorder prints one warning and does not call
-    the tracker again.
+    Each tracker is made and called in a daemon thread of its own. ``record`` never waits for a tracker. A tracker fails
+    if it raises an exception or does not return within ``limit`` seconds. The recorder then prints one warning, and
+    does not call this tracker again.
 
     Args:
         recorder: the other recorder, which makes the events durable.

@@ -95,8 +95,8 @@ class ModelSet:
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values of the states of the batch, in float64 on the CPU.
 
-        The result has N values for the states before the N tokens, and S values for the states after the actions of the
-        S turns.
+        There is a value for the state before each of the N tokens, and a value for the state after each of the S
+        actions.
         """
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
@@ -284,8 +284,7 @@ def _token_outputs(
 def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
     """Return the critic's values of the states of a micro-batch. The values have a gradient.
 
-    The result has n values for the states before the n tokens, and s values for the states after the actions of the s
-    turns.
+    There is a value for the state before each of the n tokens, and a value for the state after each of the s actions.
 
     Some critics also read the log-probability of each token, at the position of the token. The state before a token
     ends at an earlier position. So its value does not depend on this log-probability.
@@ -301,8 +300,8 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
     """Return the numbers in ``values`` that belong to a micro-batch, in the dtype and on the device of ``like``.
 
-    ``values`` has a number for each state of the whole batch. The result has n numbers for the states before the
-    micro-batch's tokens, and s numbers for the states after its actions.
+    ``values`` has a number for each state of the whole batch. The result has a number for the state before each of the
+    n tokens of the micro-batch, and a number for the state after each of its s actions.
     """
     return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
 

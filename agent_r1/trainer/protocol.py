@@ -145,8 +145,8 @@ class Trainer(Protocol):
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values of the states of the batch, in float64 on the CPU.
 
-        The result has N values for the states before the N tokens, and S values for the states after the actions of the
-        S turns.
+        There is a value for the state before each of the N tokens, and a value for the state after each of the S
+        actions.
         """
         ...
 

@@ -250,9 +250,9 @@ class PolicyUpdater:
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
         """Return, for each module with a gradient, the numbers of the trajectories that give it a gradient.
 
-        A module without a gradient must take no optimizer step, because momentum would change its weights. Trajectories
-        that give no gradient, such as the trajectories of constant groups, count only in the denominators of the loss,
-        and no model reads them.
+        A module without a gradient must take no optimizer step, because momentum would change its weights. Some
+        trajectories give no gradient, such as the trajectories of constant groups. No model reads these trajectories.
+        They count only in the denominators of the loss.
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         found: dict[Module, frozenset[int]] = {}

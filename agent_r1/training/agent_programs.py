@@ -27,8 +27,9 @@ def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
     The agent program is ``config.agent``. If ``config.agent`` is empty, it is the task set's own agent program. If
     there is neither, return the task set unchanged. Baselines keep their own environments.
 
-    Raises InvalidInput if the agent program cannot be loaded, if a context policy is set for it, or if there is no
-    agent program and ``config.gateway`` is set.
+    Raises:
+        InvalidInput: the agent program cannot be loaded; a context policy is set for it; or ``config.gateway`` is set
+            without an agent program.
     """
     function = load_agent(config.agent) if config.agent else taskset.agent
     if function is None:

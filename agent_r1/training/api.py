@@ -218,8 +218,8 @@ class _CallbackProgress:
 def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
     """Call ``work`` and return its result.
 
-    If an event loop runs in this thread (as in a notebook), ``work`` runs in a new thread, and this thread waits for
-    the result. Ctrl-C during the wait requests a shutdown of the run, as the signal SIGINT does.
+    If an event loop runs in this thread (as in a notebook), call ``work`` in a new thread, and wait for the result.
+    Ctrl-C during the wait requests a shutdown of the run, as the signal SIGINT does.
     """
     try:
         asyncio.get_running_loop()

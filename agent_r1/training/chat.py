@@ -54,7 +54,7 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
         taskset: has the tools and the system message; None for a model without tools.
 
     Raises:
-        InvalidInput: the model cannot be loaded, the environment of the task set is not a ToolEnv, or its split has no
+        InvalidInput: the model cannot be loaded; the environment of the task set is not a ToolEnv; or the split has no
             task with the index ``config.number``.
     """
     torch.set_num_threads(config.threads)

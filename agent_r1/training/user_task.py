@@ -148,8 +148,8 @@ def check_tasks(name: str, tasks: Any) -> None:
 def _validate(tasks: Any) -> tuple[Task, ...]:
     """Return the tasks as a tuple.
 
-    Raises InvalidInput if ``tasks`` is not a list of tasks, if two tasks have the same id, or if no task has the split
-    ``train``.
+    Raises:
+        InvalidInput: ``tasks`` is not a list of tasks; two tasks have the same id; or no task has the split ``train``.
     """
     check_tasks("tasks", tasks)
     ids: set[str] = set()

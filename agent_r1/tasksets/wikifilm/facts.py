@@ -106,8 +106,8 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 def _family(one: DirectedFilm) -> list[str]:
     """Return the names of a film's family. Films that share one of these names must be in the same split.
 
-    The names are the title of the film's page, the title of the director's page, the director's name, and the name of
-    the director's father. They are returned as keys (see ``name_key``).
+    The names are the title of the film's page, the title of the director's page, the director and the director's
+    father. They are returned as keys (see ``name_key``).
     """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)

@@ -90,11 +90,11 @@ class _Event:
 
 
 def _read_life(life: str) -> tuple[_Event, _Event]:
-    """Return (birth, death) of a director.
+    """Return (birth, death) of a director. An event that the text does not state is empty.
 
-    ``life`` is the text between the director's name and "is a director", in forms such as "(14 January 1896 in Lviv -
-    July 23, 1994)", "(born May 13, 1966)" or "(Madrid, 14 June 1894 - 1974)". A birth or a death that ``life`` does not
-    state is an empty event.
+    Args:
+        life: the text between the director's name and "is a director". Examples are "(born May 13, 1966)",
+            "(Madrid, 14 June 1894 - 1974)" and "(14 January 1896 in Lviv - July 23, 1994)".
 
     Example:
         (_Event(Date(1966, 5, 13)), _Event()) for "(born May 13, 1966)"

@@ -48,8 +48,8 @@ def read_settings(data: Path | None) -> Settings:
     If ``data`` is another file, a folder or a name on the hub, it contains the pages. Then the result has ``data`` as
     its pages and the default of every other setting.
 
-    Raises InvalidInput if ``data`` is None, if the TOML file cannot be read, or if it has an unknown or invalid
-    setting.
+    Raises:
+        InvalidInput: ``data`` is None; the TOML file cannot be read; or it has an unknown or invalid setting.
     """
     if data is None:
         raise InvalidInput("--data for wikifilm", got="nothing", do="give a file of Wikipedia's pages about films")

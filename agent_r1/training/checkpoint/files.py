@@ -248,7 +248,7 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 def find_trained_model(run: Path) -> Path:
     """Return the folder of a run's final model. If it is missing or corrupt, return the newest intact checkpoint.
 
-    For a run with LoRA, return the folder of the final adapter and not of the merged model, because the run itself
+    For a run with LoRA, return the folder of the final adapter, not the folder of the merged model. The run itself
     sampled with the adapter.
 
     Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.

@@ -33,8 +33,8 @@ from agent_r1.training.tables import make_cell
 class CheckpointManager:
     """A manager that validates the policy, saves checkpoints, and saves the final model after the last step.
 
-    If steps are validated, the final model has the weights of the best step, and each new best step gets a checkpoint
-    (unless checkpoints are disabled). Otherwise the final model has the weights of the last step.
+    If steps are validated, the final model has the weights of the best step. Otherwise the final model has the weights
+    of the last step. If checkpoints are enabled, each new best step gets a checkpoint.
 
     Weights are copied in a thread, so that the event loop is not blocked. The next update waits for the copy, because
     the update changes the weights.

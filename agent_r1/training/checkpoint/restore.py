@@ -68,8 +68,8 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
         updater: an updater with the run's algorithm. Its trainer has the initial model of the run.
 
     Raises:
-        InvalidInput: if the initial model differs from the initial model that the run recorded, if the checkpoint was
-            saved for another model, or if all saved checkpoints are lost.
+        InvalidInput: the initial model is not the initial model that the run recorded; the checkpoint was saved for
+            another model; or all saved checkpoints are lost.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:

@@ -28,7 +28,7 @@ class Finding:
 
     Attributes:
         check: the name of the check.
-        what: what is wrong.
+        what: the problem, in words.
         value: the value that was found, as text.
         limit: the limit of the value, as text.
         do: advice.
@@ -58,7 +58,7 @@ class HealthCheck:
     Attributes:
         metric: the name of the metric, which is also the name of the check.
         maximum: the largest allowed value.
-        what: what is wrong if the metric exceeds the maximum.
+        what: the problem if the metric exceeds the maximum, in words.
         do: advice.
         patience: the monitor stops the run after this number of consecutive steps with a finding.
         on_policy_only: whether to skip steps with tokens that older weights sampled. Older weights increase the metric.
