@@ -129,8 +129,8 @@ def is_interrupt(error: KeyboardInterrupt) -> bool:
     """Return whether a signal raised ``error``, and not a ``raise`` statement in user code.
 
     Outside of the main thread, the result is False. In the main thread, the result depends on the handler of SIGINT. If
-    it is Python's default handler, the result is True, because the origin cannot be seen in the traceback. For other
-    handlers, the result is True if the innermost frame of the traceback is not in user code.
+    Python's default handler is installed, the result is True, because the traceback does not show the origin of the
+    error. With another handler, the result is True if the innermost frame of the traceback is not in user code.
     """
     if threading.current_thread() is not threading.main_thread():
         return False

@@ -24,12 +24,12 @@ AGENT_MODULE = "agent_program"
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
     """Return the task set with an agent program as its agent.
 
-    The agent program is ``config.agent``. If ``config.agent`` is empty, it is the task set's own agent program. If
-    there is neither, return the task set unchanged. Baselines keep their own environments.
+    The agent program is ``config.agent``, or the task set's own agent program if ``config.agent`` is empty. If there is
+    neither, return the task set unchanged. Baselines keep their own environments.
 
     Raises:
-        InvalidInput: the agent program cannot be loaded; a context policy is set for it; or ``config.gateway`` is set
-            without an agent program.
+        InvalidInput: the agent program cannot be loaded; ``config`` has a context policy although there is an agent
+            program; or ``config.gateway`` is set although there is no agent program.
     """
     function = load_agent(config.agent) if config.agent else taskset.agent
     if function is None:

@@ -55,7 +55,7 @@ def train(
     The call is a shortcut for ``Trainer(env, tasks, ..).train()``.
 
     Args:
-        resume: continue the run that the setting ``run`` names, instead of starting a new run.
+        resume: whether to continue the run that the setting ``run`` names, instead of starting a new run.
         settings: options of ``agent-r1 train``, for example ``steps=100`` or ``trainer={"learning_rate": 1e-5}``.
             ``taskset``, ``data``, ``corpus`` and ``sandbox`` are not accepted.
 

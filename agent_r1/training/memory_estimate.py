@@ -199,9 +199,9 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
     """Return advice for a run that does not fit into memory.
 
-    The advice is to take a smaller model or more memory. If possible, it also names settings with which the run fits.
-    For this, settings that save memory are added one after the other, until a micro-batch of one sequence fits. If this
-    is not enough, the context is halved until one sequence fits.
+    The advice is to take a smaller model or more memory. If the run would fit with other settings, the advice also
+    names these settings. The settings that save memory are tried one after the other, until a micro-batch of one
+    sequence fits. If all of them are not enough, the context is halved until one sequence fits.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
@@ -241,8 +241,8 @@ def _options(settings: Mapping[str, Any]) -> str:
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Return the available memory of a device in bytes.
 
-    For a GPU, this is the free memory of the GPU. For the CPU, it is the available memory of the machine. If a control
-    group (cgroup) of this process has less memory left, it is the memory that is left in the group.
+    For a GPU, the result is the free memory of the GPU. For the CPU, the result is the available memory of the machine.
+    If a control group (cgroup) of this process has less free memory, the result is the free memory of the group.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -259,7 +259,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the memory that is left, in bytes, in each control group (cgroup v1 or v2) that limits this process.
+    """Return the free memory, in bytes, of each control group (cgroup v1 or v2) that limits the memory of this process.
 
     If no control group limits memory, the list has one element: the available memory of the machine.
     """

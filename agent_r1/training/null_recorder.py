@@ -17,5 +17,8 @@ class NullRecorder:
 
 
 async def no_gate(request: GroupRequest) -> int:
-    """Return version 0 at once. It takes the place of ``StalenessController.acquire`` for attempts outside of a run."""
+    """Return version 0 at once, so that each group starts without waiting.
+
+    For attempts outside of a run, this function takes the place of ``StalenessController.acquire``.
+    """
     return 0

@@ -27,13 +27,13 @@ KEPT_VERSIONS = 2
 class WeightPublisher:
     """A service that sends the trainer's weights to an engine.
 
-    If the engine shares memory with the trainer, it gets the trainer's model, with the adapter if there is one.
+    If the engine and the trainer share memory, the engine gets the trainer's model, with the adapter if there is one.
 
     Otherwise the weights are written to a safetensors folder for the engine. An adapter is merged into the written
     weights. The folder is in /dev/shm, or in the run's folder if /dev/shm has too little room. Until all files are
     written, the folder has a temporary name.
 
-    The checksum that is sent is the checksum of the weights as the engine will serve them. It differs from the
+    The engine gets the checksum of the weights in the form in which it serves them. This checksum differs from the
     trainer's checksum if an adapter was merged, or if the engine converts the weights to another data type.
     """
 
@@ -65,8 +65,8 @@ class WeightPublisher:
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
         """Convert an update of the trainer to the update for the engine.
 
-        - An adapter is merged into the model if the engine does not share memory with the trainer.
-        - If ``update`` has a checksum, it is replaced by the checksum of the model in the engine's data type.
+        - An adapter is merged into the model if engine and trainer do not share memory.
+        - If ``update`` has a checksum, the result has the checksum of the model in the engine's data type.
 
         If the handle of ``update`` is not a model, return ``update`` unchanged.
         """

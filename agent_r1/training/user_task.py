@@ -86,8 +86,8 @@ def make_taskset(
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
     """Return the weakest isolation level under which code of the policy runs; None if no such code runs.
 
-    The environment, the scorers and the tasks declare their levels. If a sandbox without isolation exists in this
-    process, it counts too, because a tool or a reward can use it without a declaration.
+    The environment, the scorers and the tasks declare their levels. A sandbox without isolation that exists in this
+    process counts too. A tool or a reward can use this sandbox without a declaration.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])

@@ -28,7 +28,7 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scale of one coloring: it maps the value of a token to a level, and a level is a color.
+    """The scale of one coloring. It maps the value of a token to a level, and each level is shown as a color.
 
     Attributes:
         code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale with the letter ``a``.

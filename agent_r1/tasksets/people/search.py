@@ -84,6 +84,6 @@ def supported(trajectory: Trajectory, task: Task) -> float:
     """Return :func:`pages_read` if the attempt gives an answer, right or wrong; 0.0 otherwise.
 
     As a reward, ``pages_read`` alone teaches an agent to search until its turns end. With this reward, an attempt
-    without an answer earns nothing, and an answer before the last page earns less than an answer after it.
+    without an answer earns nothing. An attempt that answers before it has found all needed pages earns less than 1.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)

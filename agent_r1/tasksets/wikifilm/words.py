@@ -54,7 +54,9 @@ def title_name(title: str) -> str:
 
 
 def as_spelled(value: str, text: str) -> str | None:
-    """Return ``value`` as it is written in ``text``, which can have other spaces; None if ``text`` does not contain it.
+    """Return the spelling of ``value`` in ``text``; None if ``text`` does not contain ``value``.
+
+    Only the spaces can differ between the two spellings.
 
     Example:
         >>> as_spelled("Pat O'Brien", "It stars Pat O' Brien.")
