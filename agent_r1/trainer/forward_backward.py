@@ -109,14 +109,17 @@ class ModelSet:
         return StateValues(before_token, after_action)
 
     def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
-        """Yield micro-batches of the sequences in ``blocks``, on the device of the models. A block is never divided."""
+        """Yield micro-batches of the sequences in ``blocks``, on the device of the models.
+
+        The sequences of a block are always in the same micro-batch.
+        """
         for micro in make_micro_batches(blocks, self.micro_tokens):
             shared = common_prefix(micro.ids) if self.shares_prefixes and micro.attention_mask is None else 0
             yield replace(micro.to(self.policy.device), shared_prefix=shared)
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Divide the sequences into blocks. A block must not be divided between micro-batches.
+    """Divide the sequences into blocks. The sequences of a block must be in the same micro-batch.
 
     If the algorithm needs whole trajectories, a block contains all sequences of a trajectory. Otherwise each sequence
     is a block.

@@ -39,8 +39,8 @@ class TokenBudget:
         The new number of tokens is half the size of the largest micro-batch of the failed pass.
 
         Args:
-            work: a pass over ``blocks`` in micro-batches of at most the given number of tokens.
-            blocks: the blocks that the pass reads. A block is never divided.
+            work: a pass over the sequences in micro-batches of at most the given number of tokens.
+            blocks: the sequences of the pass, in blocks. The sequences of a block are always in the same micro-batch.
             undo: clears the gradients of a failed pass.
 
         Raises:
@@ -65,7 +65,7 @@ def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
     """Return the size of the largest micro-batch, in tokens with padding.
 
     Args:
-        blocks: the blocks that are divided into micro-batches.
+        blocks: the sequences, in blocks. The sequences of a block are always in the same micro-batch.
         tokens: the maximum number of tokens in a micro-batch.
     """
     return max(micro.ids.numel() for micro in make_micro_batches(blocks, tokens))
@@ -73,10 +73,12 @@ def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
 
 @contextmanager
 def explain_oom(work: str) -> Iterator[None]:
-    """Return a context manager that raises OutOfMemory if memory runs out in its block.
+    """Return a context manager that raises OutOfMemory if memory runs out inside it.
 
-    ``work`` names the work of the block in the message. An OutOfMemory error that is raised in the block is not
-    changed.
+    An OutOfMemory error that is raised inside it is not changed.
+
+    Args:
+        work: a name for the work inside the context manager, for the message of the error.
     """
     try:
         yield

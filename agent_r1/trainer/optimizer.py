@@ -124,10 +124,10 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.op
 
 
 def _adamw_8bit(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """Return torchao's AdamW, whose moments are 0 and are kept in 8 bits.
+    """Return torchao's AdamW, which keeps the moments in 8 bits. The moments begin at 0.
 
-    A block of 256 moments shares a scale in float32. A parameter with fewer than 4,096 weights, or with a number of
-    weights that is not a multiple of 256, has moments in float32.
+    256 successive moments share a scale in float32. A parameter has moments in float32 if it has fewer than 4,096
+    weights, or if its number of weights is not a multiple of 256.
     """
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about kernels for other GPUs
     adamw: torch.optim.Optimizer = import_extra("torchao.optim", "8bit").AdamW8bit(groups, lr=0.0, betas=betas)

@@ -236,7 +236,7 @@ class SingleProcessTrainer:
         self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
-        """Return ``work(models)``, a pass over ``blocks``.
+        """Return ``work(models)``, a pass over the sequences in ``blocks``.
 
         While memory runs out, repeat the pass in smaller micro-batches.
         """
