@@ -30,26 +30,26 @@ GAME_SECONDS = 3600.0
 
 
 class PlayerDropped(AgentR1Error):
-    """Raised if the game asks a player whose attempt has ended, for example because the engine failed."""
+    """The error for a question to a player whose attempt has ended, for example because the engine failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GameOver:
-    """The end of a game. ``failure`` is the reason why the game has no result; None if the game has a result."""
+    """The end of a game. ``failure`` is the reason why the game failed, or None if the game has a result."""
 
     failure: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Player:
-    """A player in a game. The game uses ``tell`` and ``ask``; the player's environment uses the queues.
+    """A player in a game. The game calls ``tell`` and ``ask``. The player's environment uses the two queues.
 
     Attributes:
         number: the position of the player, from 0.
         has_had_turn: whether the game has asked the player.
-        questions: the questions of the game that the player has not received yet, and the end of the game.
-        answers: the actions of the player that the game has not received yet, and PlayerDropped when the attempt ends.
-        announcements: the texts that are added to the next question.
+        questions: from the game to the player: questions, and at the end GameOver.
+        answers: from the player to the game: actions, and PlayerDropped if the attempt ends.
+        announcements: the texts of ``tell`` that are put before the next question.
     """
 
     number: int
@@ -59,11 +59,11 @@ class Player:
     announcements: list[str] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
-        """Add a text to the beginning of the next question to this player."""
+        """Put a text before the next question to this player."""
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Return the player's answer to a question. Raise PlayerDropped if the player's attempt has ended."""
+        """Ask the player a question, and return the answer. Raise PlayerDropped if the player's attempt has ended."""
         self.has_had_turn = True
         self.questions.put_nowait("\n".join((*self.announcements, text)))
         self.announcements.clear()
@@ -82,11 +82,11 @@ It must draw random numbers only from the given generator.
 
 
 class Match:
-    """One match of a game.
+    """One match of a game. A match is one episode for each of its players.
 
-    ``players`` are the environments of the players. The caller must open each environment once, and close it at the
-    end. The episodes of all players fail if the game raises an exception, takes longer than ``seconds``, or does not
-    return one finite score for each player.
+    ``players`` are the environments of the players. The caller must open and close each of them once. If the game
+    raises an exception, takes longer than ``seconds``, or does not return one finite score per player, the episodes of
+    all players fail.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
@@ -94,9 +94,9 @@ class Match:
         self.players = tuple(PlayerEnv(Player(number)) for number in range(players))
 
     async def play(self) -> tuple[float, ...] | None:
-        """Play the match and return the score of each player, or None if the game failed.
+        """Play the match, and return the score of each player, or None if the game failed.
 
-        The episodes of the players have to run at the same time as the match.
+        The episodes of the players must run concurrently with this call, because the game waits for their answers.
         """
         returns, over = None, GameOver("it was cancelled")
         try:
@@ -123,10 +123,7 @@ class Match:
 
 @dataclass(slots=True, eq=False)
 class PlayerEnv:
-    """The environment of one player in one match.
-
-    A match is one episode, so the same object is also the player's episode.
-    """
+    """The environment of one player in one match. The object is also the player's episode."""
 
     player: Player
     tools: tuple[ToolSpec, ...] = ()
@@ -144,13 +141,16 @@ class PlayerEnv:
         return self
 
     async def step(self, action: Action) -> Transition:
-        """Send the answer to the game, then wait for the next question or the end of the game."""
+        """Send the policy's action to the game as the player's answer.
+
+        Wait for the next question or the end of the game.
+        """
         self.player.answers.put_nowait(action)
         question = await self._next_question()
         return Transition(question, end=None if question else "terminal")
 
     async def close(self) -> None:
-        """Tell the game that the player's attempt has ended. The game can continue without the player."""
+        """End the player's part in the game. If the game asks the player again, ``ask`` raises PlayerDropped."""
         self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _next_question(self) -> tuple[Message, ...]:

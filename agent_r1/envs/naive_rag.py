@@ -17,11 +17,11 @@ from agent_r1.tools.tool_errors import truncate_output
 
 
 class NaiveRag:
-    """An environment with one turn and no tools. The prompt contains passages that were retrieved for the question.
+    """An environment with one turn and no tools. Its prompt contains passages that were retrieved for the question.
 
-    The question is the text of the task's last user message, and the passages are put before the question. The passages
-    come from the agent's own search tool and are truncated in the same way as for the agent. So the baseline and the
-    agent read the same text.
+    The question is the text of the task's last user message. The passages are put before the question. They come from
+    the search tool of the agent with which this baseline is compared, and are truncated in the same way. So the
+    baseline and the agent read the same text.
 
     Args:
         retrieve: the search tool. ``query`` must be its only required argument.
@@ -53,12 +53,11 @@ class NaiveRag:
         self._system, self._examples = system, tuple(examples)
 
     async def open(self, task: Task, context: RolloutContext) -> SingleTurnEpisode:
-        """Retrieve the passages and return the episode.
+        """Retrieve the passages, and return the episode.
 
         Raises:
-            InvalidInput: if the task has no user message.
-            AgentR1Error: if the retrieval fails. A prompt with an error message instead of passages would make the
-                score of the baseline too low.
+            InvalidInput: if the task has no user message. AgentR1Error: if the retrieval fails. An answer without
+            passages would make the score of the baseline too low.
         """
         messages = list(opening_messages(task, self._system, self._examples))
         users = [index for index, message in enumerate(messages) if message.role == "user"]

@@ -60,11 +60,11 @@ class ToolEnv:
         turn_rewards: a sync function that returns process rewards for an action as a whole. If the function raises or
             returns a number that is not finite, the episode fails.
         call_rewards: a sync function that returns process rewards for one call. The episode fails in the same cases as
-            with ``turn_rewards``. The function is also called if the result of the call is an explanation
-            (``result.ok`` is then False). It is not called for calls that are not run.
-        sandbox: the isolation of code that the policy writes and that a tool without a ``sandbox`` of its own runs, for
-            example a tool server. Give a sandbox, or the text ``"none: .."`` with a reason if this code is not
-            isolated. Leave ``sandbox`` out if no such tool runs code.
+            with ``turn_rewards``. If a call is wrong or fails, the function is also called, with ``result.ok`` False.
+            The function is not called for calls that are not run.
+        sandbox: only for tools that run code of the policy and have no ``sandbox`` of their own, such as a tool server.
+            Give the sandbox in which they run this code, or the text ``"none: .."`` with a reason if it is not
+            isolated.
 
     Rewards exist on three levels: for calls, for turns and for the trajectory. Rewards on different levels must have
     different names.
@@ -105,7 +105,7 @@ class ToolEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation level under which code written by the policy runs; None if no such code runs."""
+        """The weakest isolation of code written by the policy, as text. None if no tool runs such code."""
         return weakest_sandbox([self._sandbox, *(tool.sandbox for tool in self.tools_by_name.values())])
 
     async def open(self, task: Task, context: RolloutContext) -> ToolEpisode:
@@ -169,7 +169,10 @@ class ToolEpisode:
 
 
 def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the rewards of a user's function as floats. Raise AgentR1Error if a reward is not finite."""
+    """Return ``rewards`` as floats. Raise AgentR1Error if a reward is not finite.
+
+    ``source`` names the user's function.
+    """
     numbers = {name: float(value) for name, value in rewards.items()}
     wrong = [f"{name}={value}" for name, value in numbers.items() if not math.isfinite(value)]
     if wrong:
@@ -180,7 +183,7 @@ def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, fl
 def opening_messages(task: Task, system: str | None, examples: Sequence[Message] = ()) -> tuple[Message, ...]:
     """Return the opening messages of an episode: the system message, the examples, then the other messages of the task.
 
-    If ``system`` is not None, it replaces the system message of the task.
+    The system message is ``system``, or the system message of the task if ``system`` is None.
     """
     given = [message for message in task.messages if message.role == "system"]
     rest = [message for message in task.messages if message.role != "system"]

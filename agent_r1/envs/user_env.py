@@ -23,7 +23,7 @@ from agent_r1.tools.function_tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the user. If ``end`` is True, the conversation ends, and the agent does not see the text.
+    """A reply of the user. If ``end`` is True, the reply ends the conversation, and the agent does not see its text.
 
     Example:
         Reply("The order is A17.")
@@ -38,7 +38,7 @@ class User(Protocol):
     """The user that the agent talks to."""
 
     async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext, /) -> Reply:
-        """Return the reply to the conversation ``messages``. The last message is from the agent.
+        """Return the user's reply to the conversation ``messages``, which ends with a message of the agent.
 
         Equal arguments must give equal replies. If the function raises, the episode fails.
         """
@@ -48,9 +48,9 @@ class User(Protocol):
 class UserEnv:
     """The environment of an agent with tools that talks to a user.
 
-    The tool calls of an action are run. An action without calls is a message to the user. The user's reply is an
-    observation, like the result of a tool. When the user ends the conversation, the episode ends (terminal).
-    After ``max_turns`` actions the episode is truncated.
+    An action with tool calls runs the calls. An action without calls is a message to the user, and the user's reply is
+    the observation. The episode ends (terminal) when the user ends the conversation. After ``max_turns`` actions the
+    episode is truncated.
 
     Args:
         tools, rewards, system, sandbox: see :class:`~agent_r1.envs.tool_env.ToolEnv`.
@@ -78,7 +78,7 @@ class UserEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation level under which code written by the policy runs; None if no such code runs."""
+        """The weakest isolation of code written by the policy, as text. None if no tool runs such code."""
         return self._tool_env.sandbox
 
     async def open(self, task: Task, context: RolloutContext) -> UserEpisode:
@@ -141,14 +141,14 @@ NUDGE = "(You said nothing. Please answer.)"
 class ModelUser:
     """A user simulated by a model.
 
-    The roles are exchanged for the model: the persona is the system message, the agent's messages are user messages,
-    and the user's own messages are assistant messages. The model sees only the text that the agent writes to the user,
-    without reasoning. Actions that call tools and the results of calls are hidden from the model. The roles alternate,
-    and a user message comes first, because chat templates require that order. The user ends the conversation with
-    ``farewell``, or with two empty replies of the model in a row.
+    The model plays the assistant in a conversation of its own. The persona is its system message, the agent's messages
+    are its user messages, and the user's replies are its assistant messages. The model sees only the text that the
+    agent writes to the user: no reasoning, no tool calls and no results of tools.
+
+    The conversation ends if a reply contains ``farewell``, or after two empty replies in a row.
 
     Attributes:
-        persona: returns the system message: who the user is and what the user wants.
+        persona: returns the system message for a task: who the user is and what the user wants.
         farewell: a text that ends the conversation if the user's reply contains it.
         client: the model (:func:`agent_r1.rollout.model_client.chat_client` wraps a frozen policy). If None,
             ``context.models["user"]`` is used.
@@ -187,9 +187,9 @@ def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _merge_roles(messages: Iterable[Message]) -> list[Message]:
-    """Merge consecutive messages of the same role.
+    """Return the messages, with consecutive messages of the same role merged into one.
 
-    If the first message is from the assistant, put ``OPENING`` before it.
+    If the first message is from the assistant, the user message ``OPENING`` is put before it.
     """
     merged: list[Message] = []
     for message in messages:

@@ -39,14 +39,14 @@ VALUE_CHUNK = 256
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the matrix product of the attention weights and the values, with the shape (.., N, D).
+    """Return the matrix product of the attention weights and the values: (.., N, D).
 
     ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D).
 
-    The sum over the L columns is computed in chunks of ``VALUE_CHUNK`` columns. In one matrix product over more than
-    384 columns, BLAS libraries divide the sum at a column that depends on L. L depends on the longest sequence in a
-    block, so the last bits of a sequence would depend on the other sequences in its block. With chunks they do not,
-    because the weights of a shorter sequence end with zeros.
+    The sum over L is computed in chunks of ``VALUE_CHUNK``, so that the bits of one sequence do not depend on the other
+    sequences in its block. L is the length of the longest sequence in the block. For a shorter sequence, the additional
+    weights are 0. BLAS libraries divide a sum over more than 384 columns at a column that depends on L, which would
+    change the last bits.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -72,9 +72,9 @@ def cache_attention(
 
     Shapes: R rows, T new tokens per row, L visible tokens, H attention heads, K key-value heads, D head size.
 
-    G = H / K attention heads share a key-value head (grouped-query attention). ``key`` and ``value`` are not copied for
-    each of these heads. Instead, the G heads become rows of one matrix product. ``key`` and ``value`` can be strided
-    views of a block. Transformers expects the attention weights in place of None, but does not need them.
+    G = H / K attention heads share one key-value head (grouped-query attention). These G heads become rows of one
+    matrix product, so that ``key`` and ``value`` are not copied for each head. ``key`` and ``value`` can be strided
+    views of a block. Transformers requires a second result, the attention weights, but accepts None.
 
     Args:
         query: (R, H, T, D).
@@ -108,8 +108,8 @@ class CacheSlot:
 class CacheBlock:
     """The keys and values of R = ``rows`` sequences.
 
-    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D), with K key-value heads of size D.
-    ``lengths`` (R,) holds, for each row, the number of tokens whose keys and values are valid.
+    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D), with K key-value heads of size D. In row
+    i, the keys and values of the first ``lengths[i]`` tokens are valid.
     """
 
     rows: int
@@ -123,9 +123,9 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the layer with number ``index``.
+        """Return (keys, values) of the layer with number ``index``. The first call for a layer allocates both tensors.
 
-        The first use allocates these tensors. They get dtype, K and D from ``like`` (R, K, T, D).
+        They get their data type, K and D from ``like`` (R, K, T, D).
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
@@ -157,7 +157,7 @@ def _grow(tensor: Tensor, capacity: int) -> Tensor:
 class _CacheView:
     """The base class of the caches that are passed to a transformers model.
 
-    In a forward pass, a model calls the methods of this class, and the method ``update`` of a subclass.
+    In a forward pass, the model calls the method ``update`` of a subclass once per layer.
     """
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -184,7 +184,9 @@ class DecodeCache(_CacheView):
 
 
 class PrefillCache(_CacheView):
-    """The cache of a prefill pass: T new tokens for each sequence. The sequences can be in several blocks.
+    """The cache of a prefill pass: T new tokens for each of several sequences.
+
+    The sequences can be in different blocks.
 
     The keys and values of the new tokens are written to the slots of the sequences. Each layer gets the keys and values
     of earlier tokens, followed by the keys and values of the new tokens. The earlier tokens of sequence i are the first
@@ -197,10 +199,11 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values of a layer to the slots. Return them joined with the earlier columns.
+        """Write the new keys and values of a layer to the slots.
 
-        ``key`` and ``value`` have the shape (R, K, T, D). The returned keys and values have the shape
-        (R, K, context + T, D).
+        Return (keys, values) of the earlier and the new tokens.
+
+        ``key`` and ``value`` have the shape (R, K, T, D). Both results have the shape (R, K, context + T, D).
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)

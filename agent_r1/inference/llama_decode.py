@@ -25,7 +25,7 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The modules of one decoder layer. They belong to the model, so new weights of the model are used here too.
+    """The modules of one decoder layer. They are shared with the model, so weight updates of the model act here, too.
 
     ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
     """
@@ -49,7 +49,7 @@ class _Layer:
 
 
 class LlamaDecoder:
-    """The decode step of a Llama-like model. Use :meth:`of` to make one."""
+    """The decode step of a Llama-like model. :meth:`of` makes an instance."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         backbone: Any = model.base_model
@@ -60,11 +60,11 @@ class LlamaDecoder:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
-        """Return the decode step of ``model``, or None if this class does not support the model.
+        """Return a decoder for ``model``, or None if this class does not support the model.
 
-        These models are not supported: models with an architecture that is not in ``LLAMA_LIKE``, with a sliding
-        window, or with an activation other than SiLU. Models with an adapter and quantized models are not supported
-        either, because their linear layers were replaced.
+        The class supports models with an architecture in ``LLAMA_LIKE``, without a sliding window, and with the
+        activation SiLU. Quantized models and models with an adapter are not supported, because their linear layers are
+        not ``nn.Linear``.
         """
         config = model.config
         layer_types = getattr(config, "layer_types", None) or ()
@@ -81,8 +81,9 @@ class LlamaDecoder:
         """Append one token to each row of ``block``, and return the last hidden states (R, E).
 
         Args:
-            token_ids: (R,), the new token of each row.
-            mask: (R, 1, 1, L), which is added to the attention scores.
+            token_ids: (R,) The new token of each row.
+            block: The keys and values of the earlier tokens.
+            mask: (R, 1, 1, L) A mask that is added to the attention scores.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
         hidden = functional.embedding(token_ids, self._embedding.weight)  # (R, E)
@@ -145,6 +146,6 @@ def _rms_norm(states: Tensor, norm: Any) -> Tensor:
 
 
 def _rotate_half(states: Tensor) -> Tensor:
-    """Return (-b, a) for the first half a and the second half b of the last dimension of ``states``."""
+    """Return (-b, a). a and b are the first and the second half of ``states`` along the last dimension."""
     half = states.shape[-1] // 2
     return torch.cat((-states[..., half:], states[..., :half]), dim=-1)

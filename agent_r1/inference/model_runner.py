@@ -34,10 +34,10 @@ class PrefillShape:
     """The sizes of prefill passes.
 
     Attributes:
-        chunk: the maximum number of tokens of one sequence in a pass. More tokens take several passes (chunked
+        chunk: the largest number of tokens of one sequence in a pass. Longer prompts take several passes (chunked
             prefill). If several prompts begin with the same chunks, these chunks are computed once.
-        tokens: the number of tokens in a pass. The number of rows in a pass is this number divided by the padded
-            length, and at least 1. Rows that are not needed are padding.
+        tokens: the largest number of tokens in a pass, including padding. A pass has ``tokens`` / (padded length) rows,
+            but at least one row.
     """
 
     chunk: int
@@ -64,7 +64,7 @@ the weights. The difference is divided by the largest absolute logit. One roundi
 class PrefillChunk:
     """Tokens to prefill in one slot.
 
-    The slot already holds the keys and values of the first ``cached`` tokens; ``token_ids`` are the next tokens.
+    The slot already holds the keys and values of the first ``cached`` tokens. ``token_ids`` are the tokens after them.
     """
 
     slot: CacheSlot
@@ -80,16 +80,16 @@ class PrefillChunk:
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """The padded numbers of new tokens and of cached tokens: (new, context).
+        """The padded numbers of tokens, as a tuple (new tokens, cached tokens).
 
-        The arithmetic of a chunk depends only on these two numbers and on the tokens of its sequence.
+        The bits of a result depend only on this tuple and on the tokens of the sequence.
         """
         return round_up(len(self.token_ids), PREFILL_MULTIPLE), round_up(self.cached, LENGTH_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """A copy of the keys and values of the first ``tokens`` tokens from one slot to another slot."""
+    """The order to copy the keys and values of the first ``tokens`` tokens from the slot ``source`` to the slot ``target``."""
 
     source: CacheSlot
     target: CacheSlot
@@ -97,10 +97,10 @@ class PrefixCopy:
 
 
 class ModelRunner:
-    """A runner of a model on the blocks of the KV cache. Each block has ``rows`` rows. A runner is not thread-safe.
+    """A runner that makes the forward passes of a model on the blocks of a KV cache. It is not thread-safe.
 
-    The runner takes ownership of the model, and replaces the model's attention function by
-    :func:`agent_r1.inference.kv_cache.cache_attention`.
+    Each block has ``rows`` rows. The runner takes ownership of the model, and replaces the model's attention function
+    by :func:`agent_r1.inference.kv_cache.cache_attention`.
     """
 
     def __init__(self, model: PreTrainedModel, rows: int) -> None:
@@ -123,7 +123,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def copy_prefixes(self, copies: Sequence[PrefixCopy]) -> None:
-        """Copy the keys and values of prefixes from slot to slot."""
+        """Copy the keys and values of prefixes, in the order of ``copies``."""
         for copy in copies:
             source, target, tokens = copy.source, copy.target, copy.tokens
             origin, destination = self.blocks[source.block], self.blocks[target.block]
@@ -138,7 +138,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        A slot keeps its first ``cached`` tokens; all later tokens in the slot are dropped.
+        In each slot, the first ``cached`` tokens of the chunk are kept, and all later tokens are replaced.
         """
         for chunk in chunks:
             block = self.blocks[chunk.slot.block]
@@ -156,7 +156,10 @@ class ModelRunner:
                     self._prefill_pass(equal[start : start + rows], rows, new, context)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
-        """Run one forward pass over at most ``rows`` chunks, whose padded shape is (``new``, ``context``)."""
+        """Run one forward pass over at most ``rows`` chunks.
+
+        All chunks have the padded shape (``new``, ``context``).
+        """
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)
         for index, chunk in enumerate(chunks):
@@ -177,12 +180,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, block_index: int, last_tokens: Mapping[int, int]) -> Tensor:
-        """Run one decode step of a block, and return the logits (len(last_tokens), V) in fp32.
+        """Run one decode step of a block, and return the next logits of each running row: (len(last_tokens), V) in fp32.
 
-        ``last_tokens`` maps each running row to the last token of its sequence, which the step appends to the cache.
-        The logits are in the order of this mapping. The step computes all rows of the block, so that shapes do not
-        depend on the number of running rows. Rows that are not running write to positions that are overwritten before
-        they are read.
+        ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache. The
+        logits are in the order of the mapping.
+
+        The step always computes all rows of the block, so that shapes do not depend on the number of running rows. In the
+        other rows, it writes only to positions that are overwritten before they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
@@ -217,12 +221,13 @@ class ModelRunner:
 
 
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Return how many bytes the keys and values of one token take, measured with a short prompt.
+    """Return how many bytes the keys and values of one token take. A short prompt is computed to measure this.
 
-    The logits of this prompt with the KV cache are compared with the logits of the model's own forward pass.
+    The logits of the prompt with the KV cache are compared with the logits of the model's own forward pass.
 
     Raises:
-        InvalidInput: the logits differ, as they do for models with attention sinks or soft-capped scores; logits are
+        InvalidInput: the logits differ (for example, of a model with attention sinks or soft-capped scores); the logits
+        are
             not finite; or the model fails with the KV cache.
     """
     usual = model.config._attn_implementation

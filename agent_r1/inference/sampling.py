@@ -14,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How to sample the token of one row.
+    """The parameters for sampling the token of one row.
 
-    ``uniform`` is a random number in [0, 1) that selects the token. Each row has its own number, so rows share no
-    random generator. ``temperature`` 0 selects the most probable token. ``top_p`` 1 and ``top_k`` 0 exclude no token.
+    ``temperature`` 0 selects the most probable token. ``top_p`` 1 and ``top_k`` 0 exclude no token. ``uniform`` is a
+    random number in [0, 1) that selects the token.
     """
 
     temperature: float
@@ -27,7 +27,7 @@ class RowSampling:
 
 
 def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tensor]:
-    """Sample one token for each row of fp32 logits (N, V). Return tokens (N,) and their log-probabilities (N,).
+    """Sample one token for each row of fp32 logits (N, V). Return (tokens, log-probabilities), both (N,).
 
     Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, even if top-p or top-k exclude
     tokens. In a row with temperature 0, the most probable token is chosen, and its log-probability is at temperature 1.
@@ -41,7 +41,10 @@ def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, 
 
 
 def _filter(logprobs: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Return probabilities (N, V) in fp64. Tokens that top-k or top-p exclude get 0. Rows are not renormalized."""
+    """Return the probabilities (N, V) in fp64, with 0 for tokens that top-k or top-p exclude.
+
+    A row with excluded tokens has a sum below 1.
+    """
     probabilities = logprobs.double().exp()
     for index, row in enumerate(rows):
         if row.top_k or row.top_p < 1:
@@ -50,7 +53,10 @@ def _filter(logprobs: Tensor, rows: Sequence[RowSampling]) -> Tensor:
 
 
 def _allowed(probabilities: Tensor, row: RowSampling) -> Tensor:
-    """Return a mask (V,), true for the tokens that top-k and top-p allow. The most probable token is always allowed."""
+    """Return whether top-k and top-p allow each token of a row: (V,) bool.
+
+    The most probable token is always allowed.
+    """
     order = probabilities.argsort(descending=True, stable=True)
     ranked = probabilities[order]
     keep = ranked.cumsum(0) - ranked < row.top_p  # more probable tokens have a total probability below top_p
@@ -60,9 +66,10 @@ def _allowed(probabilities: Tensor, row: RowSampling) -> Tensor:
 
 
 def _invert_cdf(probabilities: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Return tokens (N,): in each row, the first token at which the cumulative probability exceeds uniform * total.
+    """Return the sampled token of each row: (N,).
 
-    ``total`` is the sum of the probabilities of the row, which is below 1 if tokens are excluded.
+    This is the first token at which the cumulative probability exceeds ``uniform`` * total. The total is the sum of the
+    probabilities of the row. It is below 1 if tokens are excluded.
     """
     cumulative = probabilities.cumsum(dim=-1)
     uniform = torch.tensor([row.uniform for row in rows], dtype=torch.float64, device=probabilities.device)

@@ -18,7 +18,7 @@ from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of ``generate``, and the tokens that the engine has sampled for this call so far."""
+    """One call of ``generate``: its prompt and parameters, and the tokens that were sampled so far."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -39,13 +39,13 @@ class Request:
 
     @property
     def cached_tokens(self) -> tuple[int, ...]:
-        """The tokens that the KV cache must hold before the next decode step: all tokens but the last token."""
+        """All tokens of the sequence except the last one. The KV cache must hold them before the next decode step."""
         return (*self.prompt, *self.token_ids)[:-1]
 
 
 @dataclass(slots=True)
 class _Session:
-    """A session's slot, and the tokens whose keys and values the slot holds."""
+    """The slot of a session, and the tokens whose keys and values are in the slot."""
 
     slot: CacheSlot
     token_ids: tuple[int, ...] = ()
@@ -53,14 +53,12 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill. The four lists are in the order in which the work has to be done.
+    """The work of a prefill: four lists, which have to be processed in this order.
 
     Attributes:
-        compute: chunks that are computed first. They continue a session, or are a new sequence without a known prefix.
-        prefix_copies: the copies of prefixes. The sources are sequences of ``compute`` and sequences that were already
-            in the KV cache.
-        remainders: the chunks that follow a copied prefix. They are computed after the copy.
-        copies: the copies of whole sequences, for new sequences that are equal to another sequence.
+        compute: chunks without a known prefix, and chunks that continue a session. prefix_copies: copies of prefixes to
+        new slots. Their sources are in ``compute`` or were already in the KV cache. remainders: the chunks after the
+        copied prefixes. copies: copies of whole sequences, for prompts that are equal to another prompt.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)
@@ -72,16 +70,17 @@ class PrefillPlan:
 class Scheduler:
     """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
-    A session keeps its slot until the session is released, so that each turn of an episode computes only its new
-    tokens. A prefix cache maps each prompt to a slot that holds the prompt. Attempts at the same task have equal
-    prompts. The first of these prompts is computed, and its keys and values are copied for the other prompts.
+    A session keeps its slot until the session is released. So each turn of an episode computes only its new tokens.
+
+    A prefix cache maps prompts to the slots that hold them. Attempts at the same task have equal prompts, so the prompt
+    is computed once, and its keys and values are copied for the other attempts.
 
     Args:
-        rows: number of slots in a block.
-        max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
-        add_block: function that allocates a block of the KV cache and returns the index of the block.
-        prefix_multiple: if two prompts share a beginning, its length is rounded down to a multiple of this number. Use
-            the number of tokens of a prefill chunk. Then sharing changes no bit, because the chunks remain the same.
+        rows: number of slots in a block. max_blocks: maximum number of blocks that fit in memory. Requests without a
+        free slot wait. add_block: function that allocates a block of the KV cache and returns the index of the block.
+        prefix_multiple: only prefixes with a multiple of this number of tokens are shared. Use the number of tokens of
+        a
+            prefill chunk: sharing then changes no bits, because the chunks remain the same.
     """
 
     def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int], prefix_multiple: int) -> None:
@@ -109,13 +108,14 @@ class Scheduler:
         self._waiting.append(request)
 
     def release(self, session_id: str) -> None:
-        """Free the session's slot before the next decode step. A running request of the session is dropped."""
+        """Free the slot of a session before the next decode step. A running request of the session is cancelled."""
         self._released.append(session_id)
 
     def schedule(self) -> bool:
-        """Give each waiting request the slot of its session or a free slot. Return whether any request is running.
+        """Start waiting requests, and return whether any request is running.
 
-        A request keeps waiting if no slot is free, or if another request of its session is running.
+        A request starts in the slot of its session, or in a free slot if its session is new. It keeps waiting if no
+        slot is free, or if another request of its session is running.
         """
         self._free_released()
         waiting, self._waiting = self._waiting, []
@@ -157,9 +157,9 @@ class Scheduler:
             del self._running[slot]
 
     def plan_prefill(self) -> PrefillPlan:
-        """Return the chunks to compute and the prefixes to copy, so that nothing is computed twice.
+        """Return the prefill that the running requests need. No sequence or prefix is computed twice.
 
-        When this work is done, the slot of every running request holds all tokens of its sequence but the last token.
+        Afterwards, the slot of every running request must hold all tokens of its sequence except the last one.
         """
         new: list[PrefillChunk] = []
         for slot, request in self._running.items():
@@ -181,10 +181,10 @@ class Scheduler:
         return plan
 
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> None:
-        """Add the prefill of a new sequence to ``plan``.
+        """Add the prefill of a new sequence to ``plan``, and the sequence to the prefix cache.
 
-        A prefix that another slot holds is copied from there. If the whole sequence is computed, its prefixes are added
-        to the prefix cache. The sequence itself is always in the prefix cache afterwards.
+        If another slot holds the sequence or a prefix of it, the keys and values are copied from there. Otherwise the
+        whole sequence is computed, and its prefixes are also added to the prefix cache.
         """
         tokens = chunk.token_ids
         source = self._prefix_cache.setdefault(tokens, chunk.slot)
@@ -204,23 +204,29 @@ class Scheduler:
             self._prefix_cache[tokens[:length]] = chunk.slot
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
-        """Yield (index, batch) of each block that has running requests. A batch is a list of pairs (row, request)."""
+        """Yield (block index, batch) for each block that has running requests.
+
+        A batch is a list of pairs (row, request).
+        """
         for block in range(self._num_blocks):
             batch = [(slot.row, request) for slot, request in self._running.items() if slot.block == block]
             if batch:
                 yield block, batch
 
     def fail_running(self, reason: str) -> None:
-        """Make all running requests fail with ``reason``, and empty the prefix cache.
+        """Set the error ``reason`` on all running requests, and empty the prefix cache.
 
-        The keys and values of the failed requests can be incomplete. :meth:`take_finished` marks their slots as empty.
+        The keys and values of these requests can be incomplete. So :meth:`take_finished` marks their slots as empty.
         """
         self._prefix_cache.clear()
         for request in self._running.values():
             request.error = reason
 
     def take_finished(self) -> list[Request]:
-        """Remove finished and failed requests from the running batch, and return them. Sessions keep their slots."""
+        """Remove the finished and the failed requests from the running batch, and return them.
+
+        Their sessions keep the slots.
+        """
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error
         ]
@@ -230,9 +236,11 @@ class Scheduler:
         return [request for _, request in finished]
 
     def on_new_weights(self, version: int) -> None:
-        """Mark all keys and values as invalid, because they were computed with weights before version ``version``.
+        """Mark all keys and values as invalid, because older weights computed them.
 
-        Running sequences are prefilled again, and a new version span begins in each of them.
+        ``version`` is the number of the new weights.
+
+        Running sequences will be prefilled again. In each of them, a new version span begins.
         """
         self._version = version
         self._prefix_cache.clear()
@@ -247,7 +255,6 @@ class Scheduler:
 
 
 def _common_prefix(held: tuple[int, ...], needed: tuple[int, ...]) -> int:
-    """Return the length of the longest common prefix of ``held`` and ``needed``."""
     if needed[: len(held)] == held:
         return len(held)
     return next((i for i, (a, b) in enumerate(zip(held, needed, strict=False)) if a != b), len(needed))

@@ -48,8 +48,8 @@ CLOSE_SECONDS = 60.0
 class TorchEngine:
     """An ``InferenceEngine`` in this process.
 
-    The engine takes ownership of the model: it casts the model's weights to ``config.dtype``, and weight updates copy
-    new weights into the model. Forward passes run in a worker thread, so that the event loop stays free for tools.
+    The engine takes ownership of the model: it casts the weights to ``config.dtype``, and a weight update copies new
+    weights into the model. Forward passes run in a worker thread, so that the event loop stays free for tools.
 
     Args:
         model: the model to serve, on the device on which it runs.
@@ -87,7 +87,9 @@ class TorchEngine:
         return Capabilities(frozenset({"shared_memory"}), self._context, deterministic=True, dtype=self._dtype)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. If the caller is cancelled, the generation ends before the next decode step.
+        """Return a completion of the prompt.
+
+        If the caller is cancelled, the generation ends before the next decode step.
 
         Raise EngineError if the prompt or the parameters are invalid, or if the generation fails.
         """
@@ -238,9 +240,9 @@ def _row_sampling(request: Request) -> RowSampling:
 
 
 def _postprocess(request: Request, token: int, logprob: float) -> None:
-    """Append a sampled token to the request, and set ``finish_reason`` if the token ends the generation.
+    """Append a sampled token to the request. If the token ends the generation, set ``finish_reason``.
 
-    Set ``error`` if the log-probability is not finite or the stop condition raises an exception.
+    If the log-probability is not finite, or the stop condition raises an exception, set ``error``.
     """
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
@@ -262,7 +264,7 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
 
 
 def _resolve(request: Request) -> None:
-    """Give the completion or the error of a request to the caller of ``generate``."""
+    """Deliver the completion or the error of a request to the waiting call of ``generate``."""
     if request.error is not None:
         settle(request.future, None, EngineError(request.error))
     else:
@@ -272,10 +274,7 @@ def _resolve(request: Request) -> None:
 
 
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the maximum size of the KV cache in bytes.
-
-    The size is ``config.kv_cache_gib``, or by default a share of the free memory.
-    """
+    """Return the maximum size of the KV cache in bytes: ``config.kv_cache_gib``, or by default a share of the free memory."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     if device.type == "cuda":

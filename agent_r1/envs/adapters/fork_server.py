@@ -53,7 +53,7 @@ def main(descriptor: int, module: str) -> None:
 
 
 def _import(module: str) -> str | None:
-    """Import the module. Return the error as text, or None if there is no error."""
+    """Import the module. Return None, or the error as text if the import fails."""
     try:
         importlib.import_module(module)
     except BaseException as error:
@@ -62,7 +62,7 @@ def _import(module: str) -> str | None:
 
 
 def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next request and its attached file descriptors, or None if the control socket is closed."""
+    """Return (the next request, its attached file descriptors), or None if the control socket is closed."""
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     return (json.loads(message), descriptors) if message else None
 
@@ -81,9 +81,9 @@ def _fork(control: socket.socket, descriptors: list[int], children: set[int]) ->
 
 
 def _kill(pid: int, children: set[int]) -> None:
-    """Kill the child process ``pid`` and the processes that it started. Do nothing if ``pid`` is not in ``children``.
+    """Kill the child process ``pid`` and the processes that it started, and remove ``pid`` from ``children``.
 
-    A child in ``children`` was not reaped yet, so the system cannot have given its id to another process.
+    Do nothing if ``pid`` is not in ``children``: the system may have given the id to another process.
     """
     if pid in children:
         children.discard(pid)
@@ -95,13 +95,16 @@ def _kill(pid: int, children: set[int]) -> None:
 
 
 def _reap_ended(children: set[int]) -> None:
-    """Reap the children that have ended, and kill the processes that they started."""
+    """Collect the exit status of each child that has ended, and kill the processes that these children started."""
     while children and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         _kill(ended.si_pid, children)
 
 
 def _serve(connection: socket.socket) -> None:
-    """Create the object that the first request names, then call its methods until the connection is closed."""
+    """Answer the requests of one connection until it is closed.
+
+    The first request creates an object. Each further request calls a method of this object.
+    """
     instance: Any = None
     while (request := _receive(connection)) is not None:
         try:
@@ -117,7 +120,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def import_attribute(name: str) -> Any:
-    """Return the object with the name ``module:attribute``.
+    """Import a module, and return one of its attributes. ``name`` is ``module:attribute``.
 
     Example:
         >>> import_attribute("math:sqrt")(9.0)

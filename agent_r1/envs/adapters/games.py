@@ -31,8 +31,8 @@ class Observation:
     Attributes:
         text: the text that the policy sees.
         reward: the reward of the action.
-        end: how the game ended; None if the game continues.
-        valid: False if the text of the policy was not an action. The state of the game is then unchanged.
+        end: how the game ended ("terminal" or "truncated"); None if the game continues.
+        valid: False if the policy's text was not an action. The state of the game has then not changed.
 
     Example:
         Observation("The target number is higher.", reward=0.0)
@@ -45,13 +45,13 @@ class Observation:
 
 
 class Game(Protocol):
-    """A game, written in blocking Python. It runs in a worker process."""
+    """A game. Its methods are ordinary functions, which can block, because the game runs in a process of its own."""
 
     def open(self, seed: int, attempt_seed: int) -> Observation:
-        """Start the game and return the first observation.
+        """Start the game, and return the first observation.
 
         Args:
-            seed: determines the task.
+            seed: determines the game. All attempts at a task get the same seed.
             attempt_seed: determines the random draws of this attempt.
         """
         ...
@@ -65,9 +65,9 @@ class Game(Protocol):
 class GameEnv:
     """An environment whose episodes are games. Each game runs in a process of its own.
 
-    All attempts at a task start from the seed in the task's ``data["seed"]``. If the task has no seed, each attempt
-    uses its own seed. If a game raises, crashes or exceeds the time limit of an action, only its own episode fails.
-    After ``max_turns`` actions the episode is truncated.
+    A game starts from the seed in the task's ``data["seed"]``, so it is the same game for all attempts at the task. If
+    the task has no seed, each attempt uses its own seed. If a game raises, crashes or exceeds the time limit, only its
+    own episode fails. After ``max_turns`` actions the episode is truncated.
 
     Attributes:
         package: a module that is imported once, before the processes are forked.
@@ -124,10 +124,10 @@ class GameEpisode:
 
 
 def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
-    """Return the task's messages with the first observation, as the opening messages of an episode.
+    """Return the opening messages of an episode: the messages of the task, then the first observation of the game.
 
-    If the last message of the task is a user message, the observation is added to this message, because some chat
-    templates reject two user messages in a row. Otherwise the observation becomes a user message of its own.
+    If the last message of the task is a user message, the observation is added to its text, because some chat templates
+    reject two user messages in a row. Otherwise the observation becomes a user message of its own.
     """
     observation = _truncate(observation)
     if task.messages and task.messages[-1].role == "user":
@@ -137,10 +137,10 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 
 
 def to_transition(observation: Observation) -> Transition:
-    """Return the transition (outcome of the policy's action) that an observation of the game gives.
+    """Return the transition for an observation of a game.
 
-    If the game continues, the text of the observation is shown to the policy as a user message. The reward of the
-    observation is in the transition's ``results``, from which :func:`episode_return` reads it.
+    If the game continues, the policy gets the text of the observation as a user message. The reward is put into
+    ``results``, from which :func:`episode_return` reads it.
     """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS
@@ -155,10 +155,10 @@ def _truncate(text: str) -> str:
 
 
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
-    """Return tasks of the splits "train" and "test". The seed of the game is different in each task.
+    """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-    ``train`` and ``test`` are the numbers of tasks of these splits. Two calls with different values of ``seed`` have no
-    task in common if each call returns at most 1,000,003 tasks.
+    Each task has a game seed of its own in ``data["seed"]``. Calls with different values of ``seed`` return different
+    tasks, as long as a call returns at most 1,000,003 tasks.
     """
     first = seed * 1_000_003
     return [
@@ -168,5 +168,5 @@ def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int
 
 
 def episode_return(trajectory: Trajectory, task: Task) -> tuple[float, ...]:
-    """Return the game's reward for each turn. The sum of the rewards is the return of the episode."""
+    """Return the reward of the game for each turn. Their sum is the return of the episode."""
     return tuple(float(sum(result.data for result in turn.results)) for turn in trajectory.turns)

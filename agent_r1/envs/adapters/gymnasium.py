@@ -18,9 +18,11 @@ class Gymnasium:
     """An environment of Gymnasium as text, with a ``Discrete`` or ``Text`` action space.
 
     The policy writes a ``Discrete`` action as its name or its number, counted from 0. If the policy's text is not an
-    action, the policy receives an explanation. The environment does not receive the text, but the turn counts towards
-    ``max_turns``. An observation that is text is shown to the policy unchanged. For any other observation, the policy
-    sees the rendered environment if ``render_mode`` is "ansi", otherwise the observation as JSON.
+    action, the policy gets an explanation. The environment then makes no step, but the turn counts towards
+    ``max_turns``.
+
+    An observation that is text is shown to the policy unchanged. For any other observation, the policy sees the
+    rendered environment if ``render_mode`` is "ansi", otherwise the observation as JSON.
 
     Args:
         name: the name for ``gymnasium.make``. With ``module:Name-v0``, the module is imported first.
@@ -49,17 +51,17 @@ class Gymnasium:
         self.env = GameEnv("gymnasium", f"{__name__}:GymnasiumGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks of the splits "train" and "test". The environment's seed is different in each task.
+        """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        ``train`` and ``test`` are the numbers of tasks of these splits. ``instruction`` is the first message of each
-        episode. If it is empty, the first message lists the names of the actions.
+        The environment has a different seed in each task. ``instruction`` is the first message of each episode. By
+        default, the first message lists the names of the actions.
         """
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)
 
 
 class GymnasiumGame:
-    """One environment of Gymnasium, inside a worker process."""
+    """An environment of Gymnasium as a :class:`Game`, in a worker process."""
 
     def __init__(self, name: str, actions: Sequence[str], options: Mapping[str, Any]) -> None:
         self._gymnasium = import_extra("gymnasium", extra="gymnasium")
@@ -96,7 +98,7 @@ class GymnasiumGame:
         self._env.close()
 
     def _parse_action(self, text: str) -> Any:
-        """Return the action for the text of the policy, or None if the text is not an action."""
+        """Return the action that the policy's text names, or None if the text is not an action."""
         space = self._env.action_space
         if isinstance(space, self._gymnasium.spaces.Text):
             return text if space.contains(text) else None

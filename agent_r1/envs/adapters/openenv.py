@@ -29,9 +29,7 @@ _INVALID = "VALIDATION_ERROR"  # the server's error code for an invalid action
 
 
 def as_text(observation: Mapping[str, Any]) -> str:
-    """Return the text of an observation.
-
-    If the observation has a single field with text, the result is this text. Any other observation is returned as JSON.
+    """Return an observation as text: as JSON, or the text itself if the observation is a single field with text.
 
     Example:
         >>> as_text({"echo": "hello"}), as_text({"x": 1, "y": 2})
@@ -45,9 +43,10 @@ class OpenEnv:
     """The environment of an OpenEnv server.
 
     The server's environment is reset with the seed in the task's ``data["seed"]``, or with the seed of the attempt if
-    the task has no seed. The mapping ``data["reset"]`` contains further arguments of the reset. An action is not valid
-    if the server rejects the action or ``action`` raises ValueError. The policy then receives an explanation, and the
-    turn counts towards ``max_turns``. If the server fails or times out, the episode fails.
+    the task has no seed. ``data["reset"]`` can hold further arguments of the reset.
+
+    If the server rejects an action, or ``action`` raises ValueError, the policy gets an explanation, and the turn
+    counts towards ``max_turns``. If the server fails or times out, the episode fails.
 
     Args:
         url: the address of the server, e.g. ``http://127.0.0.1:8000``.
@@ -83,10 +82,10 @@ class OpenEnv:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks of the splits "train" and "test". The environment's seed is different in each task.
+        """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        ``train`` and ``test`` are the numbers of tasks of these splits. ``instruction`` is the first message of each
-        episode. If it is empty, the message is left out.
+        The environment has a different seed in each task. ``instruction`` is the first message of each episode. If it
+        is empty, there is no such message.
         """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
@@ -106,8 +105,7 @@ class OpenEnv:
     async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
         """Connect to the server, reset its environment, and return (client, result of the reset).
 
-        If the server has no free session, try again until the time limit. The client is closed when ``stack`` is
-        closed.
+        If the server has no free session, repeat this until the time limit. Closing ``stack`` closes the client.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.timeout
@@ -128,10 +126,7 @@ class OpenEnv:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def wait_for(self, response: Awaitable[Any]) -> Any:
-        """Wait for a response of the server and return it.
-
-        Raise AgentR1Error if the client's time limit is exceeded.
-        """
+        """Wait for a response of the server, and return it. Raise AgentR1Error if the time limit is exceeded."""
         try:
             return await response
         except TimeoutError as error:
@@ -150,7 +145,7 @@ class OpenEnv:
 
 @dataclass(slots=True)
 class OpenEnvEpisode:
-    """One attempt on a server. ``num_actions`` is the number of actions so far."""
+    """One attempt in the environment of a server. ``num_actions`` is the number of actions so far."""
 
     env: OpenEnv
     client: Any

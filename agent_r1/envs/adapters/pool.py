@@ -18,21 +18,23 @@ from agent_r1.tools.execution import CallFailure, CallOutcome
 
 @dataclass(slots=True)
 class _LoopState:
-    """The idle processes of one event loop, and the limit on concurrent calls."""
+    """The worker processes of one event loop that have no call, and the limit on concurrent calls."""
 
     idle: list[WorkerProcess] = field(default_factory=list)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(os.cpu_count() or 1))
 
 
 class WorkerPool:
-    """Calls the methods of an object that exists in each worker process; see :func:`processes.start_process`.
+    """A pool of worker processes.
 
-    If a call times out or its process crashes, the call fails, and a later call starts a fresh process.
+    Each process holds an object of the same class, and a call runs a method of one object.
+
+    If a call times out or its process crashes, the call fails, and a later call starts a new process.
 
     Args:
         package: a module that is imported once, before the processes are forked.
-        name: ``module:class`` of the object. Each process creates its own object.
-        seconds: the time limit for creating the object, and also for each call.
+        name: ``module:class`` of the objects.
+        seconds: the time limit for creating an object, and also for each call.
 
     Example:
         pool = WorkerPool("statistics", "statistics:NormalDist", seconds=5)
@@ -44,10 +46,9 @@ class WorkerPool:
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     async def call(self, method: str, *arguments: Any) -> CallOutcome:
-        """Call a method of the object and return the outcome.
+        """Call a method of the object in a free process, and return the outcome (a value, a failure or a timeout).
 
-        The arguments must be JSON values. The time limit does not include the time in which the call waits for a free
-        process.
+        The arguments must be JSON values. The time limit begins when a process is free.
         """
         state = self._states.setdefault(asyncio.get_running_loop(), _LoopState())
         async with state.slots:

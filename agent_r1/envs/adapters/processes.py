@@ -33,7 +33,7 @@ MAX_ANSWER = 16 * 2**20
 
 
 class WorkerProcess:
-    """A worker process that holds one object, made by :func:`start_process`. It handles one call at a time."""
+    """A worker process that holds one object. :func:`start_process` makes it. It handles one call at a time."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server, self._pid = server, pid
@@ -41,24 +41,23 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process accepts calls."""
+        """Whether the process still accepts calls."""
         return self._streams is not None
 
     async def connect(self, connection: socket.socket) -> None:
         self._streams = await asyncio.open_connection(sock=connection)
 
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
-        """Create the object in the worker process, and return the outcome (success or failure).
+        """Create the object in the worker process, and return the outcome: success, failure or timeout.
 
-        ``name`` is ``module:class`` of the object. The worker process imports the module. ``keywords`` are the keyword
-        arguments of the class.
+        ``name`` is ``module:class`` of the object, and ``keywords`` are the keyword arguments of the class.
         """
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
-        """Call a method of the object and return the outcome. The arguments must be JSON values.
+        """Call a method of the object, and return the outcome: a value, a failure or a timeout.
 
-        If the call exceeds ``timeout`` seconds, the process is killed.
+        The arguments must be JSON values. If the call exceeds ``timeout`` seconds, the process is killed.
         """
         return await self._request({"call": method, "arguments": arguments}, timeout)
 
@@ -92,10 +91,10 @@ class WorkerProcess:
 
 
 async def start_process(package: str, name: str, keywords: Mapping[str, Any], timeout: float) -> WorkerProcess:
-    """Return a worker process with an object, forked from a server process that has imported ``package``.
+    """Start a worker process, create an object in it, and return the process.
 
     Args:
-        package: the module to import before forking.
+        package: a module that a server process imports once. Worker processes are forked from this server process.
         name: ``module:class`` of the object.
         keywords: the keyword arguments of the class, as JSON values.
         timeout: the time limit for creating the object, in seconds.
@@ -117,7 +116,10 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
 
 
 def unwrap(outcome: CallOutcome, action: str) -> Any:
-    """Return the value of an outcome. Raise AgentR1Error, which names ``action``, if the call failed or timed out."""
+    """Return the value of the outcome of a call. Raise AgentR1Error if the call failed or timed out.
+
+    ``action`` names the call in the error.
+    """
     if isinstance(outcome, ReturnValue):
         return outcome.value
     raise AgentR1Error(f"{action} failed: {_describe(outcome)}")
@@ -141,7 +143,7 @@ async def _exchange(
 
 
 class _ForkServer:
-    """A running fork server. Its methods block. They can be called from any thread."""
+    """A running fork server. Any thread can call its methods, which block."""
 
     def __init__(self, package: str) -> None:
         self._lock = threading.Lock()
@@ -161,7 +163,7 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Fork a worker process, and return (process, connection to the process). The process has no object yet."""
+        """Fork a worker process without an object, and return (the process, the connection to it)."""
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)

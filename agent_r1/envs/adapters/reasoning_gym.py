@@ -38,15 +38,15 @@ def reasoning_gym_tasks(
     instruction: str = _INSTRUCTION,
     run_answers: bool = False,
 ) -> list[Task]:
-    """Return tasks of the splits "train" and "test". No question occurs twice.
+    """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test". No question occurs twice.
 
-    Both splits come from one draw, because datasets with neighboring seeds have most of their questions in common.
+    All questions come from one dataset with one seed. Datasets with neighboring seeds share most of their questions.
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.
         train: the number of training tasks.
         test: the number of test tasks.
-        seed: the seed of the draw.
+        seed: the seed of the dataset.
         options: options of the dataset, e.g. ``{"max_terms": 2}``.
         instruction: the system message. It must request the tags that :func:`reasoning_gym_score` reads.
         run_answers: allow datasets whose scorer runs answers as Python (``countdown``, ``n_queens``). Code written by
@@ -78,7 +78,7 @@ def reasoning_gym_tasks(
 
 
 def _unique_questions(entries: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the index and the entry of the first occurrence of each question."""
+    """Yield (index, entry) of each entry whose question did not occur in an earlier entry."""
     seen: set[str] = set()
     for index in range(len(entries)):
         entry = entries[index]
@@ -96,9 +96,9 @@ def _create_dataset(name: str, options: dict[str, Any]) -> Any:
 
 
 async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
-    """Return the score of the final answer, from 0 to 1, or 0.0 if the trajectory has no final answer.
+    """Return the score of the final answer, from 0 to 1. The score is 0.0 if the trajectory has no final answer.
 
-    The dataset's own scorer computes the score in a worker process.
+    The dataset's own scorer computes the score, in a worker process.
 
     Raises:
         AgentR1Error: if the scorer fails or exceeds its time limit. The attempt then has no score.
@@ -112,7 +112,7 @@ async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
 
 
 class DatasetScorer:
-    """The scorers of all datasets, inside a worker process."""
+    """An object with the scorers of all datasets. It lives in a worker process."""
 
     def score(self, dataset: str, options: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
         return float(_create_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))

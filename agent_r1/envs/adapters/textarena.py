@@ -59,15 +59,18 @@ class TextArena:
         self.env = GameEnv("textarena", f"{__name__}:TextArenaGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
-        """Return tasks of the splits "train" and "test". The seed of the game is different in each task.
+        """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        ``train`` and ``test`` are the numbers of tasks of these splits.
+        The game has a different seed in each task.
         """
         return seeded_tasks(self.game, (), train, test, seed)
 
 
 class TextArenaGame:
-    """One game, inside a worker process of its own, because TextArena's games draw from the global ``random``."""
+    """A TextArena game as a :class:`Game`, in a worker process of its own.
+
+    Two games must not share a process, because TextArena's games draw from the global ``random``.
+    """
 
     def __init__(self, game: str, opponent: str, options: dict[str, Any]) -> None:
         self._textarena = import_extra("textarena", extra="textarena")
@@ -77,9 +80,9 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Make the TextArena game ``game`` with ``options``, and return it with only some of its default wrappers.
+        """Return the TextArena game ``game``, with its wrappers of actions, but without its other wrappers.
 
-        Wrappers of actions are kept. The other wrappers are left out, because they repeat all earlier messages.
+        The other wrappers repeat all earlier messages in each observation.
         """
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():
@@ -88,9 +91,9 @@ class TextArenaGame:
         return env
 
     def _find_num_players(self) -> int:
-        """Return the number of players: 1 or 2.
+        """Return the number of players, 1 or 2. Raise InvalidInput for a game of more players.
 
-        A game has no attribute with the number of players, but ``reset`` of the game raises for a wrong number.
+        The number is found by resetting the game, because ``reset`` raises for a wrong number.
         """
         for players in (1, 2):
             try:
@@ -114,7 +117,9 @@ class TextArenaGame:
         self._env.close()
 
     def _run_opponent(self, done: bool) -> Observation:
-        """Let the opponent move until the policy has to move or the game has ended, and return the observation.
+        """Let the opponent act until it is the policy's turn or the game has ended.
+
+        Return the observation for the policy.
 
         ``done`` says whether the game has already ended.
         """
@@ -130,7 +135,7 @@ class TextArenaGame:
         raise RuntimeError(f"the opponent moved {MAX_OPPONENT_MOVES} times in a row")
 
     def _format(self, player: int, events: list[tuple[int, str, Any]]) -> str:
-        """Return the messages that a player has received, without the player's own actions, as one text.
+        """Return the messages to a player as one text. The player's own actions are left out.
 
         ``events`` holds one tuple (sender, message, kind) per message. An action of the other player is written as
         ``name: action``.
@@ -145,7 +150,9 @@ class TextArenaGame:
 
 
 def random_move(observation: str, rng: random.Random) -> str:
-    """Return a random move from the last line with the word "available", "valid" or "legal". Moves are in brackets.
+    """Return a random move of the moves that the game lists, with its brackets, such as ``[3]``.
+
+    The moves are the texts in brackets in the last line that contains "available", "valid" or "legal".
 
     Raises:
         ValueError: if the observation contains no such moves.
