@@ -89,7 +89,10 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """The order to copy the keys and values of the first ``tokens`` tokens from the slot ``source`` to the slot ``target``."""
+    """The order to copy keys and values from the slot ``source`` to the slot ``target``.
+
+    The keys and values of the first ``tokens`` tokens are copied.
+    """
 
     source: CacheSlot
     target: CacheSlot
@@ -180,13 +183,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, block_index: int, last_tokens: Mapping[int, int]) -> Tensor:
-        """Run one decode step of a block, and return the next logits of each running row: (len(last_tokens), V) in fp32.
+        """Run one decode step of a block. Return the next logits of each running row: (running rows, V) in fp32.
 
-        ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache. The
-        logits are in the order of the mapping.
+        ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
+        The logits are in the order of the mapping.
 
-        The step always computes all rows of the block, so that shapes do not depend on the number of running rows. In the
-        other rows, it writes only to positions that are overwritten before they are read.
+        The step always computes all rows of the block, so that shapes do not depend on the number of running rows. In
+        the other rows, it writes only to positions that are overwritten before they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -274,7 +274,10 @@ def _resolve(request: Request) -> None:
 
 
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the maximum size of the KV cache in bytes: ``config.kv_cache_gib``, or by default a share of the free memory."""
+    """Return the maximum size of the KV cache in bytes.
+
+    The size is ``config.kv_cache_gib``. If this setting is None, the size is a share of the free memory.
+    """
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     if device.type == "cuda":
