@@ -28,7 +28,6 @@ from torch import nn
 from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Scorer, Scores, Trajectory
 from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
@@ -52,24 +51,6 @@ BIASES = tuple(-0.25 * step for step in range(17))
 QUESTIONS = 200
 SAMPLES = 4
 """Sampled attempts at each question; the interval is over questions, whose attempts are not independent."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShuffledScorer:
-    """A scorer that shuffles the rewards among the attempts at a task, so that nothing can be learned from them."""
-
-    scorer: Scorer
-
-    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
-        rewards = list(await self.scorer.score(group, task))
-        if group:
-            random.Random(str(group[0].attempt.sort_key) + task.id).shuffle(rewards)
-        return tuple(rewards)
-
-
-def with_shuffled_rewards(taskset: TaskSet) -> TaskSet:
-    """Return the task set with rewards shuffled within groups; single attempts, as in evaluation, keep theirs."""
-    return replace(taskset, scorers=tuple(ShuffledScorer(scorer) for scorer in taskset.scorers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +89,17 @@ class TrainingRun:
         taskset = build("tinywiki", None, None, self.seed)
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
-            wanted: dict[str, str | int] = {
+            wanted: dict[str, str | int | bool] = {
                 "algorithm": self.algorithm,
                 "seed": self.seed,
                 "run": str(run),
                 "pass_k": 0,
+                "shuffle_rewards": self.shuffled,
             }
             if not self.selected:
                 wanted["evaluate_every"] = 0
             config = resolve(TrainConfig, [Layer("controls", wanted), Layer("recipe of tinywiki", taskset.recipe)])
-            train(config, with_shuffled_rewards(taskset) if self.shuffled else taskset, SilentProgress())
+            train(config, taskset, SilentProgress())
             trained = load(str(run / "model"))
             changed = DISTURBANCES if self == RUNS[0] else {}
             rows = [table_row(self.name, measure(trained))]

@@ -37,7 +37,6 @@ from agent_r1.config import Layer
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Scorer, Scores, Trajectory
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
@@ -66,19 +65,6 @@ SETTINGS = {
     "evaluate_n": 1,
 }
 """Settings for tiny models. Without the KL penalty, a run with shuffled rewards lost the answer format."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShuffledScorer:
-    """A scorer that shuffles the rewards among the attempts at a task, so that nothing can be learned from them."""
-
-    scorer: Scorer
-
-    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
-        rewards = list(await self.scorer.score(group, task))
-        if group:
-            random.Random(str(group[0].attempt.sort_key) + task.id).shuffle(rewards)
-        return tuple(rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +181,9 @@ def run(taskset: TaskSet, seed: int, steps: int) -> SeedResult:
         settings = {**SETTINGS, "model": str(base), "seed": seed, "steps": steps}
         config = resolve_config(TrainConfig, [Layer("benchmark", settings)], taskset)
         trained, train_seconds = train_config(config, taskset, Path(folder) / "learned")
-        control, _ = train_config(config, with_shuffled_rewards(taskset), Path(folder) / "control")
+        control, _ = train_config(
+            config.model_copy(update={"shuffle_rewards": True}), taskset, Path(folder) / "control"
+        )
         tested = taskset.tasks("test")
         return SeedResult(
             wordings=wordings(taskset),
@@ -211,10 +199,6 @@ def run(taskset: TaskSet, seed: int, steps: int) -> SeedResult:
 def wordings(taskset: TaskSet) -> list[str]:
     """Return the wording of each held-out question."""
     return [task.data["wording"] for task in taskset.tasks("test")]
-
-
-def with_shuffled_rewards(taskset: TaskSet) -> TaskSet:
-    return replace(taskset, scorers=tuple(map(ShuffledScorer, taskset.scorers)))
 
 
 def train_config(config: TrainConfig, taskset: TaskSet, folder: Path) -> tuple[TrainConfig, float]:

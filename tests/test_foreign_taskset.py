@@ -23,7 +23,7 @@ from agent_r1 import Message, Task
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Action
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
+from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.store import RunReader
 from agent_r1.training.user_task import load_task_file
 
@@ -164,23 +164,6 @@ def test_the_guesses_are_uniform_over_both_numbers_and_their_neighbors() -> None
     answers = [BENCHMARK.guess(HAND.messages[0].text, draws) for _ in range(3000)]
     for number in (2, 3, 4, 5, 6, 7):
         assert answers.count(f"<answer>{number}</answer>") / 3000 == pytest.approx(1 / 6, abs=0.03)
-
-
-class FirstAttemptScorer:
-    """Rewards the first attempt of a group only."""
-
-    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
-        return tuple({"score": float(each.attempt.sample_index == 0)} for each in group)
-
-
-def test_shuffled_rewards_keep_their_sum_and_are_uniform_over_attempts() -> None:
-    tasks = [Task(str(number), HAND.messages) for number in range(400)]
-    groups = [[attempt(task, "", member) for member in range(4)] for task in tasks]
-    shuffled = BENCHMARK.ShuffledScorer(FirstAttemptScorer())
-    shuffled_rewards = [asyncio.run(shuffled.score(group, task)) for group, task in zip(groups, tasks, strict=True)]
-    assert all(sum(one["score"] for one in group) == 1.0 for group in shuffled_rewards)
-    for member in range(4):
-        assert statistics.fmean(group[member]["score"] for group in shuffled_rewards) == pytest.approx(0.25, abs=0.08)
 
 
 def test_the_base_trains_with_the_command_of_the_example(

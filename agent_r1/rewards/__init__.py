@@ -11,10 +11,12 @@ from agent_r1.rewards.answers import (
     sub_match,
 )
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
+from agent_r1.rewards.shuffled import ShuffledScorer
 
 __all__ = [
     "FunctionScorer",
     "RewardFunction",
+    "ShuffledScorer",
     "calls_are_valid",
     "exact_match",
     "f1",

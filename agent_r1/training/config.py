@@ -240,6 +240,10 @@ class TrainSettings(RunConfig):
     """Weights of rewards by name, as --reward_weights.NAME X. A reward without a weight has weight 1. A reward with
     weight 0 is ignored."""
 
+    shuffle_rewards: bool = False
+    """Control run: shuffle the rewards among the attempts at each task, so that they teach nothing. Process rewards of
+    the environment are not shuffled."""
+
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""
 

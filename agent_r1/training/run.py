@@ -15,6 +15,7 @@ from agent_r1.core.events import LogEvent
 from agent_r1.core.redaction import flat_settings
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
+from agent_r1.rewards import ShuffledScorer
 from agent_r1.rollout.collector import Collector
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
 from agent_r1.store.results import result_event, tools_event
@@ -126,7 +127,7 @@ def _train_and_close(
     recorder = TrackingRecorder(writer, config.track, tracked, progress.print_line)
     collector = Collector(
         make_rollout(agent, env),
-        taskset.scorers,
+        tuple(map(ShuffledScorer, taskset.scorers)) if config.shuffle_rewards else taskset.scorers,
         recorder,
         writer.run,
         rollout_limits(config),

@@ -19,6 +19,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.rewards import f1
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
@@ -197,6 +198,19 @@ def test_training_uses_the_environment_that_the_task_set_has_for_the_split_train
     with closing(RunReader(tmp_path / "run")) as reader:
         attempts_in_training = [t for t in reader.trajectories() if t.task_id.startswith("train")]
     assert attempts_in_training and all(len(t.turns) == 1 for t in attempts_in_training)
+
+
+def test_a_control_run_trains_on_the_same_rewards_in_another_order(untabled, tmp_path):
+    config = config_of(
+        untabled, steps=1, groups_per_step=8, checkpoint_every=0, shuffle_rewards=True, run=str(tmp_path / "run")
+    )
+    train(config, untabled, SilentProgress())
+    tasks = {task.id: task for task in untabled.tasks("train")}
+    with closing(RunReader(tmp_path / "run")) as reader:
+        trained = [t for t in reader.trajectories() if t.task_id.startswith("train")]
+    true = [(t.attempt.group_id, f1(t, tasks[t.task_id])) for t in trained]
+    recorded = [(t.attempt.group_id, t.rewards["f1"]) for t in trained]
+    assert sorted(true) == sorted(recorded) and true != recorded
 
 
 def test_failing_episodes_are_dropped_with_their_reason_and_the_run_goes_on(untabled, tmp_path):

@@ -1,0 +1,36 @@
+"""A scorer for control runs: rewards that say nothing about the attempts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Unscored
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffledScorer:
+    """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
+
+    The attempts keep their mean reward and its spread, but a policy can learn nothing from them. Training with this
+    scorer shows what the updates alone do. A reward with one number per turn becomes the sum of its numbers, because
+    another attempt can have another number of turns. All scorers of a task set shuffle a group in the same way.
+
+    Example:
+        ShuffledScorer(FunctionScorer({"em": exact_match}))
+    """
+
+    scorer: Scorer
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
+        scores = await self.scorer.score(group, task)
+        order = list(range(len(scores)))
+        if group:
+            random.Random(f"{group[0].attempt.sort_key} {task.id}").shuffle(order)
+        return tuple({name: _total(value) for name, value in scores[index].items()} for index in order)
+
+
+def _total(value: RewardValue | Unscored) -> RewardValue | Unscored:
+    return sum(value) if isinstance(value, tuple) else value
