@@ -23,14 +23,14 @@ PAGE = 2000
 
 @dataclass(frozen=True, slots=True)
 class ExportedAttempt:
-    """One attempt that ended, with the tools that its policy could call."""
+    """One attempt that ended, with the tools that the policy could call."""
 
     summary: AttemptSummary
     trajectory: Trajectory
     tools: Sequence[Mapping[str, Any]]
 
     def facts(self) -> dict[str, Any]:
-        """Return what is known of the attempt, without its conversation: ids, fate, status and rewards."""
+        """Return the facts about the attempt as a dictionary for JSON: ids, fate, status and rewards."""
         summary, trajectory = self.summary, self.trajectory
         return {
             "id": str(trajectory.attempt),
@@ -56,7 +56,7 @@ class ExportedAttempt:
 def read_attempts(reader: RunReader, config: ExportConfig) -> Iterator[ExportedAttempt]:
     """Yield the attempts that ended and that the settings select, in the order in which they were started.
 
-    The attempts are read one at a time, so that the memory does not grow with their number.
+    Only one trajectory is in memory at a time.
     """
     tools = read_tools(reader)
     where = AttemptFilter(split=config.split, status=config.status, fate=config.fate, reward_from=config.min_reward)
@@ -78,11 +78,12 @@ def _is_in_steps(step: int | None, config: ExportConfig) -> bool:
 
 
 def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> list[dict[str, Any]]:
-    """Return a conversation in the OpenAI format.
+    """Return a conversation as a list of dictionaries in the OpenAI format.
 
     Args:
-        arguments_as_text: write the arguments of a call as JSON text, as the OpenAI API does. Chat templates of
-            transformers expect an object.
+        messages: the conversation.
+        arguments_as_text: if true, the arguments of a call are JSON text, as in the OpenAI API. If false, they are an
+            object, as chat templates of transformers expect.
     """
     converted = [to_openai(message) for message in messages]
     for call in (call for message in converted for call in message.get("tool_calls", ())) if arguments_as_text else ():
@@ -91,7 +92,7 @@ def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> 
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
-    """Return a turn with its exact tokens and its process rewards."""
+    """Return a turn as a dictionary for JSON: its exact tokens, its text and its process rewards."""
     return {
         "parent": turn.parent,
         "kind": turn.kind,
@@ -106,14 +107,16 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 
 
 def finite(value: float | None) -> float | None:
-    """Return a number, or None for NaN and the infinities, which JSON does not have."""
+    """Return ``value``, or None if it is NaN or infinite, because JSON has no such numbers."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def valid_text(value: Any) -> Any:
-    """Return a JSON value in which each half of a character (a lone surrogate) is escaped, as ``\\udc80``.
+    """Return a JSON value that can be written as UTF-8.
 
-    No UTF-8 file can hold a lone surrogate. Any other text is returned unchanged.
+    Each lone surrogate (half a character) is escaped, as ``\\udc80``.
+
+    Numbers that are not finite become None. All other values are returned unchanged.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -72,10 +72,14 @@ metrics = pandas.read_csv("{name}/metrics.csv", index_col="step")
 
 
 def model_card(name: str, run: Path, reader: RunReader, weights: SavedWeights, is_adapter: bool) -> str:
-    """Return the card of a model or an adapter.
+    """Return the model card (README.md) of an exported model or adapter.
 
     Args:
-        name: the repository or the folder, as it is written in the code that loads it.
+        name: the name of the repository or folder. The example code of the card loads this name.
+        run: the folder of the run.
+        reader: the open database of the run.
+        weights: the exported weights.
+        is_adapter: whether an adapter was exported.
     """
     config = reader.config()
     base = base_of_adapter(weights.folder) if is_adapter else str(config.get("model"))
@@ -183,7 +187,10 @@ def _validations(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
 
 
 def _final_table(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
-    """Yield the table of methods as Markdown, if the exported weights are those of the trained agent in the table."""
+    """Yield the table of methods as Markdown, if the run evaluated the exported weights at its end.
+
+    Otherwise yield nothing.
+    """
     tables = list(read_results(reader, "table")) if weights.merged is not None else []
     if not tables:
         return
@@ -223,11 +230,14 @@ def _is_hub_name(name: str) -> bool:
 
 
 def _short(name: str) -> str:
-    """Return the last part of a path on this machine; names on the hub and addresses are not shortened."""
+    """Return the last part of an absolute path.
+
+    Any other name, such as the name of a model on the hub, is not shortened.
+    """
     return Path(name).name if Path(name).is_absolute() else name
 
 
 def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it is, in one line and in one cell of a table."""
+    """Return ``text`` in one line, with each special character of Markdown escaped."""
     escaped = "".join(f"\\{c}" if c in r"\`*_[]<>|#" else c for c in " ".join(text.split()))
     return escaped.encode("utf-8", "backslashreplace").decode("utf-8")

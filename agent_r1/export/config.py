@@ -61,7 +61,7 @@ class ExportConfig(BaseModel):
         return value
 
     def check_used(self) -> None:
-        """Raise InvalidInput if a setting was given that has no effect with the format."""
+        """Raise InvalidInput if a setting was given that has no effect with the chosen format."""
         is_model = self.format in ("model", "adapter")
         is_metrics = self.format == "metrics"
         filters, checkpoint = (FILTERS if is_model or is_metrics else ()), (() if is_model else ("checkpoint",))

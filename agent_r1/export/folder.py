@@ -17,18 +17,21 @@ MARKER = "export.json"
 
 
 class ExportError(AgentR1Error):
-    """An export could not be written or uploaded."""
+    """The error for an export that could not be written or uploaded."""
 
 
 @contextmanager
 def new_export(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes ``out`` when the block ends without an exception.
+    """Yield a temporary folder to write the export to. At the end of the ``with`` block, it becomes ``out``.
+
+    If the block raises an exception, ``out`` does not change.
 
     Args:
+        out: the folder of the export.
         force: replace ``out`` if it is an earlier export or an empty folder.
 
     Raises:
-        InvalidInput: as for :func:`require_new_export`.
+        InvalidInput: in the same cases as :func:`require_new_export`.
         ExportError: the folder cannot be written.
     """
     require_new_export(out, force)
@@ -44,7 +47,7 @@ def new_export(out: Path, force: bool) -> Iterator[Path]:
 
 
 def require_new_export(out: Path, force: bool) -> None:
-    """Raise InvalidInput if ``out`` exists, and is not a folder that ``force`` may replace."""
+    """Raise InvalidInput if ``out`` exists. With ``force``, an earlier export or an empty folder is accepted."""
     if not os.path.lexists(out):
         return
     if not force:
@@ -55,10 +58,10 @@ def require_new_export(out: Path, force: bool) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """Return whether a folder is an earlier export."""
+    """Return whether a folder is an earlier export: whether it contains the file ``export.json``."""
     return (folder / MARKER).is_file()
 
 
 def write_marker(folder: Path, **facts: object) -> None:
-    """Write the file that says what the export holds."""
+    """Write ``facts`` to the file ``export.json`` in ``folder``. This file marks the folder as an export."""
     (folder / MARKER).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ RepositoryType = Literal["model", "dataset"]
 
 
 def check_repository(name: str) -> None:
-    """Raise InvalidInput if no repository on the hub can have this name, or if uploads are switched off."""
+    """Raise InvalidInput if ``name`` is not a valid name of a repository on the hub, or if uploads are switched off."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -27,11 +27,12 @@ def check_repository(name: str) -> None:
 
 
 def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
-    """Upload all files of a folder to a repository, and return the address of the commit.
+    """Upload all files of a folder to a repository on the hub, and return the URL of the commit.
 
-    A missing repository is created. The token is HF_TOKEN, or the one in the file that ``hf auth login`` writes.
+    If the repository does not exist, it is created. The token is ``HF_TOKEN``, or the token that ``hf auth login``
+    stored.
 
-    Raises ExportError if the hub refuses the upload or does not answer. The message never contains the token.
+    Raise ExportError if the hub refuses the upload or does not answer. The message never contains the token.
     """
     from huggingface_hub import HfApi, get_token
 

@@ -11,10 +11,10 @@ from agent_r1.store import RunReader
 
 
 def write_metrics(folder: Path, reader: RunReader) -> int:
-    """Write ``metrics.csv`` and ``metrics.jsonl``, one line per step. Return the number of steps.
+    """Write ``metrics.csv`` and ``metrics.jsonl``, with one line per step. Return the number of steps.
 
-    A metric that a step does not have is an empty cell of the CSV file, and is left out in JSON. NaN is ``nan`` in CSV
-    and null in JSON.
+    If a step has no value for a metric, the CSV file has an empty cell, and the JSON object has no such key. NaN is
+    ``nan`` in CSV and null in JSON.
     """
     names = [valid_text(name) for name in reader.metric_names()]
     count = 0

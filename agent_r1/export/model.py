@@ -34,9 +34,10 @@ class SavedWeights:
     """Weights that a run saved.
 
     Attributes:
-        folder: an intact folder; with LoRA, the folder of the adapter.
-        merged: the folder of the merged model if the run saved one; None otherwise.
+        folder: the folder of the model; with LoRA, the folder of the adapter.
+        step: the step that made the weights.
         is_best: whether ``step`` is the best step by validation.
+        merged: the folder of the model with merged adapter, if the run saved one; None otherwise.
     """
 
     folder: Path
@@ -50,9 +51,9 @@ class SavedWeights:
 
 
 def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
-    """Return the weights that ``checkpoint`` names: best, last, or the number of a step.
+    """Return the weights that ``checkpoint`` names: "best", "last", or the number of a step.
 
-    Raises InvalidInput if the run has no such weights, or if they are damaged.
+    Raise InvalidInput if the run has not saved these weights, or if they are damaged.
     """
     best = best_step(reader)
     checkpoints = list_checkpoints(run)
@@ -73,15 +74,18 @@ def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
 
 
 def best_step(reader: RunReader) -> int | None:
-    """Return the step with the best exact match in validation, the last one of equal steps; None without validation."""
+    """Return the step with the best exact match in validation, or None if the run has no validation.
+
+    If several steps are equally good, return the last of them.
+    """
     validated = reader.curve("validation_em")
     return max(validated, key=lambda step: (validated[step], step), default=None)
 
 
 def write_model(folder: Path, weights: SavedWeights) -> None:
-    """Write a whole model in the format of ``AutoModelForCausalLM.from_pretrained``, with tokenizer and chat template.
+    """Write a whole model with tokenizer and chat template, for ``AutoModelForCausalLM.from_pretrained``.
 
-    The adapter of a run with LoRA is merged.
+    If the run trained an adapter (LoRA), the adapter is merged into the model.
     """
     if not weights.is_adapter:
         _copy(weights.folder, folder)
@@ -92,10 +96,7 @@ def write_model(folder: Path, weights: SavedWeights) -> None:
 
 
 def write_adapter(folder: Path, weights: SavedWeights) -> None:
-    """Write an adapter in the format of ``PeftModel.from_pretrained``.
-
-    Raises InvalidInput if the run was not trained with LoRA.
-    """
+    """Write an adapter, for ``PeftModel.from_pretrained``. Raise InvalidInput if the run was not trained with LoRA."""
     if not weights.is_adapter:
         do = "give --format model: only runs with --trainer.lora.rank have an adapter"
         raise InvalidInput("--format", got="adapter, of a run without LoRA", do=do)
@@ -103,7 +104,7 @@ def write_adapter(folder: Path, weights: SavedWeights) -> None:
 
 
 def base_of_adapter(folder: Path) -> str:
-    """Return the name of the model that the adapter in a folder belongs to."""
+    """Return the name of the base model of the adapter in a folder."""
     return str(json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))["base_model_name_or_path"])
 
 

@@ -26,9 +26,11 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
+        format: the format of the export.
+        out: the folder of the export.
         facts: the step of a model, or the number of attempts or steps.
-        bytes: the size of all files.
-        pushed: the address of the commit on the hub; None if nothing was uploaded.
+        bytes: the size of all files together.
+        pushed: the URL of the commit on the hub; None if nothing was uploaded.
     """
 
     format: ExportFormat
@@ -41,16 +43,20 @@ class ExportReport:
 def export_run(
     run: Path, out: Path, config: ExportConfig, *, force: bool = False, public: bool = False
 ) -> ExportReport:
-    """Write a run to the folder ``out``, which appears complete or not at all.
+    """Export a run to the folder ``out``. The folder is complete when it appears.
 
     Args:
+        run: the folder of the run.
+        out: the folder of the export.
+        config: the format, and what is exported.
         force: replace ``out`` if it is an earlier export.
-        public: make a new repository on the hub public.
+        public: if the upload creates a repository on the hub, make it public.
 
     Raises:
-        InvalidInput: a setting has no effect with the format; the run has no such weights, or no such trajectories; or
-            ``out`` exists.
-        ExportError: the folder cannot be written or uploaded.
+        InvalidInput: ``out`` exists; a setting has no effect with the format; or the run does not have the selected
+        weights
+            or trajectories.
+        ExportError: the folder cannot be written, or the complete folder cannot be uploaded.
     """
     config.check_used()
     if config.push:

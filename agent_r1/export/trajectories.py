@@ -18,9 +18,9 @@ OPENAI_FILE = "trajectories.jsonl"
 
 
 def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``trajectories.jsonl``: a JSON object with messages, tools, reward and metadata per line.
+    """Write ``trajectories.jsonl``: one JSON object per attempt, with messages, tools, reward and metadata.
 
-    Return the number of lines.
+    Return the number of attempts.
     """
     count = 0
     with (folder / OPENAI_FILE).open("w", encoding="utf-8", newline="\n") as file:
@@ -39,7 +39,10 @@ def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
 
 
 def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``data/train-*.parquet``, which ``datasets.load_dataset`` reads. Return the number of rows."""
+    """Write ``data/train-*.parquet``, with one row per attempt. Return the number of attempts.
+
+    ``datasets.load_dataset`` reads these files.
+    """
     datasets, parquet = import_extra("datasets", "datasets"), import_extra("pyarrow.parquet", "datasets")
     features = _features(datasets)
     (folder / "data").mkdir()
