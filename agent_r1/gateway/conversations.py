@@ -3,7 +3,8 @@
 A client sends the whole conversation with each request. The assistant messages in it have been through the client's own
 types: arguments of calls were parsed and written again, texts were stripped, ids of calls can be new. A message that is
 still the same action is replaced by the sampled action, so that the session continues with the tokens that were
-sampled. Any other assistant message is a text like a user's message, and starts a new branch.
+sampled. If text was added after the sampled text, the message continues this text. Any other assistant message is a
+text like a user's message, and starts a new branch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Message, Text
 from agent_r1.gateway.chat import Messages
 
 
@@ -46,10 +47,21 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
             if known is not None:
                 ids |= {call.id: own.id for call, own in zip(message.calls, known.sampled.calls, strict=False)}
                 message = known.sampled
+            else:
+                message = _continued(tuple(restored), message, sent_actions) or message
         elif message.call_id is not None:
             message = replace(message, call_id=ids.get(message.call_id, message.call_id))
         restored.append(message)
     return tuple(restored)
+
+
+def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
+    """Return whether an assistant message takes the place of an action that the client received."""
+    return any(
+        messages[: len(action.before)] == action.before
+        and any(message.role == "assistant" for message in messages[len(action.before) :][:1])
+        for action in sent_actions
+    )
 
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
@@ -67,6 +79,31 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
         ),
     )
     return same[position]
+
+
+def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
+    """Return the sampled action with the text that ``message`` has after it, or None if it begins with no action.
+
+    For example, an agent that reads calls in the text writes again the stop string that ended it, and then what it
+    calls. Whitespace at both ends of the sampled text does not count.
+    """
+    if message.calls or message.reasoning is not None:
+        return None
+    given = message.text.lstrip()
+    begun = [action.sampled for action in sent_actions if action.before == before and _begins(action.sampled, given)]
+    if not begun:
+        return None
+    sampled = max(begun, key=lambda action: len(action.text))
+    added = given.removeprefix(sampled.text.strip())
+    if not added.strip():
+        return sampled
+    separated = added.lstrip() if sampled.text[-1].isspace() else added
+    return replace(sampled, parts=(Text(sampled.text + separated),))
+
+
+def _begins(sampled: Message, text: str) -> bool:
+    own = sampled.text.strip()
+    return bool(own) and not sampled.calls and sampled.reasoning is None and text.startswith(own)
 
 
 def _is_same(given: Message, sent: Message) -> bool:

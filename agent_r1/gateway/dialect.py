@@ -140,17 +140,15 @@ def read_tool(name: str, description: str | None, parameters: Mapping[str, Any] 
 
 
 def warn_about_ignored(request: ChatRequest) -> None:
-    """Log a warning for each argument of a request that has no effect.
-
-    Each argument is logged only once per process.
-    """
+    """Log a warning for each argument of a request that has no effect."""
     for argument in request.ignored:
-        _warn_once(argument)
+        warn_once(f"the agent sends {argument}, which has no effect")
 
 
 @cache
-def _warn_once(argument: str) -> None:
-    log.warning("the agent sends %s, which has no effect", argument)
+def warn_once(text: str) -> None:
+    """Log a warning. Equal texts are logged only once per process."""
+    log.warning("%s", text)
 
 
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:

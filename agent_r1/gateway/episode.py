@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 
 from agent_r1.core.environment import Transition
+from agent_r1.core.inference import SamplingParams
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.gateway.chat import Answer, ChatRequest, Draft, Messages, RequestError
 from agent_r1.gateway.config import GatewayConfig
-from agent_r1.gateway.conversations import SentAction, restore_sampled
+from agent_r1.gateway.conversations import SentAction, restore_sampled, rewrites_answer
+from agent_r1.gateway.dialect import refuse, warn_once
 from agent_r1.gateway.sampled_choice import generate, sampled_choice
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
-
-log = logging.getLogger(__name__)
 
 MAX_TOKEN_CHARACTERS = 32
 """More characters than the tokens of any long text have on average."""
@@ -62,8 +61,10 @@ class EpisodeModel:
 
         Raise RequestError if no turns or tokens are left, or if the request fails.
         """
-        _warn_about_sampling(request, self._agent.params.temperature)
+        _warn_about_sampling(request, self._agent.params)
         messages = self._resolve(request)
+        if request.n > self._max_turns:
+            raise refuse("n", f"got {request.n}; the episode has {self._max_turns} turns")
         if self._num_answers + request.n > self._max_turns:
             self.failure = Stopped(Status.OUT_OF_TURNS)
             raise RequestError(403, f"the episode has reached its {self._max_turns} turns", code="turn_limit_exceeded")
@@ -72,6 +73,8 @@ class EpisodeModel:
             raise context_error(self._agent.context_length)
         with isolate(unsupported):
             prompt = self._session.prompt(messages, request.tools)
+        if prompt.parent is None and rewrites_answer(messages, self._sent):
+            warn_once("the agent changes an answer, or the tools after it: each such request starts a new branch")
         self._num_answers += request.n
         try:
             samples = await self._sample(prompt, request)
@@ -164,16 +167,11 @@ def unsupported(reason: str) -> RequestError:
     return RequestError(400, reason, code="unsupported_conversation", param="messages")
 
 
-def _warn_about_sampling(request: ChatRequest, temperature: float) -> None:
-    asked = request.temperature
-    if asked is not None and asked != temperature:
-        _warn_once(asked, temperature)
-
-
-@cache
-def _warn_once(asked: float, temperature: float) -> None:
-    """Log a warning that the temperature ``asked`` has no effect.
-
-    Equal arguments are logged once (the function is cached).
-    """
-    log.warning("the agent asks for temperature %g; the run samples at its own temperature, %g", asked, temperature)
+def _warn_about_sampling(request: ChatRequest, own: SamplingParams) -> None:
+    """Log a warning for each sampling parameter of a request that differs from the run's own."""
+    asked = (("temperature", request.temperature, own.temperature), ("top_p", request.top_p, own.top_p))
+    for name, value, used in asked:
+        if value is not None and value != used:
+            warn_once(f"the agent asks for {name} {value:g}; the run samples with its own, {used:g}")
+    if request.seed is not None:
+        warn_once("the agent sends a seed, which has no effect: each attempt has seeds of its own")

@@ -189,20 +189,23 @@ class TemplateRenderer:
     ) -> RenderedPrompt | None:
         """Return the prompt after an action and its observation, with only the tokens that follow the sampled tokens.
 
-        If the policy sampled no end token, these tokens begin with the end token of the turn. Text that was sampled
-        after the end of the action is not repeated. Return None if the template changes earlier text, or does not write
-        the end token that the policy sampled.
+        If the policy sampled no end token, these tokens begin with the end token of the turn, or with the text that the
+        message of the action has after the sampled text. Text that was sampled after the end of the action is not
+        repeated. Return None if the template changes earlier text, or does not write the end token that was sampled.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
         if not text.startswith(prompt.text):
             return None
         rest = text.removeprefix(prompt.text)
+        sampled_end = self.decode(action_ids[len(self._without_end(action_ids)) :])
+        if len(action.message.text) > len(action.text):
+            is_written = not sampled_end and rest.startswith(action.message.text)
+            return RenderedPrompt(text, self.encode(rest.removeprefix(action.text))) if is_written else None
         wording = self._sampled_wording(action.text, action_ids, rest, tools)
         if wording is None:
             wording = self._template_wording(rest, prompt, with_action, tools)
         bridge = "" if wording is None else rest[len(wording) :]
-        sampled_end = self.decode(action_ids[len(self._without_end(action_ids)) :])
         if not bridge.startswith(sampled_end or self._breaks):
             return None
         beyond = action.text.removeprefix(wording or "")

@@ -118,15 +118,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _KnownConversation:
-    """A conversation that ends with an action of this session.
-
-    The rendered text is not stored. The text of each turn contains the texts of all earlier turns, so the memory would
-    grow with the square of the number of turns.
-    """
+    """A conversation that ends with an action of this session. The rendered text is not stored, because it is long."""
 
     messages: Messages
     action: Action
     tools: tuple[ToolSpec, ...]
+    has_end: bool
+
+    def begins(self, messages: Messages) -> bool:
+        """Return whether ``messages`` begin with this conversation. Text can follow an action without end token."""
+        given = messages[: len(self.messages)]
+        if given and not self.has_end and given[-1].text.startswith(self.action.text):
+            given = (*given[:-1], replace(given[-1], parts=self.messages[-1].parts))
+        return given == self.messages
 
 
 class Session:
@@ -196,15 +200,13 @@ class Session:
             UnsupportedChat: the conversation cannot be rendered.
         """
         self._complete_pending()
-        matches = [i for i, known in enumerate(self._known) if messages[: len(known.messages)] == known.messages]
+        matches = [(len(k.messages), len(k.action.text), i) for i, k in enumerate(self._known) if k.begins(messages)]
         if not matches:
             return self.new_branch(messages, tools)
-        parent = max(matches, key=lambda index: (len(self._known[index].messages), index))
-        known = self._known[parent]
-        action_ids = self._turns[parent].action_ids
-        observation = messages[len(known.messages) :]
+        size, _, parent = max(matches)
+        action = replace(self._known[parent].action, message=messages[size - 1])
         bridge = self._renderer.bridge_to_next_turn(
-            self._rendered(parent), known.messages[:-1], known.action, action_ids, observation, tools
+            self._rendered(parent), messages[: size - 1], action, self._turns[parent].action_ids, messages[size:], tools
         )
         if bridge is None:
             return self.new_branch(messages, tools)
@@ -284,7 +286,8 @@ class Session:
         """Record a sampled action and return it. A later call of :meth:`observe` adds the outcome of the action."""
         self._complete_pending()
         self._pending = sample
-        self._known.append(_KnownConversation(sample.messages, sample.action, sample.prompt.tools))
+        has_end = not set(sample.completion.token_ids[-1:]).isdisjoint(self._renderer.stop_token_ids)
+        self._known.append(_KnownConversation(sample.messages, sample.action, sample.prompt.tools, has_end))
         self._newest = sample.prompt
         return sample.action
 

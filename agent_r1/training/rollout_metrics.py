@@ -22,6 +22,7 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - ``invalid_calls``: number of tool calls that failed because of an error of the agent.
     - ``failed_calls``: number of tool calls that failed because of an error of the tool.
     - ``turns``: mean number of turns of an attempt.
+    - ``branches``: mean number of branches of an attempt; 1 if each turn continues the turn before.
     - ``attempt_tokens``: mean number of tokens that the policy sampled in an attempt.
 
     Example:
@@ -41,9 +42,15 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "invalid_calls": invalid,
         "failed_calls": sum(not result.ok for result in results) - invalid,
         "turns": sum(len(trajectory.turns) for trajectory in trajectories) / max(len(trajectories), 1),
+        "branches": sum(map(_num_branches, trajectories)) / max(len(trajectories), 1),
         "attempt_tokens": tokens / max(len(trajectories), 1),
     }
     return {name: float(count) for name, count in counts.items()}
+
+
+def _num_branches(trajectory: Trajectory) -> int:
+    """Return the number of turns that no other turn continues."""
+    return len(trajectory.turns) - len({turn.parent for turn in trajectory.turns} - {None})
 
 
 def _is_unscored(trajectory: Trajectory) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from agent_episodes import CALL, PAGE, QUESTION, TOOLS
 
 from agent_r1.core.messages import Message, ToolCall
+from agent_r1.gateway import dialect
 from agent_r1.gateway.conversations import SentAction, restore_sampled
 
 BEFORE = (Message.user("Who rules Alba?"),)
@@ -50,6 +51,23 @@ def test_any_other_message_is_a_text_of_the_client(message):
     assert restore_sampled((*BEFORE, message), SENT) == (*BEFORE, message)
 
 
+CODE = Message.assistant("\nI look.\n<code>\nsearch('Alba')\n</code>\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CODE.text.strip(), CODE.text),
+        (CODE.text.strip() + "\nCalling tools:\n[]", CODE.text + "Calling tools:\n[]"),
+        ("I look it up.\n<code>\nsearch('Alba')\n</code>", None),
+    ],
+)
+def test_text_after_the_sampled_text_continues_it(text, expected):
+    sent = [SentAction(BEFORE, Message.assistant("I look.\n<code>\nsearch('Alba')"), CODE)]
+    restored = restore_sampled((*BEFORE, Message.assistant(text)), sent)
+    assert restored == (*BEFORE, Message.assistant(expected or text))
+
+
 def test_an_action_is_known_only_after_its_own_conversation():
     other = (Message.user("Who rules Bru?"), returned())
     assert restore_sampled(other, SENT) == other
@@ -90,6 +108,43 @@ def test_sub_agents_and_rewritten_histories_are_branches(episodes, renderer):
     for turn, (prompt, _, completion) in zip(trajectory.turns, episodes.engine.generations, strict=True):
         assert (trajectory.prompt_ids(turn), turn.action_ids) == (prompt.token_ids, completion.token_ids)
     assert "You check facts." in renderer.decode(trajectory.turns[2].new_ids)
+
+
+def test_an_agent_that_writes_its_stop_string_and_its_calls_again_continues_its_tokens(episodes, renderer):
+    """The conversation of an agent that reads code in the text of the policy, such as smolagents' CodeAgent."""
+    calls = "\nCalling tools:\n[{'name': 'python_interpreter'}]"
+
+    async def run(base_url, api_key, task):
+        messages = [QUESTION]
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            for _ in range(3):
+                answer = await client.chat.completions.create(model="any", messages=messages, stop=["</code>"])
+                text = answer.choices[0].message.content
+                assert text == "I look.\n<code>\nsearch('Alba')\n"
+                messages.append({"role": "assistant", "content": f"{text}</code>{calls}"})
+                messages.append({"role": "user", "content": PAGE})
+
+    trajectory = episodes.play(run, lambda prompt: "I look.\n<code>\nsearch('Alba')\n</code> and more")
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, 1], trajectory.reason
+    for turn, (prompt, _, completion) in zip(trajectory.turns, episodes.engine.generations, strict=True):
+        assert (trajectory.prompt_ids(turn), turn.action_ids) == (prompt.token_ids, completion.token_ids)
+    said = Message.assistant(f"I look.\n<code>\nsearch('Alba')\n</code>{calls}")
+    conversation = (Message.user("Who rules Alba?"), *(said, Message.user(PAGE)) * 2)
+    assert renderer.decode(prompt.token_ids) == renderer.render(conversation).text
+
+
+def test_an_answer_with_an_end_is_not_continued_by_text_after_it(episodes, caplog):
+    async def run(base_url, api_key, task):
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            said, longer = ({"role": "assistant", "content": text} for text in ("Bruno.", "Bruno. I am sure."))
+            for history in ([], [said, QUESTION], [said, QUESTION, longer, QUESTION]):
+                await client.chat.completions.create(model="any", messages=[QUESTION, *history])
+            assert "starts a new branch" not in caplog.text
+            await client.chat.completions.create(model="any", messages=[QUESTION, longer, QUESTION])
+
+    dialect.warn_once.cache_clear()
+    assert [turn.parent for turn in episodes.play(run, lambda prompt: "Bruno.").turns] == [None, 0, 0, None]
+    assert caplog.text.count("starts a new branch") == 1
 
 
 def test_other_tools_change_the_prompt_and_start_a_branch(episodes):

@@ -1,5 +1,7 @@
 """Attempts are counted by status, retried ones included, and failed calls by whose error it was."""
 
+from dataclasses import replace
+
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
@@ -27,6 +29,12 @@ def test_attempts_that_ended_normally_without_a_finite_reward_are_counted():
     )
 
 
+def test_the_turns_that_no_other_turn_continues_are_branches():
+    turns = tuple(replace(turn(), index=index, parent=parent) for index, parent in enumerate((None, 0, 0, 2, None)))
+    attempt = replace(trajectory(0, Status.COMPLETED), turns=turns)
+    assert compute_rollout_metrics([Group(0, Task("t", ()), (attempt,))])["branches"] == 3.0
+
+
 def test_every_status_is_counted_under_its_name():
     group = Group(
         0,
@@ -48,6 +56,7 @@ def test_every_status_is_counted_under_its_name():
         "invalid_calls": 4.0,
         "failed_calls": 4.0,
         "turns": 1.0,
+        "branches": 1.0,
         "attempt_tokens": 1.0,
     }
     assert set(counts) >= {status.value for status in Status}
