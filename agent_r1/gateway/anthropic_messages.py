@@ -21,6 +21,7 @@ from agent_r1.gateway.dialect import (
     read_body,
     read_stop_strings,
     read_tool,
+    refuse,
     requires_call,
 )
 
@@ -53,11 +54,12 @@ class _ToolResult(Lenient):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[_Text] | None = None
+    is_error: bool | None = None
 
 
 class _User(Lenient):
     role: Literal["user"]
-    content: str | list[Annotated[_Text | _ToolResult, Field(discriminator="type")]]
+    content: str | Annotated[list[Annotated[_Text | _ToolResult, Field(discriminator="type")]], Field(min_length=1)]
 
 
 class _Assistant(Lenient):
@@ -119,6 +121,11 @@ def _user_messages(given: _User) -> Iterator[Message]:
         yield Message.user("".join(texts))
 
 
+def _tool_results(body: _Body) -> list[_ToolResult]:
+    blocks = [block for given in body.messages if not isinstance(given.content, str) for block in given.content]
+    return [block for block in blocks if isinstance(block, _ToolResult)]
+
+
 def _assistant_message(given: _Assistant) -> Message:
     if isinstance(given.content, str):
         return Message.assistant(given.content)
@@ -133,6 +140,8 @@ def _assistant_message(given: _Assistant) -> Message:
 
 
 def _chat_request(body: _Body) -> ChatRequest:
+    if isinstance(body.messages[-1], _Assistant):
+        raise refuse("messages", "the last message is the assistant's; an answer cannot be continued")
     choice = body.tool_choice or _ToolChoice(type="auto")
     messages: list[Message] = [] if body.system is None else [Message.system(_join(body.system))]
     for given in body.messages:
@@ -145,6 +154,7 @@ def _chat_request(body: _Body) -> ChatRequest:
     ignored = {
         f"tool_choice={chosen}": requires_call(chosen, tools),
         "disable_parallel_tool_use": choice.disable_parallel_tool_use,
+        "is_error of tool results": any(block.is_error for block in _tool_results(body)),
     }
     return ChatRequest(
         messages=tuple(messages),

@@ -63,13 +63,17 @@ class _Prompt(Lenient):
 
     role: Literal["system", "developer", "user"]
     content: _Content
+    name: str | None = None
 
 
 class _Assistant(Lenient):
     role: Literal["assistant"]
     content: _Content | None = None
+    name: str | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[_Call] | None = None
+    function_call: None = None  # of an earlier version of the API
 
 
 class _ToolResult(Lenient):
@@ -146,7 +150,8 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
                 read_call(call.id, call.function.name, call.function.arguments, f"{param}.{number}")
                 for number, call in enumerate(given.tool_calls or ())
             )
-            return Message("assistant", parts, calls, given.reasoning_content)
+            own = parts if parts[0].text else (Text(given.refusal or ""),)
+            return Message("assistant", own, calls, given.reasoning_content)
         case _ToolResult():
             return Message("tool", parts, call_id=given.tool_call_id)
         case _:
@@ -166,6 +171,7 @@ def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         "presence_penalty": body.presence_penalty,
         "reasoning_effort": body.reasoning_effort,
         "verbosity": body.verbosity,
+        "names of messages": any(message.name for message in body.messages if not isinstance(message, _ToolResult)),
     }
     return tuple(name for name, value in asked.items() if value)
 
@@ -259,13 +265,15 @@ def _calls_json(choice: Choice) -> list[Json]:
 
 
 def _logprobs_json(choice: Choice) -> Json | None:
-    if not choice.logprobs:
-        return None
-    entries = [
+    return {"content": logprob_entries(choice), "refusal": None} if choice.logprobs else None
+
+
+def logprob_entries(choice: Choice) -> list[Json]:
+    """Return the log-probabilities of the tokens of a choice, in OpenAI's form."""
+    return [
         {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": []}
         for token in choice.logprobs
     ]
-    return {"content": entries, "refusal": None}
 
 
 def _usage_json(answer: Answer) -> Json:

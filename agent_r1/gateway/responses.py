@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice
-from agent_r1.gateway.chat_completions import error_json
+from agent_r1.gateway.chat_completions import error_json, logprob_entries
 from agent_r1.gateway.dialect import (
     Dialect,
     Json,
@@ -30,6 +30,9 @@ from agent_r1.gateway.dialect import (
     requires_call,
     write_arguments,
 )
+
+LOGPROBS = "message.output_text.logprobs"
+"""The member of ``include`` that asks for log-probabilities."""
 
 PREFIX = "resp_"
 """The beginning of the id of a response."""
@@ -177,6 +180,7 @@ def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         "parallel_tool_calls=false": body.parallel_tool_calls is False,
         "reasoning.effort": (body.reasoning or {}).get("effort"),
         "text.verbosity": body.text is not None and body.text.verbosity,
+        **{f"include={name}": name != LOGPROBS for name in body.include or ()},
     }
     return tuple(name for name, value in asked.items() if value)
 
@@ -191,6 +195,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        logprobs=LOGPROBS in (body.include or ()),
         instructions=body.instructions,
         ignored=_ignored(body, tools),
         previous=None if previous is None else previous.removeprefix(PREFIX),
@@ -267,7 +272,8 @@ def _items(answer: Answer, choice: Choice) -> list[Json]:
         content = [{"type": "reasoning_text", "text": message.reasoning}]
         items.append({"id": f"rs_{answer.id}", "type": "reasoning", "summary": [], "content": content})
     if message.text or not message.calls:
-        part = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
+        logprobs = logprob_entries(choice)
+        part = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": logprobs}
         item: Json = {"type": "message", "role": "assistant", "status": status, "content": [part]}
         items.append({"id": f"msg_{answer.id}", **item})
     for number, call in enumerate(message.calls):

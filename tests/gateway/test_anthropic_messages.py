@@ -5,6 +5,7 @@ import pytest
 from agent_episodes import ANSWER, PAGE, QUESTION, SEARCH
 
 from agent_r1.core.trajectory import Status
+from agent_r1.gateway import dialect
 
 TOOLS = [{"name": "search", "description": "Find a page.", "input_schema": SEARCH["parameters"]}]
 OPTIONS = {"model": "any", "max_tokens": 500, "system": "Be brief.", "tools": TOOLS}
@@ -51,6 +52,8 @@ def test_stop_sequences_limits_and_errors_have_the_forms_of_anthropic(episodes):
             ("tool_choice", {"tool_choice": {"type": "tool", "name": "other"}, "tools": TOOLS}),
             ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
             ("top_k", {"extra_body": {"top_k": 4}}),
+            ("messages.0", {"messages": [{"role": "user", "content": []}]}),
+            ("messages", {"messages": [QUESTION, {"role": "assistant", "content": "<answer>"}]}),
             ("messages.0", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
         ):
             with pytest.raises(anthropic.BadRequestError, match=param):
@@ -61,3 +64,13 @@ def test_stop_sequences_limits_and_errors_have_the_forms_of_anthropic(episodes):
 
     trajectory = episodes.play(run, lambda prompt: ANSWER)
     assert trajectory.answer == "done" and len(trajectory.turns) == 2, trajectory.reason
+
+
+def test_the_mark_of_a_failed_tool_has_no_effect(episodes, caplog):
+    def run(base_url, api_key, task):
+        result = {"type": "tool_result", "tool_use_id": "a", "content": "no such page", "is_error": True}
+        with anthropic.Anthropic(base_url=base_url, api_key=api_key) as client:
+            client.messages.create(model="any", max_tokens=99, messages=[{"role": "user", "content": [result]}])
+
+    dialect.warn_once.cache_clear()
+    assert len(episodes.play(run).turns) == 1 and "is_error of tool results, which has no effect" in caplog.text

@@ -86,12 +86,13 @@ def test_alternatives_have_their_own_seeds_and_become_siblings(episodes):
 def test_the_sampling_of_the_run_applies(episodes, caplog):
     async def run(base_url, api_key, task):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
-        await client.chat.completions.create(model="any", messages=[QUESTION], temperature=0.25, top_p=0.5)
+        await client.chat.completions.create(model="any", messages=[QUESTION], temperature=0.25, top_p=0.5, seed=3)
 
+    dialect.warn_once.cache_clear()
     episodes.play(run)
     ((_, params, _),) = episodes.engine.generations
     assert (params.temperature, params.top_p) == (1.0, 1.0)
-    assert "asks for temperature 0.25" in caplog.text
+    assert all(text in caplog.text for text in ("asks for temperature 0.25", "asks for top_p 0.5", "sends a seed"))
 
 
 def test_stop_strings_and_token_limits_end_an_answer(episodes):
@@ -128,9 +129,22 @@ def test_arguments_that_would_change_the_distribution_are_ignored_with_one_warni
             answer = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS, **IGNORED)
             assert answer.choices[0].message.tool_calls
 
-    dialect._warn_once.cache_clear()
+    dialect.warn_once.cache_clear()
     assert len(episodes.play(run).turns) == 2
     assert all(caplog.text.count(name) == 1 for name in IGNORED), caplog.text
+
+
+def test_names_have_no_effect_and_a_refusal_is_a_text(episodes, renderer, caplog):
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        said = {"role": "assistant", "content": None, "refusal": "I will not say."}
+        await client.chat.completions.create(model="any", messages=[{**QUESTION, "name": "Carla"}, said, QUESTION])
+
+    dialect.warn_once.cache_clear()
+    assert len(episodes.play(run).turns) == 1
+    ((prompt, _, _),) = episodes.engine.generations
+    text = renderer.decode(prompt.token_ids)
+    assert "I will not say." in text and "Carla" not in text and "names of messages, which has no effect" in caplog.text
 
 
 def test_a_forced_call_of_the_only_tool_is_sampled(episodes):
@@ -209,12 +223,14 @@ UNSUPPORTED = (
     ("response_format.type", {"response_format": {"type": "json_object"}}),
     ("beam_width", {"extra_body": {"beam_width": 4}}),
     ("n", {"n": 1000}),
+    ("n", {"n": 65}),  # more than the turns of an episode
     ("stop", {"stop": ""}),
     ("stop", {"stop": ["x"] * 17}),
     ("stop", {"stop": "x" * 257}),
     ("temperature", {"temperature": 3}),
     ("messages", {"messages": []}),
     ("messages.0", {"messages": [{"role": "pope", "content": "x"}]}),
+    ("messages.0", {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}),
     ("messages.0", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
 )
 

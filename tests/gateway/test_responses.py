@@ -7,6 +7,7 @@ import pytest
 from agent_episodes import ANSWER, PAGE, QUESTION, SEARCH
 
 from agent_r1.core.trajectory import Status
+from agent_r1.gateway import dialect
 
 TOOLS = [{"type": "function", **SEARCH}]
 
@@ -63,3 +64,27 @@ def test_limits_and_refusals(episodes):
 
     trajectory = episodes.play(run, lambda prompt: ANSWER)
     assert trajectory.answer == "done" and len(trajectory.turns) == 1, trajectory.reason
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_log_probabilities_are_included_on_request(episodes, streams, caplog):
+    def run(base_url, api_key, task):
+        options = {
+            "model": "any",
+            "input": "Who?",
+            "include": ["message.output_text.logprobs", "file_search_call.results"],
+        }
+        with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+            if streams:
+                with client.responses.stream(**options) as stream:
+                    response = stream.get_final_response()
+            else:
+                response = client.responses.create(**options)
+        tokens = response.output[0].content[0].logprobs
+        assert (
+            "".join(token.token for token in tokens).startswith(ANSWER) and len(tokens) == response.usage.output_tokens
+        )
+
+    dialect.warn_once.cache_clear()
+    episodes.play(run, lambda prompt: ANSWER)
+    assert "include=file_search_call.results, which has no effect" in caplog.text
