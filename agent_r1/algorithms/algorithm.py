@@ -160,9 +160,9 @@ class Algorithm(Component):
         return apply_filters(varied, self.filters, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
-        """Return the number of the turn or trajectory of each token: (N,). Its tokens share one importance ratio.
+        """Return the number of the turn or trajectory of each token: (N,). Tokens with the same number share one ratio.
 
-        Return None if ``ratio_level`` is "token": each token then has its own ratio.
+        Return None if ``ratio_level`` is "token": each token then has its own importance ratio.
         """
         if self.ratio_level == "token":
             return None
@@ -374,7 +374,7 @@ class Algorithm(Component):
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return ``outputs``, with only some of the critic's values after actions: for D of the S turns.
+    """Return ``outputs``, with the critic's values after actions for D of the S turns only.
 
     ``turns`` (D,) holds the numbers of these D turns. All other outputs are unchanged.
     """
@@ -383,9 +383,9 @@ def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with a target after the action of each of ``count`` turns, in place of D of these turns.
+    """Return ``targets`` with one target after an action for each of ``count`` turns, instead of only D of them.
 
-    ``turns`` (D,) holds the numbers of the D turns. The added targets have weight 0.
+    ``turns`` (D,) holds the numbers of these D turns. The added targets have weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

@@ -163,7 +163,7 @@ def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[st
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if its group is removed, else None.
+    """Return one entry per sample: a reason to exclude the sample if the returns of its group vary little, else None.
 
     The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.
     Among groups of equal variance, the earlier groups are kept.

@@ -220,7 +220,7 @@ class Kl(Component):
 
 
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
-    """Return the batch with lower rewards: each action token loses ``coefficient`` * log(mu / ref).
+    """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
 
     mu is the sampler's policy, and ref is the reference policy.
     """

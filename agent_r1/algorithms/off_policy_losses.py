@@ -61,8 +61,8 @@ class Vespo(PolicyLoss):
 class Ipo(PolicyLoss):
     """IPO: -r A + drift_coef (log r)^2 (``ipo_loss_fn`` of prime-rl).
 
-    r is the importance ratio pi / pi_old of a token, and A is its advantage. If |pi - pi_old| > threshold, the term -r
-    A is left out, whatever the sign of A. The other term moves r towards 1.
+    r is the importance ratio pi / pi_old of a token, and A is its advantage. The first term is left out if |pi -
+    pi_old| > threshold, whatever the sign of A. The second term moves r towards 1.
     """
 
     name: Literal["ipo"] = "ipo"

@@ -96,7 +96,7 @@ def find_algorithm(name: str) -> Algorithm | None:
 def parameters(algorithm: Algorithm) -> dict[str, object]:
     """Return every parameter of an algorithm by dotted key.
 
-    The value of a component's key, such as ``loss``, is its name.
+    A key such as ``loss`` has the name of the component as its value.
 
     Example:
         parameters(GRPO)["loss"] == "clip"

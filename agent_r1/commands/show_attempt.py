@@ -45,7 +45,7 @@ class AttemptReport:
     record_tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object. Texts are not redacted or shortened."""
+        """Return the report as a JSON object, with the texts as they were recorded."""
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}

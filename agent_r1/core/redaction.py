@@ -96,7 +96,10 @@ def _without_user(rest: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return a JSON value in which every text is redacted, as :func:`redact` does. Lone surrogates are escaped."""
+    """Return a JSON value with every text redacted, as :func:`redact` does.
+
+    Lone surrogates (half a character) are escaped.
+    """
     if isinstance(value, str):
         return redact(value).encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):

@@ -34,7 +34,7 @@ class TaskSet:
         variants: environments by split, for the splits that do not use ``env``.
         measures: computes further measures of scored attempts, by name.
         agent: an agent that acts instead of the agent loop, and calls the policy over HTTP; None for the agent loop.
-        sandbox: the isolation level and its layers for code that the policy writes; None if no such code is executed.
+        sandbox: the isolation of code that the policy writes, as text; None if no such code is executed.
     """
 
     name: str

@@ -190,13 +190,11 @@ class Group:
 
     Attributes:
         group_id: the number of the group in the run.
-        greedy: an additional attempt that was sampled greedily, for algorithms that use its return as the baseline
-            (ReMax, arXiv:2310.10505). It is not in ``trajectories``. It can have failed. None: there is no such
-            attempt.
+        greedy: an additional attempt that was sampled greedily, or None. Some algorithms use its return as the baseline
+            (ReMax, arXiv:2310.10505). It is not in ``trajectories``, and it can have failed.
         retried: failed attempts. Each was replaced by a new attempt with the same sample index and a higher ``retry``.
         role: the role of the attempts in a game of several agents, such as ``nim/first``. Algorithms with a baseline
-        per
-            role (RAE) compare attempts of equal role.
+            per role (RAE) compare attempts of equal role.
     """
 
     group_id: int

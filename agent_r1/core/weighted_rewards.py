@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WeightedReward:
-    """A reward, multiplied by its weight. ``turn`` and ``call`` are its position.
+    """A reward, multiplied by its weight.
 
-    A reward of the whole trajectory has neither. A reward of a turn has no ``call``.
+    ``turn`` and ``call`` are the position of the reward in the trajectory. Both are None for a reward of the whole
+    trajectory. ``call`` is None for a reward of a turn.
     """
 
     name: str

@@ -131,10 +131,8 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
 def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
     """Return the reward of each turn with action tokens, by turn index.
 
-    The last of these rewards includes the outcome reward.
-
-    The reward of a turn without action tokens is added to the nearest earlier turn with action tokens. If there is no
-    such turn, it is added to the first turn with action tokens.
+    The last of these rewards includes the outcome reward. The reward of a turn without action tokens is added to the
+    nearest earlier turn with action tokens, or to the first turn with action tokens if there is no earlier one.
     """
     rewards: dict[int, float] = {}
     pending = 0.0
@@ -153,8 +151,8 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
     """Add the tokens of the observation after the action of ``turn``. Return the position of the first of these tokens.
 
-    ``number`` is the number of ``turn`` in the batch. If there is no observation to train on, add nothing and return
-    None: the next turn does not continue ``turn``, or has no new tokens or no action tokens.
+    ``number`` is the number of ``turn`` in the batch. Add nothing and return None if the next turn does not continue
+    ``turn``, or has no new tokens or no action tokens.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:

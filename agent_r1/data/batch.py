@@ -101,7 +101,7 @@ class TrainingBatch:
 
     @property
     def previous_turn(self) -> Tensor:
-        """For each turn, the number of the previous turn of its trajectory: (S,); -1 for a first turn."""
+        """The number of the previous turn in the same trajectory, for each turn: (S,). It is -1 for a first turn."""
         return previous_within(self.turn_trajectory)
 
     @property

@@ -61,14 +61,14 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per sequence. The sequences of a block must be in the same micro-batch."""
+    """Return one block per sequence. A block is a tuple of sequences that must be in the same micro-batch."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
     """Return one block per trajectory, with all its sequences.
 
-    The sequences of a block must be in the same micro-batch.
+    A block is a tuple of sequences that must be in the same micro-batch.
     """
     blocks: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:

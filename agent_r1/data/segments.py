@@ -63,7 +63,9 @@ def segment_first(unit: Tensor) -> Tensor:
 
 
 def index_within(unit: Tensor) -> Tensor:
-    """Return the index of each element in its unit, from 0: (N,). Units must be contiguous and not empty.
+    """Return the index of each element in its unit, from 0: (N,).
+
+    ``unit`` (N,) holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
 
     Example:
         index_within(tensor([0, 0, 1, 1, 1])) is [0, 1, 0, 1, 2]

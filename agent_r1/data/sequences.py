@@ -130,7 +130,10 @@ def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packin
 
 
 def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
-    """Return the turn ``root`` and all its descendants in depth-first order."""
+    """Return the turn ``root`` and all its descendants in depth-first order.
+
+    ``children`` holds the children of each turn.
+    """
     order, stack = [], [root]
     while stack:
         index = stack.pop()

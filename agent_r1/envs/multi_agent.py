@@ -84,7 +84,7 @@ It must draw random numbers only from the given generator.
 class Match:
     """One match of a game. A match is one episode for each of its players.
 
-    ``players`` are the environments of the players. The caller must open and close each of them once. If the game
+    ``players`` holds the environment of each player. The caller must open and close each environment once. If the game
     raises an exception, takes longer than ``seconds``, or does not return one finite score per player, the episodes of
     all players fail.
     """

@@ -56,8 +56,9 @@ class NaiveRag:
         """Retrieve the passages, and return the episode.
 
         Raises:
-            InvalidInput: if the task has no user message. AgentR1Error: if the retrieval fails. An answer without
-            passages would make the score of the baseline too low.
+            InvalidInput: if the task has no user message.
+            AgentR1Error: if the retrieval fails. An answer without passages would make the score of the baseline too
+                low.
         """
         messages = list(opening_messages(task, self._system, self._examples))
         users = [index for index, message in enumerate(messages) if message.role == "user"]

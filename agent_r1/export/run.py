@@ -54,8 +54,7 @@ def export_run(
 
     Raises:
         InvalidInput: ``out`` exists; a setting has no effect with the format; or the run does not have the selected
-        weights
-            or trajectories.
+            weights or trajectories.
         ExportError: the folder cannot be written, or the complete folder cannot be uploaded.
     """
     config.check_used()

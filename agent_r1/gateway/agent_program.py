@@ -119,7 +119,7 @@ class AgentProgram:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of the function of an agent program: status, reason and answer."""
+    """The end of an agent program: the status of the episode, its reason, and the answer that the program returned."""
 
     status: Status
     reason: str | None = None
@@ -127,15 +127,15 @@ class _End:
 
 
 class _AgentError(Exception):
-    """The error for an agent program that raised an exception. The message is this exception in one line."""
+    """The error for an agent program that raised an exception. The message is the program's exception in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
     """Return the end of an episode, with the status that the gateway determines.
 
-    If the gateway refused the last request of the agent, the status is the reason of the refusal. If a limit of the run
-    cut the last answer, the status is ``out_of_tokens``. In all other cases, and after a cancellation, ``end`` is
-    returned unchanged. A completed episode without any turn becomes a failure.
+    If the gateway refused the last request of the agent, the status is the reason for the refusal. If a limit of the
+    run cut the last answer, the status is ``out_of_tokens``. A completed episode without any turn becomes a failure. In
+    all other cases, and after a cancellation, ``end`` is returned unchanged.
     """
     if end.status is Status.CANCELLED:
         return end

@@ -85,7 +85,7 @@ class _Thoughts(Lenient):
 
 
 class _Body(Strict):
-    """The body of a request. ``metadata`` and ``service_tier`` are accepted without an effect."""
+    """The JSON body of a request. The fields ``metadata`` and ``service_tier`` are accepted and ignored."""
 
     model: str
     max_tokens: int = Field(ge=1)

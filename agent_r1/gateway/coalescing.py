@@ -55,8 +55,8 @@ class PendingAnswer:
     def waiting(self) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        If no client waits afterwards, the sampling is cancelled after ``ABANDONED_SECONDS``, unless a repetition of the
-        request arrives before.
+        If no client waits then, the sampling is cancelled after ``ABANDONED_SECONDS``. A repetition of the request
+        prevents this.
         """
         self.num_waiting += 1
         try:
@@ -108,9 +108,9 @@ class AnswerLog:
         return sum(not pending.drafting.done() for pending in self._pending)
 
     def submit(self, request: ChatRequest, identity: RequestIdentity) -> PendingAnswer:
-        """Return the answer to a request. If the request repeats an earlier request, both get the same answer.
+        """Return the answer to a request: a new answer, or the answer to the earlier request that it repeats.
 
-        Otherwise a new answer is sampled. Raise RequestError if ``identity.key`` was used for a different request.
+        Raise RequestError if ``identity.key`` was used for a different request.
         """
         self._forget()
         known = self._find(identity)
@@ -130,12 +130,12 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
 
-        - With a key, the request repeats the latest request with the same key.
-        - With ``num_retries`` 0 and no key, only an abandoned answer matches. An agent can send equal requests in
-          parallel to sample the same conversation several times.
-        - With ``num_retries`` above 0 and no key, an abandoned answer is preferred. Otherwise the request repeats a
-          failed request if there is one, and the result is None. Otherwise it repeats an earlier try of the same
-          request.
+        1. With a key: the answer to the latest request with the same key. 2. Without a key, if ``num_retries`` is 0: an
+        abandoned answer to an equal request, or None. An agent can send equal
+           requests in parallel to sample the same conversation several times.
+        3. Without a key, if ``num_retries`` is above 0: an abandoned answer to an equal request. If there is none, but
+        an equal
+           request failed before, the result is None. Otherwise the result is the answer to an earlier try.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -177,7 +177,7 @@ def _has_failed(task: asyncio.Task[Draft]) -> bool:
 
 
 def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
-    """Return whether the task failed in such a way that the client will send the request again."""
+    """Return whether a request failed in a way after which clients send it again, for example with HTTP status 503."""
     if task.cancelled():
         return True
     error = task.exception() if task.done() else None

@@ -121,5 +121,8 @@ def _is_same(given: Message, sent: Message) -> bool:
 
 
 def _canonical(arguments: object) -> str:
-    """Return a JSON text of the arguments. Two texts are equal only if the arguments are equal, and true is not 1."""
+    """Return the arguments of a call as JSON text. Equal arguments give equal texts.
+
+    Unlike with ``==``, true is not equal to 1.
+    """
     return json.dumps(arguments, sort_keys=True)

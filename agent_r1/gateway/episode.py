@@ -57,7 +57,7 @@ class EpisodeModel:
         """Whether the last answer was cut by a limit of the run. A limit that the agent set is its own decision."""
 
     async def draft(self, request: ChatRequest) -> Draft:
-        """Sample the answer to a request, and return it as a draft. The session records its turns when it is delivered.
+        """Sample the answer to a request, and return it as a draft. Its turns are recorded when the draft is delivered.
 
         Raise RequestError if no turns or tokens are left, or if the request fails.
         """
@@ -141,7 +141,10 @@ def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int
 
 
 def context_error(context_length: int, num_tokens: int | None = None) -> RequestError:
-    """Return the error for a conversation that is longer than the context. ``num_tokens`` is None if not counted."""
+    """Return the error for a conversation that is longer than the context.
+
+    ``num_tokens`` is the number of tokens of the conversation, or None if it was not counted.
+    """
     size = "too many" if num_tokens is None else num_tokens
     message = f"the conversation has {size} tokens, and the context of the model {context_length}"
     return RequestError(400, message, code="context_length_exceeded", param="messages")

@@ -83,9 +83,9 @@ class _Access:
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
-        """Wait until the limit on concurrent requests allows one more. It counts until the ``with`` block ends.
+        """Wait until the API key has fewer than ``model.max_concurrent`` requests in progress.
 
-        Raise RequestError if too many requests wait.
+        The request counts as one of them until the ``with`` block ends. Raise RequestError if too many requests wait.
         """
         if self.num_waiting + self.answers.num_in_progress >= self.model.max_concurrent + MAX_WAITING:
             raise RequestError(429, "too many requests wait", code="rate_limit_exceeded", can_retry=True)
@@ -305,7 +305,10 @@ def _host_name(host: str) -> str:
 
 
 def _hash(key: str) -> bytes:
-    """Return the hash of an API key. Keys are looked up by hash, so the time of a look-up reveals nothing."""
+    """Return the hash of an API key.
+
+    Keys are looked up by hash, so the time of a look-up reveals nothing about a key.
+    """
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -348,7 +351,7 @@ class _Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers, because the run installs its own."""
+    """A uvicorn server without signal handlers, because the run installs its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -41,12 +41,12 @@ VALUE_CHUNK = 256
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
     """Return the matrix product of the attention weights and the values: (.., N, D).
 
-    ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D).
+    ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D). L is the length of the longest
+    sequence in the block. For a shorter sequence, the last weights are 0.
 
-    The sum over L is computed in chunks of ``VALUE_CHUNK``, so that the bits of one sequence do not depend on the other
-    sequences in its block. L is the length of the longest sequence in the block. For a shorter sequence, the additional
-    weights are 0. BLAS libraries divide a sum over more than 384 columns at a column that depends on L, which would
-    change the last bits.
+    The sum over L is computed in chunks of ``VALUE_CHUNK``. So the bits of one sequence do not depend on L, and thereby
+    on the other sequences in its block. A single matrix product would depend on L, because BLAS libraries divide long
+    sums at a place that depends on L.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])

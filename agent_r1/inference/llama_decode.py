@@ -146,6 +146,6 @@ def _rms_norm(states: Tensor, norm: Any) -> Tensor:
 
 
 def _rotate_half(states: Tensor) -> Tensor:
-    """Return (-b, a). a and b are the first and the second half of ``states`` along the last dimension."""
+    """Return the tensor (-b, a) for ``states`` = (a, b). a and b are the halves of the last dimension."""
     half = states.shape[-1] // 2
     return torch.cat((-states[..., half:], states[..., :half]), dim=-1)

@@ -36,8 +36,8 @@ class PrefillShape:
     Attributes:
         chunk: the largest number of tokens of one sequence in a pass. Longer prompts take several passes (chunked
             prefill). If several prompts begin with the same chunks, these chunks are computed once.
-        tokens: the largest number of tokens in a pass, including padding. A pass has ``tokens`` / (padded length) rows,
-            but at least one row.
+        tokens: the largest number of tokens in a pass, including padding. It determines the number of rows of a pass:
+            ``tokens`` / (padded length), but at least 1.
     """
 
     chunk: int
@@ -89,7 +89,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """The order to copy keys and values from the slot ``source`` to the slot ``target``.
+    """A copy of keys and values that has to be made, from the slot ``source`` to the slot ``target``.
 
     The keys and values of the first ``tokens`` tokens are copied.
     """
@@ -229,9 +229,8 @@ def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
     The logits of the prompt with the KV cache are compared with the logits of the model's own forward pass.
 
     Raises:
-        InvalidInput: the logits differ (for example, of a model with attention sinks or soft-capped scores); the logits
-        are
-            not finite; or the model fails with the KV cache.
+        InvalidInput: in one of three cases: the model fails with the KV cache; the logits are not finite; the logits
+            differ, as they do for models with attention sinks or soft-capped scores.
     """
     usual = model.config._attn_implementation
     token_ids = torch.arange(PROBE_TOKENS) % model.config.get_text_config().vocab_size

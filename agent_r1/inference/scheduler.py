@@ -56,9 +56,11 @@ class PrefillPlan:
     """The work of a prefill: four lists, which have to be processed in this order.
 
     Attributes:
-        compute: chunks without a known prefix, and chunks that continue a session. prefix_copies: copies of prefixes to
-        new slots. Their sources are in ``compute`` or were already in the KV cache. remainders: the chunks after the
-        copied prefixes. copies: copies of whole sequences, for prompts that are equal to another prompt.
+        compute: chunks without a known prefix, and chunks that continue a session.
+        prefix_copies: copies of prefixes to new slots. Their sources are in ``compute`` or were already in the KV
+            cache.
+        remainders: the chunks after the copied prefixes.
+        copies: copies of whole sequences, for prompts that are equal to another prompt.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)
@@ -76,11 +78,11 @@ class Scheduler:
     is computed once, and its keys and values are copied for the other attempts.
 
     Args:
-        rows: number of slots in a block. max_blocks: maximum number of blocks that fit in memory. Requests without a
-        free slot wait. add_block: function that allocates a block of the KV cache and returns the index of the block.
+        rows: number of slots in a block.
+        max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
+        add_block: function that allocates a block of the KV cache and returns the index of the block.
         prefix_multiple: only prefixes with a multiple of this number of tokens are shared. Use the number of tokens of
-        a
-            prefill chunk: sharing then changes no bits, because the chunks remain the same.
+            a prefill chunk: sharing then changes no bits, because the chunks remain the same.
     """
 
     def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int], prefix_multiple: int) -> None:
@@ -238,9 +240,8 @@ class Scheduler:
     def on_new_weights(self, version: int) -> None:
         """Mark all keys and values as invalid, because older weights computed them.
 
-        ``version`` is the number of the new weights.
-
-        Running sequences will be prefilled again. In each of them, a new version span begins.
+        Running sequences will be prefilled again. In each of them, a new version span with the number ``version``
+        begins.
         """
         self._version = version
         self._prefix_cache.clear()

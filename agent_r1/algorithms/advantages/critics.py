@@ -48,7 +48,7 @@ class WithCritic(Advantage):
         """Return the numbers that the critic learns to predict (targets), and the weight of each target."""
 
     def values(self, outputs: ModelOutputs) -> StateValues:
-        """Return the critic's values, or raise TypeError if the values were not computed."""
+        """Return the critic's values. Raise TypeError if the values were not computed."""
         if outputs.values is None:
             raise TypeError("the algorithm needs a critic's values")
         return outputs.values

@@ -104,9 +104,9 @@ class GroupRelative(Advantage):
 class BestOfK(Advantage):
     """The amount by which an attempt raises the best return among k attempts of its group.
 
-    If k is the size of the group, only the best attempt has an advantage: the returns 3, 1, 0 give the advantages 2, 0,
-    0 (2503.19595; ``grpo_passk`` in verl). If k is smaller, several of the best attempts have a positive advantage:
-    PKPO (2505.15201, equation 33).
+    If k is the size of the group, only the best attempt has an advantage (2503.19595; ``grpo_passk`` in verl). For
+    example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If k is smaller, several of the best attempts have a
+    positive advantage: PKPO (2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"

@@ -85,10 +85,9 @@ def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
 def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
     """Return (x - mean x) / (std x + epsilon) for each element: (N,).
 
-    The mean and the std are over the group of the element.
-
-    ``key`` (N,) holds the group of each element. If all elements of a group are equal, the result is exactly 0 in this
-    group. This is the group-relative advantage of GRPO (2402.03300, section 4.1.2).
+    The mean and the std are over the group of the element. ``key`` (N,) holds the group of each element. If all
+    elements of a group are equal, the result is exactly 0 in this group. This is the group-relative advantage of GRPO
+    (2402.03300, section 4.1.2).
     """
     return divide_by_std(center(x, key), x, key, epsilon)
 

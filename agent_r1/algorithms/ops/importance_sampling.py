@@ -30,10 +30,10 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
 
     ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old.
 
-    If ``unit`` (n,) is given, all tokens y of a unit (a turn or a trajectory) have the same value of r: the geometric
-    mean s = (pi(y) / pi_old(y))^(1 / |y|), the sequence-level ratio of GSPO (2507.18071, equation 7). The gradient of r
-    at a token flows only through the probability of this token: r = sg(s) * pi / sg(pi), with the stop-gradient sg
-    (GSPO-token, equation 14).
+    If ``unit`` (n,) is given, all tokens of a unit (a turn or a trajectory) have the same value of r. This value is the
+    geometric mean s = (pi(y) / pi_old(y))^(1 / |y|) over the tokens y of the unit, as in GSPO (2507.18071, equation 7).
+    The gradient of r at a token flows only through the probability of this token: r = sg(s) * pi / sg(pi), with the
+    stop-gradient sg (GSPO-token, equation 14).
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()

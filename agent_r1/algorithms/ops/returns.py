@@ -21,11 +21,13 @@ def reaches(returns: Tensor, threshold: float) -> Tensor:
 
 
 def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
-    """Return the discounted sums y_t = x_t + discount * y_{t+1} from each element to the end of its unit: (N,) -> (N,).
+    """Return the discounted sums y_t = x_t + discount * y_{t+1}, from each element to the end of its unit: (N,).
+
+    y_t of the last element of a unit is x_t.
 
     Args:
         x: (N,) rewards, or temporal-difference errors.
-        unit: (N,) the unit of each element.
+        unit: (N,) the number of the turn or trajectory of each element.
         discount: One number, or one number per element (N,) that is equal for all elements of a unit.
     """
     # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
@@ -47,17 +49,17 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
 def generalized_advantages(
     rewards: Tensor, values: Tensor, final_values: Tensor, unit: Tensor, gamma: float, lam: float | Tensor
 ) -> Tensor:
-    """Return generalized advantage estimates, GAE (1506.02438, equation 16): (N,) -> (N,).
+    """Return the generalized advantage estimate A_t (GAE) of each element: (N,). Source: 1506.02438, equation 16.
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}
 
     Args:
-        rewards: (N,) r_t.
+        rewards: (N,) r_t, the reward of each element.
         values: (N,) V_t, the value of the state before each element.
         final_values: (units,) The value of the state after the last element of each unit: 0 if the episode terminated,
             the critic's value if the episode was truncated.
-        unit: (N,) the unit of each element.
+        unit: (N,) the number of the turn or trajectory of each element.
         gamma: The discount.
         lam: lambda: one number, or one number per element (N,) that is equal for all elements of a unit.
     """

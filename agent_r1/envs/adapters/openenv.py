@@ -105,7 +105,7 @@ class OpenEnv:
     async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
         """Connect to the server, reset its environment, and return (client, result of the reset).
 
-        If the server has no free session, repeat this until the time limit. Closing ``stack`` closes the client.
+        If the server has no free session, try again until the time limit. Closing ``stack`` closes the client.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.timeout

@@ -18,7 +18,7 @@ from agent_r1.tools.execution import CallFailure, CallOutcome
 
 @dataclass(slots=True)
 class _LoopState:
-    """The worker processes of one event loop that have no call, and the limit on concurrent calls."""
+    """The idle worker processes of one event loop, and a semaphore that limits concurrent calls."""
 
     idle: list[WorkerProcess] = field(default_factory=list)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(os.cpu_count() or 1))

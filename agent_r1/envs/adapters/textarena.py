@@ -119,7 +119,7 @@ class TextArenaGame:
     def _run_opponent(self, done: bool) -> Observation:
         """Let the opponent act until it is the policy's turn or the game has ended.
 
-        Return the observation for the policy.
+        Return the observation of the policy.
 
         ``done`` says whether the game has already ended.
         """
@@ -150,7 +150,7 @@ class TextArenaGame:
 
 
 def random_move(observation: str, rng: random.Random) -> str:
-    """Return a random move of the moves that the game lists, with its brackets, such as ``[3]``.
+    """Return a random move among the moves that the game lists. The result includes the brackets, such as ``[3]``.
 
     The moves are the texts in brackets in the last line that contains "available", "valid" or "legal".
 
