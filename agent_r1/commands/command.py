@@ -238,11 +238,14 @@ def progress_of(quiet: bool) -> Progress:
 
 
 def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
-    """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, otherwise ``text``."""
+    """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, otherwise ``text``.
+
+    Lines of plain text are not wrapped, so that a pipe receives them as they are.
+    """
     if as_json:
         print(json.dumps(data))
     else:
-        Console(highlight=False).print(text)
+        Console(highlight=False).print(text, soft_wrap=isinstance(text, str | Text))
 
 
 def columns(rows: Mapping[str, str]) -> Table:

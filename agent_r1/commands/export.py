@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.filesize import decimal
+from rich.text import Text
 
 from agent_r1.commands.command import FilePath, SettingsCommand, json_option, show
+from agent_r1.commands.runs import find_run
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
 from agent_r1.export import ExportConfig, ExportReport, export_run
-from agent_r1.store import is_run, run_folder
 
 
 @click.command(cls=SettingsCommand, config=ExportConfig)
@@ -35,20 +35,17 @@ def export(run: str, out: Path, settings: Layer, force: bool, public: bool, as_j
     show(as_json, {**asdict(report), "out": str(out)}, _render(report))
 
 
-def find_run(run: str) -> Path:
-    """Return the folder of a run. Raise InvalidInput if there is none, with the most similar name in runs/."""
-    folder = run_folder(run)
-    if not is_run(folder):
-        there = sorted(file.parent.name for file in Path("runs").glob("*/run.db"))
-        do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()
-        got = (
-            f"{run}, but {folder} holds no run" if os.path.isdir(folder) else f"{run}, but there is no folder {folder}"
-        )
-        raise InvalidInput("run", got=got, do=do)
-    return folder
+def _render(report: ExportReport) -> Text:
+    size = decimal(report.bytes)
+    line = f"{report.format} in {report.out}: {_contents(report)}, {size}; README.md says how to load it"
+    return Text("\n".join([line, *([f"uploaded: {report.pushed}"] if report.pushed else [])]))
 
 
-def _render(report: ExportReport) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in report.facts.items())
-    lines = [f"{report.format} in {report.out} ({facts}; {report.bytes / 1e6:.1f} MB); README.md says how to load it"]
-    return "\n".join([*lines, *([f"uploaded: {report.pushed}"] if report.pushed else [])])
+def _contents(report: ExportReport) -> str:
+    """Return what was written: the step of a model, or a number of attempts or steps with the filters."""
+    facts = dict(report.facts)
+    if report.format in ("model", "adapter"):
+        return f"step {facts['step']}" + (", the best by validation" if facts["best"] else "")
+    name, count = next(iter(facts.items()))
+    filters = "".join(f", {key} {value}" for key, value in facts.items() if key != name)
+    return f"{count:,} {name if count != 1 else name.removesuffix('s')}{filters}"

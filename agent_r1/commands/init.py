@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from importlib.resources import files
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from agent_r1.commands.command import FilePath, json_option, show
 from agent_r1.core.errors import InvalidInput
@@ -25,8 +27,9 @@ def init(folder: Path, as_json: bool) -> None:
     NAME becomes a folder with an agent (a tool, a reward, tasks), its test, its settings, and a README.
     """
     written = write_project(folder)
-    run = f"cd {folder} && agent-r1 train agent.py --config train.toml"
-    show(as_json, {"folder": str(folder), "files": written}, f"{folder}: {', '.join(written)}\nto train it: {run}")
+    run = f"cd {shlex.quote(str(folder))} && agent-r1 train agent.py --config train.toml"
+    text = Text(f"{folder}: {', '.join(written)}\nto train it: {run}")
+    show(as_json, {"folder": str(folder), "files": written}, text)
 
 
 def write_project(folder: Path) -> list[str]:

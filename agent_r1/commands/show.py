@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -15,10 +14,11 @@ from rich.console import RenderableType
 
 from agent_r1.commands.command import Invalid, json_option
 from agent_r1.commands.command import show as print_result
+from agent_r1.commands.runs import find_run
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.suggest import suggest
 from agent_r1.core.trajectory import Status
-from agent_r1.store import AttemptFilter, RunReader, is_run, run_folder
+from agent_r1.store import AttemptFilter, RunReader
 from agent_r1.store.attempt_list import AttemptOrder
 from agent_r1.store.folder import run_argument
 from agent_r1.store.turn_invariants import DECODING_ERRORS
@@ -62,7 +62,7 @@ def show(
         raise InvalidInput("show", got="several things to show", do="give one of ATTEMPT, --metric and --attempts")
     if tokens and attempt is None:
         raise InvalidInput("tokens", got="no attempt", do="name one: 'agent-r1 show RUN ATTEMPT --tokens'")
-    folder = _find_run(run)
+    folder = find_run(run)
     where = AttemptFilter(
         status=options["status"] and Status(options["status"]),
         **{name: options[name] for name in ("fate", "step", "task", "reward_below", "text")},
@@ -76,17 +76,6 @@ def show(
             _show_attempt(folder, reader, attempt, where, tokens, as_json)
         else:
             _show_run(folder, reader, as_json)
-
-
-def _find_run(run: str) -> Path:
-    """Return the folder of a run. Raises InvalidInput if there is none."""
-    folder = run_folder(run)
-    if not is_run(folder):
-        there = sorted(file.parent.name for file in Path("runs").glob("*/run.db"))
-        what = f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder}"
-        do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()
-        raise InvalidInput("run", got=f"{run}, but {what}", do=do)
-    return folder
 
 
 def _show_run(folder: Path, reader: RunReader, as_json: bool) -> None:

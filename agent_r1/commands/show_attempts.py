@@ -16,6 +16,7 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import STATUS_POLICY, Status
 from agent_r1.store import AttemptFilter, AttemptSummary, RunReader
+from agent_r1.store.folder import run_argument
 from agent_r1.viewer.text import number, one_line
 
 MAX_CANDIDATES = 5
@@ -59,7 +60,7 @@ def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilte
     if name in WORDS:
         found = _by_word(reader, name, where)
         if found is None:
-            do = f"list the attempts with 'agent-r1 show {folder.name} --attempts'"
+            do = f"list the attempts with 'agent-r1 show {run_argument(folder)} --attempts'"
             raise InvalidInput("attempt", got=f"{name}, but {folder} has no such attempt", do=do)
         return found
     # "3.1" means group 3, attempt 1, and not attempt 10 of group 3
@@ -70,7 +71,7 @@ def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilte
             return (exact or candidates)[0]
     first = reader.list_attempts(replace(where, id_prefix=name), limit=MAX_CANDIDATES + 1)
     if not first:
-        do = f"give an id of 'agent-r1 show {folder.name} --attempts', its beginning, or {', '.join(WORDS)}"
+        do = f"give an id of 'agent-r1 show {run_argument(folder)} --attempts', its beginning, or {', '.join(WORDS)}"
         raise InvalidInput("attempt", got=f"{name!r}, which is no attempt of {folder}", do=do)
     ids = ", ".join(short_id(one.attempt) for one in first[:MAX_CANDIDATES])
     more = " .." if len(first) > MAX_CANDIDATES else ""

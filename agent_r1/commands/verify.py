@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from agent_r1.commands.command import Invalid, columns, json_option, show
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
-from agent_r1.store import RunReader, run_folder
+from agent_r1.commands.runs import find_run
+from agent_r1.store import RunReader
 from agent_r1.store.digest import run_digest
 from agent_r1.store.verification import VerificationReport
 from agent_r1.store.verification import verify as verify_run
@@ -26,11 +23,7 @@ from agent_r1.store.verification import verify as verify_run
 @json_option
 def verify(run: str, digest: bool, as_json: bool) -> None:
     """Verify that no record of a run is missing, changed or contradictory. RUN is a name in runs/, or a folder."""
-    folder, value = run_folder(run), None
-    if not os.path.isdir(folder):  # Path.is_dir raises OSError for a name that is too long
-        there = sorted(file.parent.name for file in Path("runs").glob("*/run.db"))
-        do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()
-        raise InvalidInput("run", got=f"{run}, but there is no folder {folder}", do=do)
+    folder, value = find_run(run), None
     report = verify_run(folder)
     if report.is_valid and digest:
         with closing(RunReader(folder)) as reader:

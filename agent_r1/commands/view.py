@@ -15,15 +15,12 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from pydantic_core import PydanticUndefined
 
+from agent_r1.commands.runs import RUNS, named_folder, no_run
 from agent_r1.config import iter_fields
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
 from agent_r1.model.names import NAMED_MODELS
-from agent_r1.store import run_folder
 from agent_r1.training.config import TrainConfig
 
 DEFAULT_PORT = 8765
-RUNS = Path("runs")
 
 
 @click.command()
@@ -52,16 +49,12 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
 
 
 def _folder(run: str) -> Path:
-    """Return the folder that RUN names. Raises InvalidInput if it holds no run."""
+    """Return the folder that RUN names. Raise InvalidInput if it holds no run."""
     from agent_r1.viewer import Catalog
 
-    folder = run_folder(run)
-    if os.path.isdir(run) and not os.path.isdir(folder):
-        folder = Path(run)
+    folder = named_folder(run)
     if not Catalog([folder]).runs():
-        there = sorted(Catalog([RUNS]).runs())
-        do = f"{suggest(run, there)} give the name of a run in runs/, or a folder with runs".strip()
-        raise InvalidInput("run", got=f"{run}, which holds no run", do=do)
+        raise no_run(run, folder)
     return folder
 
 

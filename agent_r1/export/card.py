@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -54,12 +55,13 @@ LOAD_JSONL = """\
 ```python
 from datasets import load_dataset
 
-trajectories = load_dataset("json", data_files="{name}/trajectories.jsonl", split="train")
+trajectories = load_dataset("{name}", split="train")
 ```
 
 Each line is one attempt, with `messages` and `tools` in the format of the OpenAI API: the arguments of a call are JSON
-text. `rewards` has the sum of each reward by name, and `reward` the weighted sum of all; null means that it could not
-be computed.
+text. Chat templates of transformers expect objects, and would write the text in quotes: to train with a chat template,
+as TRL does, use an export in the format `trajectories`. `rewards` has the sum of each reward by name, and `reward` the
+weighted sum of all; null means that it could not be computed.
 """
 
 LOAD_METRICS = """\
@@ -114,17 +116,26 @@ def model_card(name: str, run: Path, reader: RunReader, weights: SavedWeights, i
     )
 
 
-def dataset_card(name: str, run: Path, reader: RunReader, format_name: str, facts: Mapping[str, Any]) -> str:
+def dataset_card(
+    name: str,
+    run: Path,
+    reader: RunReader,
+    format_name: str,
+    facts: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+) -> str:
     """Return the card of trajectories or metrics.
 
     Args:
         format_name: trajectories, openai or metrics.
         facts: the number of attempts or steps, and the settings that selected them.
+        columns: the columns with their types; () if the files themselves have types.
     """
     files = {"trajectories": "data/*.parquet", "openai": "trajectories.jsonl", "metrics": "metrics.jsonl"}[format_name]
     load = {"trajectories": LOAD_PARQUET, "openai": LOAD_JSONL, "metrics": LOAD_METRICS}[format_name]
     header = {
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": files}]}],
+        **({"dataset_info": [{"config_name": "default", "features": columns}]} if columns else {}),
         "tags": ["agent-r1", "reinforcement-learning", "tool-use"],
     }
     what = "Metrics" if format_name == "metrics" else "Trajectories"
@@ -146,10 +157,19 @@ def dataset_card(name: str, run: Path, reader: RunReader, format_name: str, fact
 
 
 def _front_matter(header: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of YAML between ``---``. JSON values are valid YAML, and quote every text."""
+    """Yield the lines of YAML between ``---``."""
     yield "---"
-    yield from (f"{key}: {json.dumps(value)}" for key, value in header.items())
+    yield from (f"{key}: {_yaml(value)}" for key, value in header.items())
     yield from ("---", "")
+
+
+def _yaml(value: Any) -> str:
+    """Return a JSON value as YAML in one line of ASCII.
+
+    JSON is YAML, except for characters above U+FFFF: JSON escapes them as two surrogates, YAML as one number.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
 
 
 def _about(config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from agent_r1.export.folder import new_export, write_marker
 from agent_r1.export.hub import check_repository, push
 from agent_r1.export.metrics import write_metrics
 from agent_r1.export.model import find_weights, write_adapter, write_model
-from agent_r1.export.trajectories import write_openai, write_parquet
+from agent_r1.export.trajectories import OPENAI_COLUMNS, write_openai, write_parquet
 from agent_r1.store import RunReader
 
 
@@ -90,13 +90,14 @@ def _write_data(folder: Path, name: str, run: Path, reader: RunReader, config: E
     match config.format:
         case "metrics":
             facts: dict[str, Any] = {"steps": write_metrics(folder, reader)}
+            columns: Sequence[Mapping[str, Any]] = ()
         case "openai":
-            facts = {"attempts": write_openai(folder, read_attempts(reader, config))}
+            facts, columns = {"attempts": write_openai(folder, read_attempts(reader, config))}, OPENAI_COLUMNS
         case _:
-            facts = {"attempts": write_parquet(folder, read_attempts(reader, config))}
+            facts, columns = {"attempts": write_parquet(folder, read_attempts(reader, config))}, ()
     if not any(facts.values()):
         got = f"{run}, of which nothing matches" + "".join(f" --{key} {value}" for key, value in given.items())
         raise InvalidInput("run", got=got, do="leave a filter out, or let the run train first")
-    card = dataset_card(name, run, reader, config.format, {**facts, **given})
+    card = dataset_card(name, run, reader, config.format, {**facts, **given}, columns)
     (folder / "README.md").write_text(card, encoding="utf-8")
     return {**facts, **given}

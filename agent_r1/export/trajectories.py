@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,26 @@ ROWS_PER_FILE, ROWS_PER_GROUP = 10_000, 200
 """The largest number of trajectories in a Parquet file, and of trajectories that are in memory together."""
 
 OPENAI_FILE = "trajectories.jsonl"
+
+FACT_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("id", "run", "task", "split", "fate", "fate_reason", "status", "status_reason"), "string"),
+    **dict.fromkeys(("group", "sample", "retry", "version", "step"), "int64"),
+    **{"truncated": "bool", "seconds": "float64"},
+}
+"""The types of :meth:`ExportedAttempt.facts` in ``datasets``, without the rewards."""
+
+OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
+    {"name": "messages", "list": "json"},
+    {"name": "tools", "list": "json"},
+    {"name": "reward", "dtype": "float64"},
+    {"name": "rewards", "dtype": "json"},
+    {"name": "metadata", "struct": [{"name": name, "dtype": dtype} for name, dtype in FACT_TYPES.items()]},
+)
+"""The columns of the JSON lines, as a dataset card declares them.
+
+Without them, ``datasets`` infers the columns from the first lines, and refuses the first later line that has another
+column, such as the first attempt with a tool call or with a reason.
+"""
 
 
 def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
@@ -75,7 +95,7 @@ def _row(attempt: ExportedAttempt) -> dict[str, Any]:
 
 def _features(datasets: Any) -> Any:
     text, integer, number = datasets.Value("string"), datasets.Value("int64"), datasets.Value("float64")
-    json_value, truth = datasets.Json(), datasets.Value("bool")
+    json_value = datasets.Json()
     turn = {
         "parent": integer,
         "kind": text,
@@ -88,9 +108,8 @@ def _features(datasets: Any) -> Any:
         "call_rewards": datasets.List(json_value),
     }
     names = {
-        **dict.fromkeys(("id", "run", "task", "split", "fate", "fate_reason", "status", "status_reason"), text),
-        **dict.fromkeys(("group", "sample", "retry", "version", "step"), integer),
-        **{"truncated": truth, "seconds": number, "reward": number, "rewards": json_value},
+        **{name: datasets.Value(dtype) for name, dtype in FACT_TYPES.items()},
+        **{"reward": number, "rewards": json_value},
         **{"messages": datasets.List(json_value), "tools": datasets.List(json_value), "turns": datasets.List(turn)},
     }
     return datasets.Features(names)

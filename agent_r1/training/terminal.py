@@ -28,8 +28,8 @@ class Terminal:
         """Print messages with their calls. An image is printed as its MIME type."""
         for message in messages:
             parts = (f"[{part.mime}]" if isinstance(part, Media) else part.text for part in message.parts)
-            calls = (f" {call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
-            self.print(f"{message.role}: {''.join(parts)}{''.join(calls)}")
+            calls = (f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
+            self.print(f"{message.role}: {' '.join(filter(None, (''.join(parts), *calls)))}")
 
     def read(self, prompt: str = "> ") -> str:
         """Return the text that the person types. If a line ends with a backslash, the text continues on the next line.

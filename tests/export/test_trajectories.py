@@ -7,15 +7,19 @@ import json
 import math
 import tracemalloc
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 from export.conftest import HOSTILE, record, trajectory
+from rich.filesize import decimal
 
+from agent_r1.cli import main
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import from_openai
+from agent_r1.core.trajectory import Status
 from agent_r1.export import ExportConfig, export_run, trajectories
 from agent_r1.export.attempts import read_attempts
 from agent_r1.export.folder import ExportError
@@ -169,6 +173,17 @@ def test_settings_without_effect_are_refused(
     assert message in str(error.value) and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("format_name", ["openai", "trajectories"])
+def test_datasets_loads_columns_that_only_the_last_attempts_have(tmp_path: Path, format_name: str) -> None:
+    failed = replace(trajectory(8, turns=2), status=Status.ENVIRONMENT_FAILED, reason="no route to the wiki")
+    run = record(tmp_path / "run", [*map(trajectory, range(8)), failed])
+    out = export(run, tmp_path / "out", format=format_name)
+    rows = load(out, tmp_path, **({"chunksize": 1000} if format_name == "openai" else {}))
+    last = rows[8] if format_name == "trajectories" else rows[8]["metadata"]
+    assert last["status_reason"] == "no route to the wiki" and rows[8]["messages"][1]["tool_calls"]
+    assert rows[0]["messages"] == [{"role": "user", "content": "Who rules Alba?"}, *rows[0]["messages"][1:]]
+
+
 def test_memory_does_not_grow_with_the_number_of_attempts(tmp_path: Path) -> None:
     peaks = []
     for count in (10, 110):
@@ -179,3 +194,13 @@ def test_memory_does_not_grow_with_the_number_of_attempts(tmp_path: Path) -> Non
         tracemalloc.stop()
     # the summaries of a page grow; the conversations, 20 MB, do not
     assert peaks[1] < peaks[0] + 2_000_000
+
+
+def test_the_command_says_what_it_wrote_in_one_line(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / f"a [b] {'x' * 90}"
+    assert main(["export", str(recorded), str(out), "--format", "openai", "--fate", "trained"]) == 0
+    size = decimal(sum(path.stat().st_size for path in out.iterdir()))
+    line = f"openai in {out}: 3 attempts, fate trained, {size}; README.md says how to load it\n"
+    assert capsys.readouterr().out == line

@@ -1,0 +1,34 @@
+"""The run that an argument of a command names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
+from agent_r1.store import is_run, run_folder
+
+RUNS = Path("runs")
+
+
+def named_folder(run: str) -> Path:
+    """Return the folder that ``run`` names: the run of this name in runs/, or else the folder itself."""
+    folder = run_folder(run)
+    return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder
+
+
+def find_run(run: str) -> Path:
+    """Return the folder of a run. Raise InvalidInput if there is none."""
+    folder = named_folder(run)
+    if not is_run(folder):
+        raise no_run(run, folder)
+    return folder
+
+
+def no_run(run: str, folder: Path) -> InvalidInput:
+    """Return the error that ``folder``, which ``run`` names, holds no run, with the most similar name in runs/."""
+    there = sorted(file.parent.name for file in RUNS.glob("*/run.db"))
+    what = f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder}"
+    do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()
+    return InvalidInput("run", got=f"{run}, but {what}", do=do)

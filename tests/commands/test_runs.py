@@ -1,0 +1,46 @@
+"""A command finds the run that its argument names, and says the same in one line if there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_r1.cli import main
+from agent_r1.commands.runs import find_run
+from agent_r1.store import create_run
+
+COMMANDS = {"show": [], "verify": [], "export": ["out"], "view": []}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/demo", "runs/both", "both", "here"):
+        Path(name).parent.mkdir(exist_ok=True)
+        create_run(Path(name), {}).close()
+    Path("empty").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("run", "folder"),
+    [("demo", "runs/demo"), ("runs/demo", "runs/demo"), ("here", "here"), ("both", "runs/both"), ("./both", "both")],
+)
+def test_a_run_is_a_name_in_runs_or_a_folder(run: str, folder: str) -> None:
+    assert find_run(run) == Path(folder)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        ("demi", "demi, but there is no folder runs/demi; did you mean 'demo'? give the name of a run in runs/"),
+        ("./nothing", "./nothing, but there is no folder nothing; give the name of a run in runs/"),
+        ("empty", "empty, but empty holds no run; give the name of a run in runs/, or the folder of one"),
+    ],
+)
+def test_a_name_without_a_run_is_one_line(
+    command: str, run: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, run, *COMMANDS[command]]) == 2
+    assert f"run: got {line}" in capsys.readouterr().err
