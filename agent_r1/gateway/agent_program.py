@@ -60,12 +60,14 @@ class AgentProgramEnv:
 
 @dataclass(frozen=True, slots=True)
 class AgentProgram:
-    """A rollout in which a user's function acts: it calls the policy over HTTP, and runs its own tools.
+    """A rollout in which an agent program acts: a function of the user that calls the policy over HTTP.
 
-    The episode ends when the function returns. The returned text or number is the answer of the trajectory; if the
-    function returns None, the answer is the last text of the policy. If the function raises an exception, the setting
-    ``on_error`` applies; after a request that the gateway refused (no turns left, no tokens left, a failed engine), the
-    status names the refusal.
+    The function runs its own tools. The episode ends when the function returns. A returned text or number is the answer
+    of the trajectory. If the function returns None, the answer is the last text of the policy.
+
+    If the gateway refused the last request of the function, the refusal determines the status: no turns left, no tokens
+    left, or a failed engine. Otherwise, if the function raises an exception, the setting ``on_error`` determines the
+    status.
     """
 
     function: AgentFunction

@@ -35,9 +35,11 @@ class SentAction:
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
     """Return the conversation, with each assistant message that repeats a sent action replaced by the sampled message.
 
-    A message repeats an action only if the conversation before the message is the same, too. The ``call_id`` of each
-    tool message becomes the id of the sampled call. If several sent actions fit, an action with equal ids of calls is
-    preferred, then an action with exactly equal text, then the newest.
+    - A message repeats an action only if the conversation before the message is also the same.
+    - If several sent actions fit, an action with equal ids of calls is preferred, then an action with exactly equal
+      text, then the newest.
+    - A message that begins with the text of a sent action becomes the sampled message, followed by the added text.
+    - The ``call_id`` of each tool message becomes the id of the sampled call.
     """
     restored: list[Message] = []
     ids: dict[str, str] = {}
@@ -56,7 +58,10 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether an assistant message takes the place of an action that the client received."""
+    """Return whether an assistant message stands where the client received an action, after the same conversation.
+
+    The message can be equal to the action. Call this function only if the conversation starts a new branch.
+    """
     return any(
         messages[: len(action.before)] == action.before
         and any(message.role == "assistant" for message in messages[len(action.before) :][:1])
@@ -82,10 +87,10 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return the sampled action with the text that ``message`` has after it, or None if it begins with no action.
+    """Return the sampled action that ``message`` begins with, followed by the text that the message adds.
 
-    For example, an agent that reads calls in the text writes again the stop string that ended it, and then what it
-    calls. Whitespace at both ends of the sampled text does not count.
+    Return None if the message begins with no sampled action. Whitespace around the sampled text is ignored. For
+    example, an agent that reads calls from the text can add the stop string again, and then the calls that it read.
     """
     if message.calls or message.reasoning is not None:
         return None
