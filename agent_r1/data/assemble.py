@@ -177,7 +177,7 @@ State = tuple[tuple[str, str], ...]
 def _states(trajectory: Trajectory) -> list[State]:
     """Return the state before each turn with action tokens: the (role, text) of each message in the last observation.
 
-    Before the first observation, the state is the opening messages.
+    Before the first observation, the state consists of the opening messages.
     """
     before: Sequence[Message] = trajectory.start
     states: list[State] = []

@@ -141,9 +141,9 @@ class PlayerEnv:
         return self
 
     async def step(self, action: Action) -> Transition:
-        """Send the policy's action to the game as the player's answer.
+        """Send the policy's action to the game as the player's answer. Return the next question as the observation.
 
-        Wait for the next question or the end of the game.
+        If the game has ended, the episode ends.
         """
         self.player.answers.put_nowait(action)
         question = await self._next_question()

@@ -35,7 +35,7 @@ class Reply:
 
 
 class User(Protocol):
-    """The user that the agent talks to."""
+    """The user that an agent talks to: a person, a model or a program."""
 
     async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext, /) -> Reply:
         """Return the user's reply to the conversation ``messages``, which ends with a message of the agent.

@@ -33,7 +33,10 @@ MAX_ANSWER = 16 * 2**20
 
 
 class WorkerProcess:
-    """A worker process that holds one object. :func:`start_process` makes it. It handles one call at a time."""
+    """A worker process that holds one object and handles one call at a time.
+
+    :func:`start_process` returns such a process.
+    """
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server, self._pid = server, pid
@@ -143,7 +146,10 @@ async def _exchange(
 
 
 class _ForkServer:
-    """A running fork server. Any thread can call its methods, which block."""
+    """A running server process that has imported a package and forks worker processes.
+
+    Any thread can call its methods, which block.
+    """
 
     def __init__(self, package: str) -> None:
         self._lock = threading.Lock()
