@@ -241,7 +241,7 @@ def progress_of(quiet: bool) -> Progress:
 def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
     """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, otherwise ``text``.
 
-    Lines of plain text are not wrapped, so that a pipe receives them as they are.
+    Plain text is not wrapped at the width of the terminal.
     """
     if as_json:
         print(json.dumps(data))

@@ -42,7 +42,10 @@ def _render(report: ExportReport) -> Text:
 
 
 def _contents(report: ExportReport) -> str:
-    """Return what was written: the step of a model, or a number of attempts or steps with the filters."""
+    """Return a short text about the content of an export, such as ``step 40, the best by validation``.
+
+    For trajectories and metrics, the text has the number of attempts or steps and the filters.
+    """
     facts = dict(report.facts)
     if report.format in ("model", "adapter"):
         return f"step {facts['step']}" + (", the best by validation" if facts["best"] else "")

@@ -13,13 +13,13 @@ RUNS = Path("runs")
 
 
 def named_folder(run: str) -> Path:
-    """Return the folder that ``run`` names: the run of this name in runs/, or else the folder itself."""
+    """Return the folder that ``run`` names: a folder in runs/ with this name, or otherwise ``run`` itself."""
     folder = run_folder(run)
     return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder
 
 
 def find_run(run: str) -> Path:
-    """Return the folder of a run. Raise InvalidInput if there is none."""
+    """Return the folder of the run that ``run`` names. Raise InvalidInput if there is no such run."""
     folder = named_folder(run)
     if not is_run(folder):
         raise no_run(run, folder)
@@ -27,7 +27,10 @@ def find_run(run: str) -> Path:
 
 
 def no_run(run: str, folder: Path) -> InvalidInput:
-    """Return the error that ``folder``, which ``run`` names, holds no run, with the most similar name in runs/."""
+    """Return the error for an argument ``run`` that names no run. ``folder`` is the folder that it names.
+
+    The error suggests the most similar name in runs/.
+    """
     there = sorted(file.parent.name for file in RUNS.glob("*/run.db"))
     what = f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder}"
     do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()

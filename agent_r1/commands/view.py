@@ -49,7 +49,7 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
 
 
 def _folder(run: str) -> Path:
-    """Return the folder that RUN names. Raise InvalidInput if it holds no run."""
+    """Return the folder that ``run`` names: a run, or a folder of runs. Raise InvalidInput if it holds no run."""
     from agent_r1.viewer import Catalog
 
     folder = named_folder(run)

@@ -124,12 +124,15 @@ def dataset_card(
     facts: Mapping[str, Any],
     columns: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Return the card of trajectories or metrics.
+    """Return the dataset card (README.md) of exported trajectories or metrics.
 
     Args:
+        name: the name of the repository or folder. The example code of the card loads this name.
+        run: the folder of the run.
+        reader: the open database of the run.
         format_name: trajectories, openai or metrics.
         facts: the number of attempts or steps, and the settings that selected them.
-        columns: the columns with their types; () if the files themselves have types.
+        columns: the columns of the data with their types; () if the files themselves have types.
     """
     files = {"trajectories": "data/*.parquet", "openai": "trajectories.jsonl", "metrics": "metrics.jsonl"}[format_name]
     load = {"trajectories": LOAD_PARQUET, "openai": LOAD_JSONL, "metrics": LOAD_METRICS}[format_name]
@@ -157,16 +160,17 @@ def dataset_card(
 
 
 def _front_matter(header: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of YAML between ``---``."""
+    """Yield the lines of the YAML header of a card, between two lines ``---``."""
     yield "---"
     yield from (f"{key}: {_yaml(value)}" for key, value in header.items())
     yield from ("---", "")
 
 
 def _yaml(value: Any) -> str:
-    """Return a JSON value as YAML in one line of ASCII.
+    """Return a JSON value as YAML, in one line of ASCII.
 
-    JSON is YAML, except for characters above U+FFFF: JSON escapes them as two surrogates, YAML as one number.
+    The value is written as JSON, which is also YAML, except for characters that are not ASCII. These are written as
+    YAML escapes, such as ``\\U0001f600``.
     """
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
