@@ -60,6 +60,8 @@ class SamplingParams:
         seed: determines the random numbers of the generation, independently of other prompts in the batch.
         stop_condition: ends the generation at a stop string. The completion includes the token that completes the
             string.
+        on_tokens: is called after each sampled token, with all tokens sampled so far, possibly in a thread of the
+            engine. An engine that returns only complete generations does not call it.
     """
 
     temperature: float = 1.0
@@ -69,6 +71,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     stop_condition: StopCondition | None = None
+    on_tokens: Callable[[Sequence[int]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from agent_r1.core.messages import Message, Text, ToolCall
-from agent_r1.gateway.chat import Answer, ChatRequest, EndReason, RequestError
+from agent_r1.gateway.chat import Answer, ChatRequest, EndReason, Opening, Part, Piece, RequestError
 from agent_r1.gateway.dialect import (
     Dialect,
+    EventWriter,
     Json,
     Lenient,
     Strict,
@@ -179,26 +180,53 @@ class AnthropicMessage:
     def to_json(self, answer: Answer) -> Json:
         (choice,) = answer.choices
         return {
-            **self._head(answer),
+            **self._head(answer.id),
             "content": _blocks(choice.message),
             "stop_reason": STOP_REASONS[choice.end],
             "stop_sequence": choice.stop_string,
             "usage": {"input_tokens": answer.num_prompt_tokens, "output_tokens": answer.num_tokens},
         }
 
-    def to_events(self, answer: Answer) -> Iterator[str]:
-        (choice,) = answer.choices
-        usage = {"input_tokens": answer.num_prompt_tokens, "output_tokens": 0}
-        message = {**self._head(answer), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        yield _event("message_start", message=message)
-        for index, block in enumerate(_blocks(choice.message)):
-            yield from _block_events(index, block)
-        delta = {"stop_reason": STOP_REASONS[choice.end], "stop_sequence": choice.stop_string}
-        yield _event("message_delta", delta=delta, usage={"output_tokens": answer.num_tokens})
-        yield _event("message_stop")
+    def event_writer(self) -> EventWriter:
+        return _EventWriter(self).write
 
-    def _head(self, answer: Answer) -> Json:
-        return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": self.model}
+    def _head(self, id: str) -> Json:
+        return {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": self.model}
+
+
+@dataclass(slots=True)
+class _EventWriter:
+    """Writes the parts of a stream. ``kinds`` are the types of the blocks of pieces so far; the last one is open."""
+
+    request: AnthropicMessage
+    kinds: list[str] = field(default_factory=list)
+
+    def write(self, part: Part) -> Iterator[str]:
+        match part:
+            case Opening():
+                usage = {"input_tokens": part.num_prompt_tokens, "output_tokens": 0}
+                head = {**self.request._head(part.id), "content": [], "stop_reason": None, "stop_sequence": None}
+                yield _event("message_start", message={**head, "usage": usage})
+            case Piece():
+                kind = "text" if part.kind == "text" else "thinking"
+                if kind not in self.kinds:
+                    yield from self._end_block()
+                    block = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+                    yield _event("content_block_start", index=len(self.kinds), content_block=block)
+                    self.kinds.append(kind)
+                yield _delta(len(self.kinds) - 1, f"{kind}_delta", kind, part.text)
+            case Answer():
+                yield from self._end_block()
+                (choice,) = part.choices
+                for index, block in enumerate(_calls(choice.message), start=len(self.kinds)):
+                    yield from _call_events(index, block)
+                delta = {"stop_reason": STOP_REASONS[choice.end], "stop_sequence": choice.stop_string}
+                yield _event("message_delta", delta=delta, usage={"output_tokens": part.num_tokens})
+                yield _event("message_stop")
+
+    def _end_block(self) -> Iterator[str]:
+        if self.kinds:
+            yield _event("content_block_stop", index=len(self.kinds) - 1)
 
 
 def _blocks(message: Message) -> list[Json]:
@@ -207,24 +235,26 @@ def _blocks(message: Message) -> list[Json]:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.text:
         blocks.append({"type": "text", "text": message.text})
-    for call in message.calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments or {})})
-    return blocks
+    return blocks + _calls(message)
 
 
-def _block_events(index: int, block: Json) -> Iterator[str]:
-    """Yield the server-sent events of one content block: its start, the pieces of its content, and its end."""
-    match block["type"]:
-        case "tool_use":
-            start, kind, key = {**block, "input": {}}, "input_json_delta", "partial_json"
-            content = json.dumps(block["input"], ensure_ascii=False)
-        case name:
-            start, kind, key = {**block, name: ""}, f"{name}_delta", name
-            content = block[name]
-    yield _event("content_block_start", index=index, content_block=start)
-    for piece in pieces(content):
-        yield _event("content_block_delta", index=index, delta={"type": kind, key: piece})
+def _calls(message: Message) -> list[Json]:
+    return [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments or {})}
+        for call in message.calls
+    ]
+
+
+def _call_events(index: int, block: Json) -> Iterator[str]:
+    """Yield the events for one call: its start, its arguments in pieces, and its end."""
+    yield _event("content_block_start", index=index, content_block={**block, "input": {}})
+    for piece in pieces(json.dumps(block["input"], ensure_ascii=False)):
+        yield _delta(index, "input_json_delta", "partial_json", piece)
     yield _event("content_block_stop", index=index)
+
+
+def _delta(index: int, kind: str, key: str, text: str) -> str:
+    return _event("content_block_delta", index=index, delta={"type": kind, key: text})
 
 
 def _event(kind: str, **data: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -119,6 +119,30 @@ class Answer:
         return sum(choice.num_tokens for choice in self.choices)
 
 
+PieceKind = Literal["reasoning", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of a stream, before the first token: the id of the answer, and the length of the prompt."""
+
+    id: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of the reasoning or the text of a choice in a stream. ``index`` is the index of the choice."""
+
+    index: int
+    kind: PieceKind
+    text: str
+
+
+Part = Opening | Piece | Answer
+"""A stream consists of an opening, the pieces of all reasoning and text, and the complete answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A complete answer that was not sent to a client yet.
@@ -128,6 +152,29 @@ class Draft:
 
     answer: Answer
     deliver: Callable[[], None]
+
+
+@dataclass(slots=True)
+class LiveAnswer:
+    """The answer to a request while it is sampled. It stays empty if the model sends only complete answers.
+
+    Attributes:
+        opening: the opening of the stream, or None.
+        read: returns the message that unfinished tokens form.
+        token_ids: the tokens so far.
+    """
+
+    opening: Opening | None = None
+    read: Callable[[tuple[int, ...]], Message] = lambda token_ids: Message.assistant("")
+    token_ids: Sequence[int] = ()
+
+    def set_tokens(self, token_ids: Sequence[int]) -> None:
+        """Set the tokens so far. The engine can call this method in a thread of its own."""
+        self.token_ids = token_ids
+
+    @property
+    def has_begun(self) -> bool:
+        return self.opening is not None and len(self.token_ids) > 0
 
 
 class ChatModel(Protocol):
@@ -141,6 +188,9 @@ class ChatModel(Protocol):
     name: str
     max_concurrent: int
 
-    def draft(self, request: ChatRequest) -> Awaitable[Draft]:
-        """Return the answer to a request, as a draft. Raise RequestError if the request is refused or fails."""
+    def draft(self, request: ChatRequest, live: LiveAnswer) -> Awaitable[Draft]:
+        """Return the answer to a request, as a draft. Raise RequestError if the request is refused or fails.
+
+        A model that streams keeps ``live`` up to date meanwhile.
+        """
         ...

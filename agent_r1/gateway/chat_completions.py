@@ -11,9 +11,10 @@ from pydantic import Field
 
 from agent_r1.core.messages import Message, Text
 from agent_r1.core.tool import ToolSpec
-from agent_r1.gateway.chat import Answer, ChatRequest, Choice, EndReason, RequestError
+from agent_r1.gateway.chat import Answer, ChatRequest, Choice, EndReason, Opening, Part, Piece, RequestError
 from agent_r1.gateway.dialect import (
     Dialect,
+    EventWriter,
     Json,
     Lenient,
     Strict,
@@ -219,35 +220,58 @@ class ChatCompletion:
             }
             for index, choice in enumerate(answer.choices)
         ]
-        return {**self._head(answer, "chat.completion"), "choices": choices, "usage": _usage_json(answer)}
+        return {**self._head(answer.id, "chat.completion"), "choices": choices, "usage": _usage_json(answer)}
 
-    def to_events(self, answer: Answer) -> Iterator[str]:
-        head = self._head(answer, "chat.completion.chunk")
+    def event_writer(self) -> EventWriter:
+        return _ChunkWriter(self).write
 
-        def chunk(index: int, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> str:
-            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-            return event({**head, "choices": [choice]})
+    def _head(self, id: str, kind: str) -> Json:
+        return {"id": f"chatcmpl-{id}", "object": kind, "created": self.created, "model": self.model}
 
-        for index, choice in enumerate(answer.choices):
-            message = choice.message
-            yield chunk(index, {"role": "assistant", "content": ""}, logprobs=_logprobs_json(choice))
-            for piece in pieces(message.reasoning or ""):
-                yield chunk(index, {"reasoning_content": piece})
-            for piece in pieces(message.text):
-                yield chunk(index, {"content": piece})
-            for number, call in enumerate(_calls_json(choice)):
-                arguments = call["function"]["arguments"]
-                opening = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
-                yield chunk(index, {"tool_calls": [opening]})
-                for piece in pieces(arguments):
-                    yield chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
-            yield chunk(index, {}, FINISH_REASONS[choice.end])
-        if self.streams_usage:
-            yield event({**head, "choices": [], "usage": _usage_json(answer)})
-        yield "data: [DONE]\n\n"
 
-    def _head(self, answer: Answer, kind: str) -> Json:
-        return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": self.created, "model": self.model}
+@dataclass(slots=True)
+class _ChunkWriter:
+    """Writes the parts of a stream. ``begun`` are the indices of the choices that have a chunk."""
+
+    request: ChatCompletion
+    id: str = ""
+    begun: set[int] = field(default_factory=set)
+
+    def write(self, part: Part) -> Iterator[str]:
+        match part:
+            case Opening():
+                self.id = part.id
+            case Piece():
+                yield from self._begin(part.index)
+                yield self._chunk(part.index, {"content" if part.kind == "text" else "reasoning_content": part.text})
+            case Answer():
+                for index, choice in enumerate(part.choices):
+                    yield from self._begin(index)
+                    yield from self._calls(index, choice)
+                    yield self._chunk(index, {}, _logprobs_json(choice), FINISH_REASONS[choice.end])
+                if self.request.streams_usage:
+                    yield self._event([], usage=_usage_json(part))
+                yield "data: [DONE]\n\n"
+
+    def _begin(self, index: int) -> Iterator[str]:
+        if index not in self.begun:
+            self.begun.add(index)
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def _calls(self, index: int, choice: Choice) -> Iterator[str]:
+        for number, call in enumerate(_calls_json(choice)):
+            arguments = call["function"]["arguments"]
+            opening = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
+            yield self._chunk(index, {"tool_calls": [opening]})
+            for piece in pieces(arguments):
+                yield self._chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None = None, finish_reason: str | None = None) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._event([choice])
+
+    def _event(self, choices: list[Json], **more: Json) -> str:
+        return event({**self.request._head(self.id, "chat.completion.chunk"), "choices": choices, **more})
 
 
 def _content_json(choice: Choice) -> Json:

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agent_r1.core.tasks import shared_task
-from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, RequestError
+from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, LiveAnswer, RequestError
+from agent_r1.gateway.streams import POLL_SECONDS
 
 ABANDONED_SECONDS = 30.0
 """How long an answer is sampled for which no client waits, in seconds. Meanwhile a retry can join."""
@@ -41,22 +42,23 @@ class PendingAnswer:
     Attributes:
         identity: identifies the first request that got this answer.
         drafting: the asyncio task that samples the answer.
+        live: what is sampled so far, if the model streams.
         num_retries: the largest retry count of the requests that got this answer.
         num_waiting: the number of clients that wait for the answer now.
         is_delivered: whether the answer was sent to a client.
     """
 
-    def __init__(self, identity: RequestIdentity, drafting: asyncio.Task[Draft]) -> None:
-        self.identity, self.drafting = identity, drafting
+    def __init__(self, identity: RequestIdentity, drafting: asyncio.Task[Draft], live: LiveAnswer) -> None:
+        self.identity, self.drafting, self.live = identity, drafting, live
         self.num_retries, self.num_waiting = identity.num_retries, 0
         self.is_delivered = False
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self, grace: float | None = None) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        If no client waits then, the sampling is cancelled after ``ABANDONED_SECONDS``. A repetition of the request
-        prevents this.
+        If no client waits then, the sampling is cancelled after ``grace`` seconds, by default ``ABANDONED_SECONDS``. A
+        repetition of the request prevents this.
         """
         self.num_waiting += 1
         try:
@@ -64,7 +66,8 @@ class PendingAnswer:
         finally:
             self.num_waiting -= 1
             if self.is_abandoned and not self.drafting.done():
-                asyncio.get_running_loop().call_later(ABANDONED_SECONDS, self._cancel_if_abandoned)
+                seconds = ABANDONED_SECONDS if grace is None else grace
+                asyncio.get_running_loop().call_later(seconds, self._cancel_if_abandoned)
 
     def _cancel_if_abandoned(self) -> None:
         if self.is_abandoned:
@@ -82,6 +85,11 @@ class PendingAnswer:
         Read this property only after ``drafting`` is done.
         """
         return self.drafting.result().answer
+
+    async def begin(self) -> None:
+        """Wait until the answer is complete or, if the model streams, until its first token is sampled."""
+        while not self.drafting.done() and not self.live.has_begun:
+            await asyncio.wait({self.drafting}, timeout=POLL_SECONDS)
 
     def deliver(self) -> None:
         """Record that the answer is sent to a client. Only the first call has an effect."""
@@ -117,7 +125,8 @@ class AnswerLog:
         if known is not None:
             known.num_retries = max(known.num_retries, identity.num_retries)
             return known
-        pending = PendingAnswer(identity, shared_task(_draft(self.model, request)))
+        live = LiveAnswer()
+        pending = PendingAnswer(identity, shared_task(_draft(self.model, request, live)), live)
         self._pending.append(pending)
         return pending
 
@@ -168,8 +177,8 @@ class AnswerLog:
             self._pending.remove(old)
 
 
-async def _draft(model: ChatModel, request: ChatRequest) -> Draft:
-    return await model.draft(request)
+async def _draft(model: ChatModel, request: ChatRequest, live: LiveAnswer) -> Draft:
+    return await model.draft(request, live)
 
 
 def _has_failed(task: asyncio.Task[Draft]) -> bool:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_r1.core.messages import ToolCall
 from agent_r1.core.tool import ToolSpec
-from agent_r1.gateway.chat import Answer, ChatRequest, RequestError
+from agent_r1.gateway.chat import Answer, ChatRequest, Part, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,10 @@ PIECE_CHARACTERS = 32
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
 """The largest number of stop strings, and of their characters. They are compared after each sampled token."""
+
+
+EventWriter = Callable[[Part], Iterator[str]]
+"""Yields the server-sent events of a part of a stream. It is called with each part, in order."""
 
 
 class Exchange(Protocol):
@@ -45,8 +49,8 @@ class Exchange(Protocol):
         """Return the JSON body of the response. This method is used if the client requested no events."""
         ...
 
-    def to_events(self, answer: Answer) -> Iterator[str]:
-        """Yield the response as server-sent events, each as text."""
+    def event_writer(self) -> EventWriter:
+        """Return a new writer for the parts of the answer. It is used if the client requested events."""
         ...
 
 

@@ -12,7 +12,7 @@ from agent_r1.core.environment import Transition
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
-from agent_r1.gateway.chat import Answer, ChatRequest, Draft, Messages, RequestError
+from agent_r1.gateway.chat import Answer, ChatRequest, Draft, LiveAnswer, Messages, RequestError
 from agent_r1.gateway.config import GatewayConfig
 from agent_r1.gateway.conversations import SentAction, restore_sampled, rewrites_answer
 from agent_r1.gateway.dialect import refuse, warn_once
@@ -56,9 +56,10 @@ class EpisodeModel:
         self.is_cut = False
         """Whether the last answer was cut by a limit of the run. A limit that the agent set is its own decision."""
 
-    async def draft(self, request: ChatRequest) -> Draft:
+    async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
         """Sample the answer to a request, and return it as a draft. Its turns are recorded when the draft is delivered.
 
+        ``live`` stays empty: only a complete answer is sent, so that a request that fails has a status.
         Raise RequestError if no turns or tokens are left, or if the request fails.
         """
         _warn_about_sampling(request, self._agent.params)

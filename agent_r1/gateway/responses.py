@@ -15,10 +15,11 @@ from pydantic import Discriminator, Field, Tag
 
 from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.core.tool import ToolSpec
-from agent_r1.gateway.chat import Answer, ChatRequest, Choice
+from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Opening, Part, Piece
 from agent_r1.gateway.chat_completions import error_json, logprob_entries
 from agent_r1.gateway.dialect import (
     Dialect,
+    EventWriter,
     Json,
     Lenient,
     Strict,
@@ -215,7 +216,7 @@ class ResponseExchange:
         (choice,) = answer.choices
         is_cut = choice.end == "length"
         return {
-            **self._head(answer),
+            **self._head(answer.id),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": _items(answer, choice),
@@ -228,27 +229,13 @@ class ResponseExchange:
             },
         }
 
-    def to_events(self, answer: Answer) -> Iterator[str]:
-        whole, numbers = self.to_json(answer), count()
+    def event_writer(self) -> EventWriter:
+        return _EventWriter(self).write
 
-        def send(kind: str, **data: object) -> str:
-            return event({"type": kind, "sequence_number": next(numbers), **data}, kind)
-
-        empty = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-        yield send("response.created", response=empty)
-        yield send("response.in_progress", response=empty)
-        for index, item in enumerate(whole["output"]):
-            place = {"output_index": index, "item_id": item["id"]}
-            yield send("response.output_item.added", output_index=index, item=_opened(item))
-            for kind, data in _item_events(item):
-                yield send(kind, **place, **data)
-            yield send("response.output_item.done", output_index=index, item=item)
-        yield send("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)
-
-    def _head(self, answer: Answer) -> Json:
+    def _head(self, id: str) -> Json:
         body = self.body
         return {
-            "id": PREFIX + answer.id,
+            "id": PREFIX + id,
             "object": "response",
             "created_at": self.created,
             "model": body.model,
@@ -269,44 +256,103 @@ def _items(answer: Answer, choice: Choice) -> list[Json]:
     message, status = choice.message, "incomplete" if choice.end == "length" else "completed"
     items: list[Json] = []
     if message.reasoning is not None:
-        content = [{"type": "reasoning_text", "text": message.reasoning}]
-        items.append({"id": f"rs_{answer.id}", "type": "reasoning", "summary": [], "content": content})
+        items.append(_reasoning_item(answer.id, message.reasoning))
     if message.text or not message.calls:
-        logprobs = logprob_entries(choice)
-        part = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": logprobs}
-        item: Json = {"type": "message", "role": "assistant", "status": status, "content": [part]}
-        items.append({"id": f"msg_{answer.id}", **item})
+        items.append(_message_item(answer.id, message.text, status, logprob_entries(choice)))
     for number, call in enumerate(message.calls):
         item = {"type": "function_call", "status": status, "call_id": call.id, "name": call.name}
         items.append({"id": f"fc_{answer.id}_{number}", **item, "arguments": write_arguments(call)})
     return items
 
 
-def _opened(item: Json) -> Json:
-    """Return an output item as the stream first shows it: in progress, and without content."""
-    if item["type"] == "function_call":
-        return {**item, "status": "in_progress", "arguments": ""}
-    return {**item, "content": []} | ({"status": "in_progress"} if item["type"] == "message" else {})
+def _reasoning_item(id: str, text: str) -> Json:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"id": f"rs_{id}", "type": "reasoning", "summary": [], "content": content}
 
 
-def _item_events(item: Json) -> Iterator[tuple[str, Json]]:
-    """Yield (kind, data) of each event that sends the content of an output item.
+def _message_item(id: str, text: str, status: str, logprobs: list[Json]) -> Json:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    return {"id": f"msg_{id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
 
-    The caller adds the index of the item.
-    """
-    if item["type"] == "function_call":
-        for piece in pieces(item["arguments"]):
-            yield "response.function_call_arguments.delta", {"delta": piece}
-        yield "response.function_call_arguments.done", {"name": item["name"], "arguments": item["arguments"]}
-        return
-    (part,) = item["content"]
-    name = "response.reasoning_text" if item["type"] == "reasoning" else "response.output_text"
-    extra: Json = {} if item["type"] == "reasoning" else {"logprobs": []}
-    yield "response.content_part.added", {"content_index": 0, "part": {**part, "text": ""}}
-    for piece in pieces(part["text"]):
-        yield f"{name}.delta", {"content_index": 0, "delta": piece, **extra}
-    yield f"{name}.done", {"content_index": 0, "text": part["text"], **extra}
-    yield "response.content_part.done", {"content_index": 0, "part": part}
+
+@dataclass(slots=True)
+class _EventWriter:
+    """Writes the parts of a stream. ``items`` are the output items that have begun."""
+
+    exchange: ResponseExchange
+    id: str = ""
+    items: list[Json] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def write(self, part: Part) -> Iterator[str]:
+        match part:
+            case Opening():
+                self.id = part.id
+                empty: Json = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+                for kind in ("response.created", "response.in_progress"):
+                    yield self._event(kind, response={**self.exchange._head(part.id), **empty})
+            case Piece():
+                yield from self._piece(part)
+            case Answer():
+                yield from self._finish(self.exchange.to_json(part))
+
+    def _piece(self, piece: Piece) -> Iterator[str]:
+        is_text = piece.kind == "text"
+        if not self.items or (is_text and self.items[-1]["type"] == "reasoning"):
+            yield from self._end_item()
+            item = _message_item(self.id, "", "in_progress", []) if is_text else _reasoning_item(self.id, "")
+            yield from self._begin_item(item)
+        (content,) = self.items[-1]["content"]
+        content["text"] += piece.text
+        yield self._item_event(
+            f"response.{content['type']}.delta", content_index=0, delta=piece.text, **_extra(content)
+        )
+
+    def _finish(self, response: Json) -> Iterator[str]:
+        """Yield the events that end the stream. ``response`` has the complete items."""
+        begun = [item["type"] for item in self.items]
+        if self.items:
+            self.items[-1] = next((i for i in response["output"] if i["type"] == begun[-1]), self.items[-1])
+            yield from self._end_item()
+        for item in response["output"]:
+            if item["type"] not in begun:
+                yield from self._begin_item(item)
+                yield from self._end_item()
+        is_cut = response["status"] == "incomplete"
+        yield self._event("response.incomplete" if is_cut else "response.completed", response=response)
+
+    def _begin_item(self, item: Json) -> Iterator[str]:
+        self.items.append(item)
+        empty: Json = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        status = {} if item["type"] == "reasoning" else {"status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=item | empty | status)
+        for part in item.get("content", ()):
+            yield self._item_event("response.content_part.added", content_index=0, part={**part, "text": ""})
+
+    def _end_item(self) -> Iterator[str]:
+        """Yield the events that end the last item, with its arguments if it is a call."""
+        if not self.items:
+            return
+        item, kind = self.items[-1], "response.function_call_arguments"
+        if item["type"] == "function_call":
+            for piece in pieces(item["arguments"]):
+                yield self._item_event(f"{kind}.delta", delta=piece)
+            yield self._item_event(f"{kind}.done", name=item["name"], arguments=item["arguments"])
+        for part in item.get("content", ()):
+            yield self._item_event(f"response.{part['type']}.done", content_index=0, text=part["text"], **_extra(part))
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+
+    def _item_event(self, kind: str, **data: object) -> str:
+        return self._event(kind, output_index=len(self.items) - 1, item_id=self.items[-1]["id"], **data)
+
+    def _event(self, kind: str, **data: object) -> str:
+        return event({"type": kind, "sequence_number": next(self.numbers), **data}, kind)
+
+
+def _extra(part: Json) -> Json:
+    """Return the fields that only the events of texts have."""
+    return {"logprobs": []} if part["type"] == "output_text" else {}
 
 
 def read(data: Json) -> ResponseExchange:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import replace
+from functools import partial
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, RequestError
+from agent_r1.core.messages import Message
+from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, LiveAnswer, Opening, RequestError
 from agent_r1.gateway.episode import as_error, context_error, exceeds, unsupported
 from agent_r1.gateway.sampled_choice import generate, sampled_choice
+from agent_r1.gateway.streams import settled_message
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.session import Session, Stopped
 from agent_r1.rollout.user_code import isolate
@@ -30,17 +33,20 @@ class ServedModel:
         self.name, self.max_concurrent = name, MAX_CONCURRENT
         self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
 
-    async def draft(self, request: ChatRequest) -> Draft:
+    async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
         """Sample the answer to a request, and return it as a draft. Equal requests with a seed get equal answers."""
         if request.previous is not None:
             message = "this endpoint keeps no responses: send the whole conversation as input"
             raise RequestError(404, message, code="previous_response_not_found", param="previous_response_id")
         if exceeds(request.conversation, request.tools, self._agent.context_length):
             raise context_error(self._agent.context_length)
-        session = self._session(request)
+        session = self._session(request, live)
         try:
             with isolate(unsupported):
                 prompt = session.new_branch(request.conversation, request.tools)
+            id = secrets.token_hex(12)
+            if request.n == 1:
+                live.opening, live.read = Opening(id, len(prompt.token_ids)), partial(self._read, request)
             results = await generate(session, prompt, request, self._slots)
         finally:
             await session.close()
@@ -49,15 +55,20 @@ class ServedModel:
             if isinstance(result, Stopped):
                 raise as_error(result, len(prompt.token_ids), self._agent.context_length)
             choices.append(_with_new_ids(sampled_choice(result, request, self._agent.renderer)))
-        return Draft(Answer(secrets.token_hex(12), tuple(choices), len(prompt.token_ids)), lambda: None)
+        return Draft(Answer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
 
-    def _session(self, request: ChatRequest) -> Session:
+    def _read(self, request: ChatRequest, token_ids: tuple[int, ...]) -> Message:
+        """Return the part of an unfinished answer that can be sent."""
+        return settled_message(self._agent.renderer.parse(token_ids, 0, request.tools).message, request)
+
+    def _session(self, request: ChatRequest, live: LiveAnswer) -> Session:
         """Return a new session for ``request``, with the sampling parameters of the request."""
         agent = self._agent
         temperature = agent.params.temperature if request.temperature is None else request.temperature
         top_p = agent.params.top_p if request.top_p is None else request.top_p
         max_tokens = request.max_tokens or agent.params.max_tokens
-        params = replace(agent.params, temperature=temperature, top_p=top_p, max_tokens=max_tokens)
+        sampling = replace(agent.params, temperature=temperature, top_p=top_p, max_tokens=max_tokens)
+        params = replace(sampling, on_tokens=live.set_tokens)
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         # The seed of a generation depends on the task and the numbers of an attempt, but not on the name of its run.
         attempt = AttemptId(secrets.token_hex(12), "served", 0, 0)

@@ -16,12 +16,13 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agent_r1.core.sockets import listen
@@ -30,8 +31,9 @@ from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from agent_r1.gateway.chat import Answer, ChatModel, RequestError
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
 from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity
-from agent_r1.gateway.dialect import Dialect, Exchange, Json, warn_about_ignored
+from agent_r1.gateway.dialect import Dialect, Exchange, Json, event, warn_about_ignored
 from agent_r1.gateway.responses import RESPONSES
+from agent_r1.gateway.streams import complete_parts, live_parts
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ KEPT_ANSWERS = 64
 
 CLOSE_SECONDS = 5.0
 """How long a closed server waits for the requests in progress, in seconds."""
+
+EVENT_STREAM = "text/event-stream"
 
 NO_RETRY = {"X-Should-Retry": "false"}
 """The header with which the clients of OpenAI and Anthropic do not repeat a refused request."""
@@ -195,8 +199,10 @@ class Gateway:
             identity = _identity(request, body)
             pending = access.answers.submit(exchange.chat, identity)
             with pending.waiting():
-                if not await _wait(pending, request):
+                if not await _wait(pending, exchange.streams, request):
                     return Response(status_code=400)  # nobody reads this response
+        if not pending.drafting.done():
+            return StreamingResponse(_live_events(exchange, dialect, pending), media_type=EVENT_STREAM)
         response = _response(exchange, pending.answer)
         pending.deliver()  # only now, because an answer without a response would be a turn that the agent never saw
         return response
@@ -228,20 +234,36 @@ class Gateway:
 
 
 def _response(exchange: Exchange, answer: Answer) -> Response:
+    """Return the response with a complete answer."""
     if exchange.streams:
-        # The answer is complete, so that all events are sent at once.
-        return Response("".join(exchange.to_events(answer)), media_type="text/event-stream")
+        write = exchange.event_writer()
+        events = chain.from_iterable(write(part) for part in complete_parts(answer))
+        return Response("".join(events), media_type=EVENT_STREAM)
     return JSONResponse(exchange.to_json(answer))
 
 
-async def _wait(pending: PendingAnswer, request: Request) -> bool:
-    """Wait until the answer is complete, and return True. Return False if the client disconnects before.
+async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> AsyncIterator[str]:
+    """Yield the events of an answer while it is sampled. A failure is the last event."""
+    write = exchange.event_writer()
+    with pending.waiting(grace=0):
+        try:
+            async for part in live_parts(pending.live, pending.drafting):
+                for text in write(part):
+                    yield text
+            pending.deliver()
+        except RequestError as error:
+            yield event(dialect.error(error), "error")
 
-    Raise RequestError if the API key is revoked while the request waits.
+
+async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:
+    """Wait until the answer is complete or its stream can begin, and return True.
+
+    Return False if the client disconnects before. Raise RequestError if the API key is revoked while the request waits.
     """
     disconnected = shared_task(_disconnection(request))
+    ready = shared_task(pending.begin()) if streams else pending.drafting
     try:
-        await asyncio.wait({pending.drafting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if disconnected.done():
             return False
         if pending.drafting.cancelled():
@@ -249,6 +271,8 @@ async def _wait(pending: PendingAnswer, request: Request) -> bool:
         return True
     finally:
         disconnected.cancel()
+        if streams:
+            ready.cancel()
 
 
 async def _disconnection(request: Request) -> None:

@@ -250,6 +250,8 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
     params = request.params
     request.token_ids.append(token)
     request.logprobs.append(logprob)
+    if params.on_tokens is not None:
+        params.on_tokens(request.token_ids)
     try:
         is_stop = token in params.stop_token_ids or (
             params.stop_condition is not None and params.stop_condition.is_met(request.token_ids)

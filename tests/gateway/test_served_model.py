@@ -3,13 +3,18 @@
 import asyncio
 import signal
 
+import anthropic
 import openai
 import pytest
-from agent_episodes import ANSWER, QUESTION, TOOLS, RecordingEngine, search_then_answer
+from agent_episodes import ANSWER, CALL, QUESTION, SEARCH, TOOLS, RecordingEngine, search_then_answer
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
+from agent_r1.core.messages import Message
+from agent_r1.gateway.chat import ChatRequest
+from agent_r1.gateway.streams import settled_message
 from agent_r1.rollout.agent_loop import Agent
+from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.training.serve import _serve
 
 BODY = {"model": "any", "messages": [QUESTION]}
@@ -24,9 +29,35 @@ class Failing(RecordingEngine):
         return await super().generate(prompt, params, session_id=session_id)
 
 
+class Stepwise(RecordingEngine):
+    """Shows its completion token by token, and pauses in the middle until ``may_go_on`` is set."""
+
+    def __init__(self, renderer, reply):
+        super().__init__(renderer, reply)
+        self.may_go_on, self.num_cancelled, self.error = asyncio.Event(), 0, None
+
+    async def generate(self, prompt, params, *, session_id=None):
+        completion = await super().generate(prompt, params, session_id=session_id)
+        ids = completion.token_ids
+        for count in range(1, len(ids) + 1):
+            if count == len(ids) // 2:
+                await self._pause()
+            params.on_tokens(ids[:count])
+        return completion
+
+    async def _pause(self):
+        try:
+            await self.may_go_on.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+
+
 def serve(renderer, client_code, *, engine=RecordingEngine, reply=lambda prompt: ANSWER):
     """Serve until ``client_code(client)`` has ended and SIGINT arrives. Return the engine."""
-    served = engine(renderer, reply)
+    served = engine(renderer, reply) if isinstance(engine, type) else engine
     clients = []
 
     async def visit(base_url, key):
@@ -107,3 +138,97 @@ def test_failures_have_a_status(renderer):
         assert failed.value.status_code == 503
 
     serve(renderer, visit, engine=Failing)
+
+
+LOOK = "I look for the mayor of Alba, on the page about Alba, which should name the mayor."
+
+
+def look_and_call(prompt):
+    return f"{LOOK}\n{CALL}"
+
+
+async def chat_texts(client):
+    async for chunk in await client.chat.completions.create(**BODY, tools=TOOLS, stream=True):
+        delta = chunk.choices[0].delta
+        yield delta.content or "".join(call.function.arguments for call in delta.tool_calls or ())
+
+
+async def response_texts(client):
+    tools = [{"type": "function", **SEARCH}]
+    async with client.responses.stream(model="any", input="Who rules Alba?", tools=tools) as stream:
+        async for event in stream:
+            if event.type in ("response.output_text.delta", "response.function_call_arguments.delta"):
+                yield event.delta
+        response = await stream.get_final_response()
+        assert [item.type for item in response.output] == ["message", "function_call"]
+        assert response.output_text == LOOK
+
+
+async def message_texts(client):
+    tools = [{"name": "search", "input_schema": SEARCH["parameters"]}]
+    options = {"model": "any", "max_tokens": 400, "messages": [QUESTION], "tools": tools}
+    base_url = str(client.base_url).removesuffix("/v1/")
+    other = anthropic.AsyncAnthropic(base_url=base_url, api_key=client.api_key)
+    async with other, other.messages.stream(**options) as stream:
+        async for event in stream:
+            if event.type == "content_block_delta":
+                yield event.delta.text if event.delta.type == "text_delta" else event.delta.partial_json
+        assert [block.type for block in (await stream.get_final_message()).content] == ["text", "tool_use"]
+
+
+@pytest.mark.parametrize("read", [chat_texts, response_texts, message_texts])
+def test_a_stream_begins_while_the_answer_is_sampled(renderer, read):
+    async def visit(client):
+        async for text in read(client):
+            texts.append(text)
+            assert engine.may_go_on.is_set() or LOOK.startswith("".join(texts))
+            if text:
+                engine.may_go_on.set()
+
+    engine, texts = Stepwise(renderer, look_and_call), []
+    serve(renderer, visit, engine=engine)
+    assert "".join(texts) == LOOK + '{"query": "Alba", "k": 2}'
+
+
+def test_a_stream_ends_its_answer_when_the_client_leaves(renderer):
+    async def visit(client):
+        async with await client.chat.completions.create(**BODY, stream=True) as stream:
+            async for chunk in stream:
+                if chunk.choices[0].delta.content:
+                    break
+        while not engine.num_cancelled:
+            await asyncio.sleep(0.01)
+
+    engine = Stepwise(renderer, lambda prompt: LOOK)
+    serve(renderer, visit, engine=engine)
+
+
+def test_a_failure_within_a_stream_is_its_last_event(renderer):
+    async def visit(client):
+        with pytest.raises(openai.APIError, match="gone"):
+            async for chunk in await client.chat.completions.create(**BODY, stream=True):
+                if chunk.choices[0].delta.content:
+                    engine.may_go_on.set()
+
+    engine = Stepwise(renderer, lambda prompt: LOOK)
+    engine.error = EngineError("gone")
+    serve(renderer, visit, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "settled"),
+    [
+        ("The mayor", {}, "The mayor"),
+        ("The mayor \n", {}, "The mayor"),
+        ("The caf\ufffd", {}, "The caf"),
+        ("The mayor <thi", {}, "The mayor"),
+        ("1 < 2, says", {}, "1 < 2, says"),
+        ("The mayor of Alba is Bruno.\nObserv", {"stop_strings": ("Observation:",)}, "The mayor of Alba is Br"),
+        ("x" * 40, {"tools": (search.spec,)}, "x" * 8),
+    ],
+)
+def test_text_that_later_tokens_can_change_is_held_back(text, options, settled):
+    request = ChatRequest((), **options)
+    assert settled_message(Message.assistant(text), request).text == settled
+    with_thought = settled_message(Message.assistant("", (), text), request)
+    assert (with_thought.reasoning or "") == (settled if not options else text.rstrip())

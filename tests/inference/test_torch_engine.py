@@ -228,6 +228,18 @@ def test_a_cached_prefix_is_not_copied_from_a_slot_whose_context_was_rewritten(t
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
 
 
+def test_the_tokens_so_far_are_shown_after_each_token(tiny_model):
+    async def generate():
+        engine, shown = engine_of(tiny_model), []
+        params = SamplingParams(max_tokens=5, on_tokens=lambda ids: shown.append(tuple(ids)))
+        completion = await engine.generate(Prompt((1, 2)), params)
+        await engine.close()
+        return completion.token_ids, shown
+
+    token_ids, shown = asyncio.run(generate())
+    assert shown == [token_ids[:count] for count in range(1, 6)]
+
+
 def test_a_stop_condition_that_raises_fails_its_own_request_only(tiny_model):
     def is_met(ids):
         return 1 / (4 - len(ids)) < 0
