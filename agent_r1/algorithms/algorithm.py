@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage, check_advantages
+from agent_r1.algorithms.advantages.advantage import Advantage, validate_advantages
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.component import Component, Level, Need
 from agent_r1.algorithms.filters import Filters, apply_filters, drop_constant_groups
@@ -32,7 +32,7 @@ from agent_r1.algorithms.ops.kl import kl_k3
 from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights, mean_weights
 from agent_r1.algorithms.ops.returns import RETURN_TOLERANCE
 from agent_r1.algorithms.ops.value_loss import clipped_value_loss
-from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
+from agent_r1.algorithms.policy_losses import Clip, PolicyLoss, validate_losses
 from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
 from agent_r1.data.assemble import TokenScope
@@ -249,7 +249,8 @@ class Algorithm(Component):
         weight = weights.loss_weight * weights.importance_weight  # (n,)
         if self.off_policy_mask is not None:
             weight = weight * self.off_policy_mask.kept(weights.advantage, tokens)
-        policy_loss = (weight * self.loss.compute(ratio, weights.advantage, tokens)).sum()
+        losses = validate_losses(self.loss, self.loss.compute(ratio, weights.advantage, tokens), ratio)  # (n,)
+        policy_loss = (weight * losses).sum()
         clipped = self.loss.clipped_mask(ratio, weights.advantage, tokens)  # (n,)
         metrics = {
             "policy_loss": policy_loss.detach(),
@@ -322,8 +323,7 @@ class Algorithm(Component):
             seen, seen_outputs = batch.actions(), outputs.select(batch.action_mask)
         else:
             seen, seen_outputs = batch, outputs
-        advantage = self.advantage.compute(seen, seen_outputs)
-        check_advantages(self.advantage, advantage, seen)
+        advantage = validate_advantages(self.advantage, self.advantage.compute(seen, seen_outputs), seen)
         targets = None
         if isinstance(self.advantage, WithCritic):
             targets = self.advantage.value_targets(seen, seen_outputs)

@@ -17,6 +17,7 @@ from torch import Tensor
 from agent_r1.algorithms.component import Component, Level
 from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
 from agent_r1.algorithms.types import TokenOutputs
+from agent_r1.core.errors import InvalidInput
 from agent_r1.data.segments import segment_mean
 
 ALL_LEVELS: Set[Level] = {"token", "turn", "trajectory"}
@@ -56,6 +57,15 @@ class PolicyLoss(Component, ABC):
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
         """Return whether each token is clipped or masked, for the metric ``clip_fraction``: (n,) bool."""
         return torch.zeros_like(advantage, dtype=torch.bool)
+
+
+def validate_losses(loss: PolicyLoss, losses: Tensor, ratio: Tensor) -> Tensor:
+    """Return ``losses``. Raise InvalidInput if ``losses`` is not one number per token. The loss can be user code."""
+    if isinstance(losses, Tensor) and losses.shape == ratio.shape:
+        return losses
+    got = f"numbers of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+    do = f"return one number per token, not an average: {tuple(ratio.shape)}"
+    raise InvalidInput(f"loss {loss.name or type(loss).__name__}", got=got, do=do)
 
 
 class Clip(PolicyLoss):

@@ -159,7 +159,8 @@ def _from_file(name: str) -> Algorithm:
     if not isinstance(algorithm, Algorithm):
         defined = ", ".join(known for known, value in values.items() if isinstance(value, Algorithm))
         do = f"name one of its algorithms: {defined}" if defined else f"define {variable} = Algorithm(..) in it"
-        raise InvalidInput("algorithm", got=f"{variable}, which is no Algorithm of {path}", do=do)
+        got = f"{variable}, which is no Algorithm of {path}" if variable else f"{path} without :NAME"
+        raise InvalidInput("algorithm", got=got, do=do)
     return algorithm.model_copy(update={"name": name})
 
 

@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import (
     AttemptFate,
     Event,
@@ -24,6 +25,8 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.staleness import StalenessController
+from agent_r1.rollout.user_code import format_error
+from agent_r1.tools.execution import user_code_location
 from agent_r1.trainer.outcomes import Outcome, Trained
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.build import Runtime, group_requests
@@ -91,7 +94,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
                 batch = await _gather(groups, staleness, updater, monitor, run.progress)
             watch.lap("rollout_seconds")
             before = updater.publish().version.number
-            update = await updater.update(batch)
+            update = await _update(run, batch)
             watch.lap("update_seconds")
             served = await publisher.publish(updater.publish())
             watch.lap("load_seconds")
@@ -114,6 +117,23 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     await run.recorder.record(PendingDropped(config.steps, "the run had taken its last step"))
     await manager.finalize()
     await publisher.publish(await run_in_thread(updater.publish))
+
+
+async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateReport:
+    """Update the policy with the groups of a step.
+
+    Raises:
+        InvalidInput: an advantage estimator or a policy loss of the user's own raised an error.
+    """
+    algorithm = run.runtime.config.algorithm
+    try:
+        return await run.runtime.updater.update(batch)
+    except Exception as error:
+        parts = (algorithm.advantage, algorithm.loss)
+        own = any(not type(part).__module__.startswith("agent_r1.") for part in parts)
+        if isinstance(error, AgentR1Error) or not own or not user_code_location(error):
+            raise
+        raise InvalidInput(f"algorithm {algorithm.name}", got=format_error(error), do="fix this line") from error
 
 
 @asynccontextmanager

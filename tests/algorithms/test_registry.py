@@ -186,7 +186,7 @@ def test_an_algorithm_of_a_file_is_named_by_the_file_and_its_components_can_be_u
             "algorithm mine.py:BROKEN: got components that do not fit; length is given with aggregation 'constant'",
         ),
         ("mine.py:NAMELESS", "algorithm.advantage: got a component of class Nameless, which declares no name"),
-        ("mine.py", "name one of its algorithms: MINE, BROKEN"),
+        ("mine.py", "got mine.py without :NAME; name one of its algorithms: MINE, BROKEN"),
     ],
 )
 def test_a_file_without_the_algorithm_is_refused_with_the_reason(

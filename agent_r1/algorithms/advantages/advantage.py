@@ -41,7 +41,7 @@ class Advantage(Component, ABC):
 
     @abstractmethod
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return the advantage of each of the N tokens of the batch: (N,) float64.
+        """Return the advantage of each of the N tokens of the batch: (N,), converted to float64 if necessary.
 
         ``outputs`` are computed before the update.
         """
@@ -57,8 +57,11 @@ def require(output: Tensor | None, description: str) -> Tensor:
     return output
 
 
-def check_advantages(estimator: Advantage, advantages: Tensor, batch: TrainingBatch) -> None:
-    """Raise InvalidInput if ``advantages`` is not one finite number per token. The estimator can be user code."""
+def validate_advantages(estimator: Advantage, advantages: Tensor, batch: TrainingBatch) -> Tensor:
+    """Return ``advantages`` as float64. Raise InvalidInput if ``advantages`` is not one finite number per token.
+
+    The estimator can be user code.
+    """
     field = f"advantage {estimator.name or type(estimator).__name__}"
     if not isinstance(advantages, Tensor):
         raise InvalidInput(field, got=f"an object of type {type(advantages).__name__}", do="return a tensor")
@@ -67,3 +70,4 @@ def check_advantages(estimator: Advantage, advantages: Tensor, batch: TrainingBa
         raise InvalidInput(field, got=f"numbers of shape {tuple(advantages.shape)}", do=do)
     if not bool(advantages.isfinite().all()):
         raise InvalidInput(field, got="a number that is not finite", do="return finite advantages")
+    return advantages.double()
