@@ -96,10 +96,10 @@ def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]
 
 
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
-    """Return a layer with only the settings of the class ``cls``.
+    """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
 
-    Settings of ``whole`` that ``cls`` does not have are left out. So several commands can use the same file. Raise
-    InvalidInput for a key that neither ``cls`` nor ``whole`` has.
+    ``whole`` is a larger settings class, such as TrainConfig. Settings that only ``whole`` has are left out. So several
+    commands can use the same file. Raise InvalidInput for a key that neither class has.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:
@@ -143,6 +143,11 @@ def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMM
 
     A text that cannot be converted stays text, so that :func:`resolve` reports the text as a wrong value.
 
+    Args:
+        cls: the settings class.
+        texts: the text of each setting by dotted key.
+        source: the name of the layer, for error messages.
+
     Example:
         from_text(cls, {"steps": "20", "betas": "0.9,0.95"}).values == {"steps": 20, "betas": [0.9, 0.95]}
     """
@@ -151,6 +156,8 @@ def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMM
 
 def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield (dotted key, field) for each setting of a settings class. A table, such as ``algorithm``, is one field.
+
+    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
 
     Example:
         [key for key, _ in iter_fields(TrainConfig)] == ["data", ..., "trainer.learning_rate", ...]
@@ -164,12 +171,20 @@ def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def setting_keys(cls: type[BaseModel]) -> list[str]:
-    """Return the dotted key of every setting of a settings class."""
+    """Return the dotted key of every setting of a settings class.
+
+    Example:
+        setting_keys(TrainConfig) == ["data", ..., "trainer.learning_rate", ...]
+    """
     return [key for key, _ in iter_fields(cls)]
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Return whether a dotted key names a setting of a settings class, or an entry of one of its tables."""
+    """Return whether a dotted key names a setting of a settings class, or an entry of one of its tables.
+
+    Example:
+        has_setting(TrainConfig, "trainer.learning_rate") and has_setting(TrainConfig, "algorithm.loss")
+    """
     return find_field(cls, key) is not None
 
 
@@ -200,7 +215,13 @@ def is_table(field: FieldInfo) -> bool:
 
 
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for an unknown key. The error suggests a similar key of the ``known`` settings."""
+    """Return the error for the unknown key ``key``. The error suggests a similar key.
+
+    Args:
+        key: the dotted key.
+        source: the name of the layer that has the key, such as "command line".
+        known: the dotted keys of all settings.
+    """
     known = list(known)
     table, _, _ = key.partition(".")
     if table in RENAMED and any(name.partition(".")[0] == RENAMED[table] for name in known):
@@ -241,9 +262,13 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting.
+    """Yield (dotted key, value) of each setting in the nested mapping ``values``.
 
     Each entry of a table has a dotted key of its own. So layers are merged entry by entry, and not table by table.
+    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
+
+    Example:
+        {"steps": 20, "trainer": {"learning_rate": 1e-3}} -> ("steps", 20), ("trainer.learning_rate", 1e-3)
     """
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -315,7 +340,10 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
-    """Return the error for the first problem that a validation found, as one line."""
+    """Convert a ValidationError of the class ``cls`` to an InvalidInput: one line about its first problem.
+
+    ``sources`` maps each dotted key that a layer set to the name of the layer, such as "config.toml".
+    """
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     source = _source(key, sources)

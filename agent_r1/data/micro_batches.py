@@ -47,7 +47,7 @@ class MicroBatch:
     """Number of first tokens that all sequences share and that the model computes once."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the micro-batch with the inputs of the model on ``device``."""
+        """Return a copy whose model inputs are on ``device``. ``tokens`` and ``turns`` stay on the CPU."""
         # tokens and turns are indices into columns of the training batch, which is always on the CPU
         return replace(
             self,

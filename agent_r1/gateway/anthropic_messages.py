@@ -262,7 +262,10 @@ def _event(kind: str, **data: object) -> str:
 
 
 def read(data: Json) -> AnthropicMessage:
-    """Return the request in the JSON body ``data``. Raise RequestError if the request is invalid."""
+    """Parse the JSON body ``data`` of an HTTP request, and return the request for a message.
+
+    Raise RequestError if the request is invalid.
+    """
     body = read_body(_Body, data)
     return AnthropicMessage(_chat_request(body), bool(body.stream), body.model)
 

@@ -70,7 +70,11 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
-    """Return the sent action that ``message`` repeats after the conversation ``before``, or None if there is none."""
+    """Return the sent action that ``message`` repeats; None if ``message`` is no repetition.
+
+    ``before`` is the conversation in front of ``message``. A sent action with another conversation in front of it does
+    not count. If several sent actions fit, see :func:`restore_sampled` for which one is returned.
+    """
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
     if not same:
         return None
@@ -89,8 +93,11 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
     """Return the sampled action that ``message`` begins with, followed by the text that the message adds.
 
-    Return None if the message begins with no sampled action. Whitespace around the sampled text is ignored. For
-    example, an agent that reads calls from the text can add the stop string again, and then the calls that it read.
+    Return None if the message begins with no sampled action. Whitespace around the sampled text is ignored.
+    ``before`` is the conversation in front of ``message``. A sent action with another conversation in front of it does
+    not count.
+
+    For example, an agent that reads calls from the text can add the stop string again, and then the calls that it read.
     """
     if message.calls or message.reasoning is not None:
         return None

@@ -123,9 +123,14 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (keys, values) of the layer with number ``index``. The first call for a layer allocates both tensors.
+        """Return (keys, values) of a layer. Both tensors have the shape (R, K, capacity, D).
 
-        They get their data type, K and D from ``like`` (R, K, T, D).
+        The first call for a layer allocates both tensors, filled with zeros.
+
+        Args:
+            index: the number of the layer, counted from 0.
+            like: any tensor of the shape (R, K, T, D), such as the keys of T new tokens. New tensors get their data
+                type, device, K and D from ``like``.
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])

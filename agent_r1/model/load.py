@@ -124,6 +124,8 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
     """Return ``tokenizer``, or a new tokenizer if ``tokenizer`` does not split text as ``tokenizer.json`` describes.
 
+    ``folder`` is the folder of the model, with ``tokenizer.json``.
+
     For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder). It
     uses the saved vocabulary with the usual pipeline of the model type. Text is then split differently than in the
     training of the model (docs/decisions/0004). The new tokenizer is loaded without its model type.

@@ -23,7 +23,10 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An action and the observation that followed the action."""
+    """An action of the policy, and the messages of the observation that followed the action.
+
+    This class has nothing to do with the protocol :class:`agent_r1.gateway.dialect.Exchange`.
+    """
 
     action: Message
     observation: Messages

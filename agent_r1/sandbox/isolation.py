@@ -75,7 +75,11 @@ class Confinement:
         return [_bwrap(), *self._bubblewrap(filter_fd), "--", *worker]
 
     def environment(self) -> Mapping[str, str]:
-        """Return all environment variables of the process."""
+        """Return the complete environment of the confined process. It inherits no variable of this process.
+
+        Example:
+            {"HOME": "/tmp", "PATH": "/usr/bin:/bin", .., "PYTHONPATH": "/opt/numpy"}
+        """
         return _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(map(str, self.packages))}
 
     def _rlimits(self) -> str:

@@ -202,7 +202,11 @@ class SandboxProcess:
         return ExecutionStatus.DIED, f"the process ended ({exit_status})"
 
     async def _exit_status(self) -> str:
-        """Return the exit status of the process as text. Bubblewrap reports signal N as the exit status 128 + N."""
+        """Return the exit status of the process as text: "exit status 1", or "SIGKILL" if signal 9 ended the process.
+
+        Bubblewrap reports signal N as the exit status 128 + N. Such a status is returned as the name of the signal.
+        If the process does not end in time, kill the process and return "it closed its line".
+        """
         try:
             async with asyncio.timeout(_END_SECONDS):
                 status = await self._process.wait()
@@ -298,7 +302,7 @@ async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[i
 def _memory_file(content: bytes) -> Iterator[int]:
     """Yield the file descriptor of a read-only file in memory that contains ``content``.
 
-    Reading begins at the start of the file.
+    Reading begins at the start of the file. The descriptor is closed at the end of the ``with`` block.
     """
     file = os.memfd_create("agent-r1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

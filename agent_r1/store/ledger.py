@@ -44,9 +44,12 @@ class Seal(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Seal:
-        """Return the seal from which :meth:`to_json` made ``data``.
+        """Return the seal in ``data``, a result of :meth:`to_json`.
 
         Raises ValueError, KeyError or TypeError if ``data`` is not a seal.
+
+        Example:
+            Seal.from_json({"row": 8123, "seal": "9f86d081884c7d659a2feaa0c55ad015"})
         """
         return cls(int(data["row"]), bytes.fromhex(data["seal"]))
 

@@ -51,7 +51,10 @@ def is_hub(source: Path) -> bool:
 
 
 def read_rows_or_hub(source: Path) -> Iterator[JsonRecord]:
-    """Return the rows of a file or of one split on the hub. Raises InvalidInput if ``source`` cannot be read."""
+    """Return the rows of a file or of one split on the hub. Raises InvalidInput if ``source`` cannot be read.
+
+    ``source`` is the path of a JSON or JSONL file, or a name on the hub as described in :func:`hub_rows`.
+    """
     return hub_rows(source) if is_hub(source) else read_records(source)
 
 
@@ -69,12 +72,16 @@ def hub_splits(name: HubName) -> tuple[str, ...]:
 
 
 def hub_rows(source: Path) -> Iterator[JsonRecord]:
-    """Return the rows of one split on the hub, numbered from 1.
+    """Yield the rows of one split on the hub. The ``number`` of the first record is 1.
 
-    ``source`` must name a split (``@SPLIT``) if the data set has more than one split.
+    ``source`` has the form ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT``. It must end with ``@SPLIT`` if
+    the data set has several splits.
 
     Raises InvalidInput if the data set cannot be loaded, the named split does not exist, or the name of the split is
     missing.
+
+    Example:
+        next(hub_rows(Path("hf:hotpotqa/hotpot_qa:distractor@validation"))).values["question"]
     """
     name = hub_name(source)
     splits = _loaded(name)

@@ -54,7 +54,7 @@ class CallBatcher:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def run(self, arguments: dict[str, Any], order: tuple[int, ...], timeout: float) -> CallOutcome:
-        """Add a call to the next batch, and return the outcome of the call after this batch.
+        """Add a call to the next batch. Return the outcome of the call when this batch has run.
 
         Args:
             arguments: the keyword arguments of the call.

@@ -45,7 +45,11 @@ def _absolute(data: Path) -> Path:
 
 
 def _absolute_file(agent: str) -> str:
-    """Return ``FILE.py:NAME`` with an absolute path, which is valid in every working directory."""
+    """Return the setting ``agent`` (``FILE.py:NAME``) with an absolute path, which is valid in every working directory.
+
+    Example:
+        "my_agent.py:run" -> "/home/ada/my_agent.py:run"
+    """
     file, colon, name = agent.rpartition(":")
     return f"{Path(file).absolute()}{colon}{name}" if file else agent
 

@@ -83,7 +83,9 @@ def mean_logprob(trajectory: Trajectory) -> float:
 def score_trajectory(trajectory: Trajectory) -> EvalResult:
     """Return exact match, F1 and sub-match of an attempt.
 
-    If the attempt has no exact match, the first reward takes the place of exact match.
+    Exact match is the reward named ``em`` or ``exact_match``. If no reward has such a name, the first reward is used
+    instead. Exact match and F1 are 0 if the attempt has no rewards or if this reward could not be computed. Without a
+    reward named ``f1``, F1 is equal to exact match.
     """
     rewards = trajectory.rewards
     if not rewards:

@@ -111,10 +111,16 @@ async def evaluate_split(
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Return the results of ``method`` on each evaluation split, from several sampled attempts at each question.
+    """Return the results of ``method`` on each evaluation split, from ``size`` sampled attempts at each task.
 
-    The results include pass@1 and pass@k. ``size`` attempts are made at each of the first ``count`` tasks of a split.
-    The agent of ``method`` must sample at a temperature above 0, because greedy attempts are all equal.
+    Args:
+        method: its agent must sample at a temperature above 0, because greedy attempts are all equal.
+        taskset: has the tasks and the scorers.
+        count: how many tasks of each split are used: the first ``count`` tasks.
+        k: the k of pass@k. It is at most ``size``.
+        size: the number of attempts at each task. pass@1 and pass@k are estimated from all of them.
+        limits: the limits of an attempt.
+        progress: shows how many attempts are finished.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     cells = {}

@@ -39,7 +39,10 @@ class Policy:
     context_length: int
 
     def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
-        """Return an agent that samples this policy's actions from ``engine`` at the given temperature."""
+        """Return an agent that samples this policy's actions from ``engine`` at the given temperature.
+
+        ``config`` determines the largest number of tokens of an action, the seed and the context policy.
+        """
         params = SamplingParams(temperature, max_tokens=config.max_tokens)
         context_policy = build_context_policy(config.context_policy)
         return Agent(engine, self.renderer, params, self.context_length, config.seed, context_policy)
@@ -126,7 +129,7 @@ def _device(name: str) -> str:
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:
-    """Return the limits of the model on the length of a sequence.
+    """Return the limits of the model on the length of a sequence, in tokens: [] or one or two numbers.
 
     A model can have two limits: the number of its positions, and the size of its sliding window.
     """

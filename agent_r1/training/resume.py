@@ -99,7 +99,10 @@ def _unchangeable(folder: Path, key: str, value: object, own: object) -> Invalid
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of each setting."""
+    """Yield (dotted key, value) of each setting in the nested mapping ``values``.
+
+    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
+    """
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")

@@ -299,10 +299,9 @@ def attempt_path(attempt: AttemptId) -> str:
 
 
 def best_and_worst(group: Sequence[AttemptSummary]) -> list[AttemptSummary]:
-    """Return the two attempts with the lowest return and the two attempts with the highest return.
+    """Return the attempts with the two lowest and the two highest totals of rewards, in the order of ``group``.
 
-    Attempts without a return are left out. If no attempt has a return, return the first four attempts. The returned
-    attempts are in the order of ``group``.
+    Attempts without rewards are left out. If no attempt has rewards, the result is the first four attempts.
     """
     known = sorted((one for one in group if one.reward is not None), key=lambda one: one.reward or 0.0)
     chosen = {one.attempt for one in [*known[:2], *known[-2:]]} or {one.attempt for one in group[:4]}

@@ -157,8 +157,16 @@ def _truncate(text: str) -> str:
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
     """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-    Each task has a game seed of its own in ``data["seed"]``. Calls with different values of ``seed`` return different
-    tasks, as long as a call returns at most 1,000,003 tasks.
+    Each task has a game seed of its own in ``data["seed"]``. The game seeds of a call are consecutive integers from
+    ``seed * 1_000_003``. So calls with different values of ``seed`` share no game seed, if each returns at most
+    1,000,003 tasks.
+
+    Args:
+        name: the first part of each task's id, such as "Wordle-v0" in "Wordle-v0/17".
+        messages: the opening messages of every task.
+        train: the number of training tasks.
+        test: the number of test tasks.
+        seed: determines the game seeds.
     """
     first = seed * 1_000_003
     return [

@@ -53,8 +53,9 @@ class Gymnasium:
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The environment has a different seed in each task. ``instruction`` is the first message of each episode. By
-        default, the first message lists the names of the actions.
+        The environment has a different seed in each task. Different values of ``seed`` give different seeds of the
+        environment. ``instruction`` is the first message of each episode. By default, the first message lists the names
+        of the actions.
         """
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)

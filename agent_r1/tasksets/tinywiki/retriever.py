@@ -10,10 +10,10 @@ NOTHING = "No page."
 
 
 def retrieve(wiki: Wiki, query: str) -> str:
-    """Return the page whose title is the first title in the query; ``NOTHING`` if the query contains no title.
+    """Return the text of the page whose title comes first in the query; ``NOTHING`` if the query contains no title.
 
-    BM25 could not choose between several titles in a query. All would have the same score, because each title is one
-    word and belongs to one page.
+    Example:
+        retrieve(wiki, "mayor of Alba or Bruno") == wiki.page("Alba")
     """
     named = [word for word in re.findall(r"\w+", query) if word in wiki.facts]
     return wiki.page(named[0]) if named else NOTHING

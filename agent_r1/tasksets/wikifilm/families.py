@@ -10,13 +10,14 @@ SHARES: Mapping[str, int] = {"train": 65, "validation": 10, "test": 25}
 
 
 def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
-    """Return the split (train, validation or test) of each name in ``families``.
+    """Return the split ("train", "validation" or "test") of each name in ``families``.
 
-    All names of a family are in the same split, and families that share a name count as one family. So a film, its
-    director, the director's father and the director's other films are in the same split.
+    A family is a list of names of films and persons that must be in the same split, such as a film and its director.
+    Families that share a name are merged, also if other families connect them. For example, the families
+    ("Jaws", "Steven Spielberg") and ("Lincoln", "Steven Spielberg") are merged, so all three names are in one split.
 
-    The names of a family are sorted in alphabetical order. A hash of the first of these names decides the split. If the
-    corpus gets further pages, the split of a family changes only if another name becomes the first.
+    The split of a merged family is that of its alphabetically first name ("Jaws"), see :func:`class_of`. If the corpus
+    gets further pages, the split changes only if another name becomes the first.
     """
     parent: dict[str, str] = {}
 
@@ -34,10 +35,10 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
 
 
 def class_of(name: str) -> str:
-    """Return the split (train, validation or test) of a family.
+    """Return the split ("train", "validation" or "test") of a merged family, see :func:`divide_families`.
 
-    ``name`` is the name of the family that comes first in alphabetical order. A hash of ``name`` decides the split, so
-    the split is the same on every machine.
+    ``name`` is the alphabetically first name in the family. A hash of ``name`` decides the split, so the split is the
+    same on every machine.
     """
     number = int.from_bytes(hashlib.sha256(f"wikifilm|{name}".encode()).digest()[:8], "big") % 100
     if number < SHARES["train"]:

@@ -48,7 +48,10 @@ class FailedAttempt:
 
     @property
     def kind(self) -> str:
-        """The kind of failure: the status, or "unscored" if the attempt ended normally."""
+        """The kind of failure, such as "environment_failed": the status of the attempt.
+
+        "unscored" if the episode ended normally but a reward could not be computed.
+        """
         return UNSCORED if STATUS_POLICY[self.status] == "train" else str(self.status)
 
 
