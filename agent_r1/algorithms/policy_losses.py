@@ -60,7 +60,10 @@ class PolicyLoss(Component, ABC):
 
 
 def validate_losses(loss: PolicyLoss, losses: Tensor, ratio: Tensor) -> Tensor:
-    """Return ``losses``. Raise InvalidInput if ``losses`` is not one number per token. The loss can be user code."""
+    """Return ``losses``. Raise InvalidInput if ``losses`` is not one number per token.
+
+    A policy loss can be user code.
+    """
     if isinstance(losses, Tensor) and losses.shape == ratio.shape:
         return losses
     got = f"numbers of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"

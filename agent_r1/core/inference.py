@@ -60,8 +60,8 @@ class SamplingParams:
         seed: determines the random numbers of the generation, independently of other prompts in the batch.
         stop_condition: ends the generation at a stop string. The completion includes the token that completes the
             string.
-        on_tokens: is called after each sampled token, with all tokens sampled so far, possibly in a thread of the
-            engine. An engine that returns only complete generations does not call it.
+        on_tokens: a function that is called after each sampled token, with all tokens sampled so far. The call can be
+            in a thread of the engine. An engine that returns only complete generations makes no such calls.
     """
 
     temperature: float = 1.0

@@ -130,9 +130,10 @@ def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packin
 
 
 def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
-    """Return the turn ``root`` and all its descendants in depth-first order. Turns are given by their numbers.
+    """Return the number of the turn ``root`` and the numbers of all its descendants, in depth-first order.
 
-    ``children`` holds the children of each turn, and under the key None the turns without a parent.
+    ``children`` maps the number of each turn to the numbers of its children. The key None has the turns without a
+    parent.
 
     Example:
         _depth_first(0, {None: [0], 0: [1, 3], 1: [2]}) == [0, 1, 2, 3]

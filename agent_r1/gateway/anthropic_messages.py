@@ -196,7 +196,10 @@ class AnthropicMessage:
 
 @dataclass(slots=True)
 class _EventWriter:
-    """Writes the parts of a stream. ``kinds`` are the types of the blocks of pieces so far; the last one is open."""
+    """A writer of the server-sent events of one answer. :meth:`write` gets the parts of the answer in order.
+
+    ``kinds`` lists the types of the content blocks that have begun. The last of these blocks has not ended yet.
+    """
 
     request: AnthropicMessage
     kinds: list[str] = field(default_factory=list)
@@ -246,7 +249,7 @@ def _calls(message: Message) -> list[Json]:
 
 
 def _call_events(index: int, block: Json) -> Iterator[str]:
-    """Yield the events for one call: its start, its arguments in pieces, and its end."""
+    """Yield the server-sent events of one tool call: its start, the pieces of its arguments, and its end."""
     yield _event("content_block_start", index=index, content_block={**block, "input": {}})
     for piece in pieces(json.dumps(block["input"], ensure_ascii=False)):
         yield _delta(index, "input_json_delta", "partial_json", piece)

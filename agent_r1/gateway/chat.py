@@ -124,7 +124,10 @@ PieceKind = Literal["reasoning", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a stream, before the first token: the id of the answer, and the length of the prompt."""
+    """The first part of a stream, which is sent before the first token.
+
+    ``id`` is the id of the answer. ``num_prompt_tokens`` is the number of tokens of the prompt.
+    """
 
     id: str
     num_prompt_tokens: int
@@ -132,7 +135,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of the reasoning or the text of a choice in a stream. ``index`` is the index of the choice."""
+    """A part of a stream: a piece of the reasoning or of the text of one choice.
+
+    ``index`` is the index of the choice. ``kind`` says whether ``text`` belongs to the reasoning or to the text.
+    """
 
     index: int
     kind: PieceKind
@@ -156,12 +162,12 @@ class Draft:
 
 @dataclass(slots=True)
 class LiveAnswer:
-    """The answer to a request while it is sampled. It stays empty if the model sends only complete answers.
+    """The answer to a request while it is sampled, for streaming. If the model does not stream, the object stays empty.
 
     Attributes:
-        opening: the opening of the stream, or None.
-        read: returns the message that unfinished tokens form.
-        token_ids: the tokens so far.
+        opening: the first part of the stream; None if the stream cannot begin yet.
+        read: converts the tokens of an unfinished answer to the message that can be sent so far.
+        token_ids: the tokens that were sampled so far.
     """
 
     opening: Opening | None = None
@@ -169,7 +175,10 @@ class LiveAnswer:
     token_ids: Sequence[int] = ()
 
     def set_tokens(self, token_ids: Sequence[int]) -> None:
-        """Set the tokens so far. The engine can call this method in a thread of its own."""
+        """Replace ``token_ids`` by the tokens that were sampled so far.
+
+        The engine can call this method in a thread of its own.
+        """
         self.token_ids = token_ids
 
     @property
@@ -191,6 +200,6 @@ class ChatModel(Protocol):
     def draft(self, request: ChatRequest, live: LiveAnswer) -> Awaitable[Draft]:
         """Return the answer to a request, as a draft. Raise RequestError if the request is refused or fails.
 
-        A model that streams keeps ``live`` up to date meanwhile.
+        While a model that streams samples the answer, it writes the tokens so far to ``live``.
         """
         ...

@@ -231,7 +231,10 @@ class ChatCompletion:
 
 @dataclass(slots=True)
 class _ChunkWriter:
-    """Writes the parts of a stream. ``begun`` are the indices of the choices that have a chunk."""
+    """A writer of the server-sent events of one answer. :meth:`write` gets the parts of the answer in order.
+
+    ``begun`` holds the indices of the choices of which at least one event was written.
+    """
 
     request: ChatCompletion
     id: str = ""
@@ -293,7 +296,7 @@ def _logprobs_json(choice: Choice) -> Json | None:
 
 
 def logprob_entries(choice: Choice) -> list[Json]:
-    """Return the log-probabilities of the tokens of a choice, in OpenAI's form."""
+    """Return the log-probability of each token of a choice as a JSON object, in OpenAI's format."""
     return [
         {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": []}
         for token in choice.logprobs

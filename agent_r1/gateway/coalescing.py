@@ -42,7 +42,7 @@ class PendingAnswer:
     Attributes:
         identity: identifies the first request that got this answer.
         drafting: the asyncio task that samples the answer.
-        live: what is sampled so far, if the model streams.
+        live: the part of the answer that was sampled so far, if the model streams.
         num_retries: the largest retry count of the requests that got this answer.
         num_waiting: the number of clients that wait for the answer now.
         is_delivered: whether the answer was sent to a client.
@@ -87,7 +87,7 @@ class PendingAnswer:
         return self.drafting.result().answer
 
     async def begin(self) -> None:
-        """Wait until the answer is complete or, if the model streams, until its first token is sampled."""
+        """Wait until something can be sent: the first token if the model streams, otherwise the complete answer."""
         while not self.drafting.done() and not self.live.has_begun:
             await asyncio.wait({self.drafting}, timeout=POLL_SECONDS)
 

@@ -70,10 +70,9 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
-    """Return the sent action that ``message`` repeats; None if ``message`` is no repetition.
+    """Return the sent action that ``message`` repeats after the conversation ``before``, or None if there is none.
 
-    ``before`` is the conversation in front of ``message``. A sent action with another conversation in front of it does
-    not count. If several sent actions fit, see :func:`restore_sampled` for which one is returned.
+    If several sent actions fit, :func:`restore_sampled` says which of them is returned.
     """
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
     if not same:

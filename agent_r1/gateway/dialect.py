@@ -50,7 +50,10 @@ class Exchange(Protocol):
         ...
 
     def event_writer(self) -> EventWriter:
-        """Return a new writer for the parts of the answer. It is used if the client requested events."""
+        """Return a new function that converts each part of an answer to server-sent events.
+
+        This method is used if the client requested events.
+        """
         ...
 
 

@@ -59,8 +59,8 @@ class EpisodeModel:
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
         """Sample the answer to a request, and return it as a draft. Its turns are recorded when the draft is delivered.
 
-        ``live`` stays empty: only a complete answer is sent, so that a request that fails has a status.
-        Raise RequestError if no turns or tokens are left, or if the request fails.
+        ``live`` stays empty, because a client gets only complete answers. Raise RequestError if no turns or tokens are
+        left, or if the request fails.
         """
         _warn_about_sampling(request, self._agent.params)
         messages = self._resolve(request)

@@ -277,7 +277,10 @@ def _message_item(id: str, text: str, status: str, logprobs: list[Json]) -> Json
 
 @dataclass(slots=True)
 class _EventWriter:
-    """Writes the parts of a stream. ``items`` are the output items that have begun."""
+    """A writer of the server-sent events of one answer. :meth:`write` gets the parts of the answer in order.
+
+    ``items`` holds the output items that have begun.
+    """
 
     exchange: ResponseExchange
     id: str = ""
@@ -309,7 +312,10 @@ class _EventWriter:
         )
 
     def _finish(self, response: Json) -> Iterator[str]:
-        """Yield the events that end the stream. ``response`` has the complete items."""
+        """Yield the events of all that was not sent yet, and the event that ends the stream.
+
+        ``response`` is the JSON body of the complete answer.
+        """
         begun = [item["type"] for item in self.items]
         if self.items:
             self.items[-1] = next((i for i in response["output"] if i["type"] == begun[-1]), self.items[-1])
@@ -330,7 +336,7 @@ class _EventWriter:
             yield self._item_event("response.content_part.added", content_index=0, part={**part, "text": ""})
 
     def _end_item(self) -> Iterator[str]:
-        """Yield the events that end the last item, with its arguments if it is a call."""
+        """Yield the events that end the current output item. For a tool call, they include its arguments."""
         if not self.items:
             return
         item, kind = self.items[-1], "response.function_call_arguments"
@@ -351,7 +357,7 @@ class _EventWriter:
 
 
 def _extra(part: Json) -> Json:
-    """Return the fields that only the events of texts have."""
+    """Return additional fields for an event about ``part``: empty ``logprobs`` for a text, no fields for reasoning."""
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 

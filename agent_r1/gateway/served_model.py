@@ -34,7 +34,10 @@ class ServedModel:
         self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
-        """Sample the answer to a request, and return it as a draft. Equal requests with a seed get equal answers."""
+        """Sample the answer to a request, and return it as a draft. Equal requests with a seed get equal answers.
+
+        If the request asks for one choice, the tokens so far are written to ``live``.
+        """
         if request.previous is not None:
             message = "this endpoint keeps no responses: send the whole conversation as input"
             raise RequestError(404, message, code="previous_response_not_found", param="previous_response_id")
@@ -58,11 +61,14 @@ class ServedModel:
         return Draft(Answer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
 
     def _read(self, request: ChatRequest, token_ids: tuple[int, ...]) -> Message:
-        """Return the part of an unfinished answer that can be sent."""
+        """Return the message that the tokens of an unfinished answer form. Parts that can still change are left out."""
         return settled_message(self._agent.renderer.parse(token_ids, 0, request.tools).message, request)
 
     def _session(self, request: ChatRequest, live: LiveAnswer) -> Session:
-        """Return a new session for ``request``, with the sampling parameters of the request."""
+        """Return a new session with the sampling parameters of the request.
+
+        It writes its sampled tokens to ``live``.
+        """
         agent = self._agent
         temperature = agent.params.temperature if request.temperature is None else request.temperature
         top_p = agent.params.top_p if request.top_p is None else request.top_p

@@ -23,7 +23,8 @@ _UNFINISHED = re.compile(r"[\s\ufffd]*(<[^<>\s]{0,40})?[\s\ufffd]*\Z")
 def settled_message(message: Message, request: ChatRequest) -> Message:
     """Return the reasoning and the text of an unfinished answer, without characters that later tokens can change.
 
-    Nothing is settled if the answer has begun a tool call.
+    For example, the beginning of a stop string is left out. If the answer has begun a tool call, the result is an empty
+    message.
     """
     if message.calls:
         return Message.assistant("")
@@ -39,15 +40,15 @@ def _settled(text: str, num_held: int) -> str:
 
 
 def complete_parts(answer: Answer) -> Iterator[Part]:
-    """Yield the parts of a complete answer."""
+    """Yield the parts of the stream of a complete answer: its opening, its pieces, and the answer itself."""
     yield Opening(answer.id, answer.num_prompt_tokens)
     yield from _SentTexts().last_parts(answer)
 
 
 async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIterator[Part]:
-    """Yield the parts of an answer while the task ``drafting`` samples it. ``live`` has begun.
+    """Yield the parts of the stream of an answer, while the task ``drafting`` samples the answer.
 
-    Raise RequestError if the request fails.
+    The last part is the complete answer. ``live.opening`` must already be set. Raise RequestError if the request fails.
     """
     assert live.opening is not None
     yield live.opening
@@ -61,13 +62,16 @@ async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIt
 
 
 class _SentTexts:
-    """The reasoning and the text of each choice that were sent so far."""
+    """The reasoning and the text of each choice, as far as they were sent."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, PieceKind], str] = {}
 
     def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
-        """Yield what ``message`` has after the texts that were sent. ``index`` is the index of the choice."""
+        """Yield the reasoning and the text of ``message`` that were not sent yet, in pieces, and mark them as sent.
+
+        ``index`` is the index of the choice.
+        """
         texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
         for kind, text in texts:
             sent = self._texts.get((index, kind), "")

@@ -58,9 +58,9 @@ def require(output: Tensor | None, description: str) -> Tensor:
 
 
 def validate_advantages(estimator: Advantage, advantages: Tensor, batch: TrainingBatch) -> Tensor:
-    """Return ``advantages`` as float64. Raise InvalidInput if ``advantages`` is not one finite number per token.
+    """Return ``advantages`` as float64. Raise InvalidInput if they are not one finite number per token.
 
-    The estimator can be user code.
+    An advantage estimator can be user code.
     """
     field = f"advantage {estimator.name or type(estimator).__name__}"
     if not isinstance(advantages, Tensor):
