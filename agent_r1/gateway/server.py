@@ -234,7 +234,7 @@ class Gateway:
 
 
 def _response(exchange: Exchange, answer: Answer) -> Response:
-    """Return the response with a complete answer."""
+    """Return the HTTP response with a complete answer, as JSON or as server-sent events."""
     if exchange.streams:
         write = exchange.event_writer()
         events = chain.from_iterable(write(part) for part in complete_parts(answer))
@@ -243,7 +243,10 @@ def _response(exchange: Exchange, answer: Answer) -> Response:
 
 
 async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> AsyncIterator[str]:
-    """Yield the events of an answer while it is sampled. A failure is the last event."""
+    """Yield the server-sent events of an answer while it is sampled.
+
+    If the request fails, the last event is the error.
+    """
     write = exchange.event_writer()
     with pending.waiting(grace=0):
         try:
@@ -256,7 +259,7 @@ async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAns
 
 
 async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:
-    """Wait until the answer is complete or its stream can begin, and return True.
+    """Wait until the answer is complete, or until its stream can begin if ``streams`` is true. Return True.
 
     Return False if the client disconnects before. Raise RequestError if the API key is revoked while the request waits.
     """
