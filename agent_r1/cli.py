@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the name and the parameters of the command in ``arguments``, without running the command.
 
-    Raises click.UsageError if the arguments cannot be parsed.
+    Raise click.UsageError if the arguments cannot be parsed.
     """
     name, *rest = arguments
     command = cli.commands.get(name)

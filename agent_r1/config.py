@@ -111,7 +111,7 @@ def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Laye
 def read_toml(path: Path) -> Layer:
     """Return the settings of a TOML file as a layer.
 
-    Raises InvalidInput if the file cannot be read or parsed, or exceeds ``MAX_FILE`` or ``MAX_DEPTH``.
+    Raise InvalidInput if the file cannot be read or parsed, or exceeds ``MAX_FILE`` or ``MAX_DEPTH``.
     """
     try:
         with open_regular(path) as file:

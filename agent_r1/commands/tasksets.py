@@ -97,7 +97,7 @@ def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
 def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
     """Return the task set that a file defines.
 
-    Raises InvalidInput if ``config`` sets ``taskset``, ``data``, ``corpus``, ``encoder`` or ``sandbox``, or if the file
+    Raise InvalidInput if ``config`` sets ``taskset``, ``data``, ``corpus``, ``encoder`` or ``sandbox``, or if the file
     cannot be used.
     """
     for name in ("taskset", "data", "corpus", "encoder", "sandbox"):

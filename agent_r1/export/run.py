@@ -48,7 +48,7 @@ def export_run(
     Args:
         run: the folder of the run.
         out: the folder of the export.
-        config: the format, and what is exported.
+        config: the settings of the export, such as its format.
         force: replace ``out`` if it is an earlier export.
         public: if the upload creates a repository on the hub, make it public.
 
