@@ -151,7 +151,7 @@ class Algorithm(Component):
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
     def select(self, selection: Selection, version: int) -> Selection:
-        """Return the selection without the samples that the filters remove. The result lists these samples as excluded.
+        """Return ``selection`` without the samples that the filters remove. The result lists these samples as excluded.
 
         The filters ``overlong`` and ``empty_turn`` remove no samples, because they act on the loss only. ``version`` is
         the number of the current weights.
@@ -365,7 +365,7 @@ class Algorithm(Component):
         return accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
 
     def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
-        """Return the critic's loss, a weighted sum over the states before tokens and the states after actions."""
+        """Return the critic's loss, a scalar. ``old_values`` are the critic's values before the update."""
         assert isinstance(self.advantage, WithCritic)
         clip, target, weight = self.advantage.value_clip, targets.target, targets.weight
         before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)

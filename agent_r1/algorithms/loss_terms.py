@@ -185,7 +185,7 @@ class Kl(Component):
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
         """Return the estimate of KL(pi || ref) at each token, with gradient: (n,).
 
-        ``ratio`` (n,) is pi / pi_old of each token.
+        ``logprobs`` (n,) are log pi, ``reference_logprobs`` (n,) are log ref, and ``ratio`` (n,) is pi / pi_old.
         """
         match self.estimator:
             case "k1":
@@ -222,7 +222,7 @@ class Kl(Component):
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
     """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
 
-    mu is the sampler's policy, and ref is the reference policy.
+    mu is the sampler's policy, and ref is the reference policy. ``reference_logprobs`` (N,) are log ref.
     """
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")

@@ -125,7 +125,10 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (dotted key, value) of each setting. The key ``loss.name`` becomes ``loss``."""
+    """Yield (dotted key, value) of each setting in nested tables. The key ``loss.name`` becomes ``loss``.
+
+    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "loss.".
+    """
     for name, value in settings.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
@@ -286,7 +289,7 @@ def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
     """Return the error for a parameter ``name`` that a component does not have.
 
     If other components have such a parameter, the message names these components. Otherwise the message lists the
-    parameters of ``component``.
+    parameters of ``component``. ``prefix`` is put in front of the parameter in the message, such as "loss.".
     """
     own = name_of(type(component)) if isinstance(component, NAMED) else ""
     others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]

@@ -155,7 +155,7 @@ class KlCov(Component):
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         """Return the weight of the penalty at each of the n tokens of the loss mask: (n,).
 
-        Most tokens have weight 0.
+        Most tokens have weight 0. The arguments are those of :func:`covariance`.
         """
         cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
         least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # all tokens with cov >= least are penalized
@@ -180,9 +180,10 @@ class OffPolicyMask(Component):
         return f"without tokens with A < 0 of trajectories whose mean of log(mu / pi) is above {self.threshold:g}"
 
     def kept(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return whether each of the n tokens has a policy loss: (n,) bool.
+        """Return whether each of the n tokens of a micro-batch has a policy loss: (n,) bool.
 
         The n tokens must include all tokens of each trajectory, because the rule uses a mean over the trajectory.
+        ``advantage`` (n,) holds their advantages, and ``tokens`` the outputs of the models for them.
         """
         sampler_logprobs = require(tokens.sampler_logprobs, "the sampler's log-probabilities")
         trajectory = require(tokens.trajectory, "the trajectory of each token")
@@ -197,6 +198,11 @@ def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -
 
     pi_old is the policy before the update. If its log-probabilities were not computed, the sampler's log-probabilities
     are used in their place.
+
+    Args:
+        batch: The batch, reduced to the n tokens.
+        outputs: The outputs of the models for the n tokens, before the update.
+        advantage: (n,) A, the advantages of the n tokens.
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())

@@ -35,7 +35,11 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
-    """Yield a message for each problem: components that do not fit together, or a setting without an effect."""
+    """Yield a message for each problem: components that do not fit together, or a setting without an effect.
+
+    Example:
+        "ratio_denominator sampler has no effect: loss policy_gradient has no ratio"
+    """
     yield from _ratio(algorithm)
     yield from _masks(algorithm)
     yield from _token_rules(algorithm)

@@ -81,9 +81,14 @@ def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
 
 
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
-    """Yield (option, explanation) for each parameter of a component, such as ``--algorithm.loss.clip_low FLOAT``.
+    """Yield (option, explanation) for each parameter of a component and of the components in it.
 
-    If a component is turned off, its parameters are yielded with their default values.
+    An example of an option is ``--algorithm.loss.clip_low FLOAT``.
+
+    Args:
+        component: the component.
+        prefix: the beginning of each option, such as ``--algorithm.loss.``.
+        is_on: False if the algorithm does not use the component. Its parameters are then shown with default values.
     """
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices

@@ -228,7 +228,8 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
     """Return the layers of settings, the layer with the highest priority first.
 
-    The first layer is the command line. The second layer is the file of ``--config``, if there is one.
+    The first layer is ``settings``, from the command line. The second layer holds the settings in ``file``, the TOML
+    file of ``--config``. If ``file`` is None, there is no second layer.
     """
     return [settings] if file is None else [settings, read_toml(file)]
 
@@ -241,7 +242,7 @@ def progress_of(quiet: bool) -> Progress:
 def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
     """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, otherwise ``text``.
 
-    Plain text is not wrapped at the width of the terminal.
+    ``data`` and ``text`` are two forms of the same result. Plain text is not wrapped at the width of the terminal.
     """
     if as_json:
         print(json.dumps(data))

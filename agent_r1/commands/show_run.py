@@ -149,7 +149,10 @@ def _state(summary: RunSummary) -> str:
 
 
 def _validations(reader: RunReader, curves: Mapping[str, Curve]) -> Iterator[Validation]:
-    """Yield each validation of the run, the earliest step first."""
+    """Yield each validation of the run, the earliest step first.
+
+    ``curves`` holds the values of each metric by step. A run without the curve ``validation_em`` had no validation.
+    """
     cells = {cell["step"]: cell for cell in read_results(reader, "validation")}
     for step, em in sorted(curves.get("validation_em", {}).items()):
         cell = cells.get(step, {})

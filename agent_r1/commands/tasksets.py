@@ -88,14 +88,19 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return the task set ``name``. If ``name`` ends with ``.py``, return the task set that this file defines."""
+    """Return the task set ``name``. If ``name`` ends with ``.py``, return the task set that this file defines.
+
+    ``config`` has the settings of the task set, such as ``data`` and ``seed``.
+    """
     if name.endswith(".py"):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)
 
 
 def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
-    """Return the task set that a file defines.
+    """Return the task set that the Python file ``file`` defines under the names ``env`` and ``tasks``.
+
+    ``config`` has the settings of the task set. ``model`` is the name of the model; "" if there is no model.
 
     Raise InvalidInput if ``config`` sets ``taskset``, ``data``, ``corpus``, ``encoder`` or ``sandbox``, or if the file
     cannot be used.
@@ -117,5 +122,9 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return ``{"sandbox": ..}`` for the JSON output of a command, or {} if the task set runs no code of the policy."""
+    """Return the isolation of the policy's code for the JSON output of a command.
+
+    Example:
+        {"sandbox": "bubblewrap: files limits network"}, or {} if the task set runs no code of the policy
+    """
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}

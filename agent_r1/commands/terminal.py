@@ -78,6 +78,11 @@ class CurveTable:
         """Add the curves of one chart: one line with the title, and one line for each curve.
 
         If the chart has a single curve with the same name as the title, only the line of the curve is added.
+
+        Args:
+            title: the title of the chart, such as "Response length".
+            unit: the unit of its values, such as "tokens"; it is printed after the title.
+            curves: (name, values by step) of each curve.
         """
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()
         label = curves[0][0]

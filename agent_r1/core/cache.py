@@ -20,7 +20,7 @@ Origin = Mapping[str, str | int]
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
     """Return ``folder`` with the files that ``make`` writes. The files are written only once.
 
-    ``make`` is called if the folder is missing or damaged, or was made from another ``origin``. The argument of
+    ``origin`` is what the files depend on, such as ``{"conversion": 2, "sha256": "9f86d0.."}``. ``make`` is called if the folder is missing or damaged, or was made from another ``origin``. The argument of
     ``make`` is a temporary folder, which becomes ``folder`` after ``make`` returns. So a killed process leaves no
     incomplete folder. If several processes call this function, one of them calls ``make``, and the others wait.
 
@@ -47,7 +47,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether a folder was made from ``origin``, and its files have not changed since.
+    """Return whether a folder was made from ``origin`` by :func:`build_once`, and its files have not changed since.
 
     The manifest in the folder holds the origin and the checksums of the files.
     """

@@ -30,7 +30,11 @@ class JsonRecord:
     values: Mapping[str, Any]
 
     def error(self, got: str, do: str) -> InvalidInput:
-        """Return an error that names the file and the row of this record. ``got`` is the problem, ``do`` the remedy."""
+        """Return an error that names the file and the row of this record. ``got`` is the problem, ``do`` the remedy.
+
+        Example:
+            "dev.jsonl, row 17: got no answer; give every row a text under 'answer'"
+        """
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
@@ -38,6 +42,9 @@ class JsonRecord:
 
         Raises:
             InvalidInput: if the record has none of these fields, or if the found field is blank or not text.
+
+        Example:
+            record.get_text("question", "problem")
         """
         value = next((self.values[name] for name in names if name in self.values), None)
         if isinstance(value, str) and value.strip():
@@ -101,7 +108,10 @@ def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
 
 
 def _parse(path: Path, data: bytes, first_line: int) -> Any:
-    """Return the JSON value of ``data``, which starts on line ``first_line`` of the file."""
+    """Return the JSON value that the bytes ``data`` hold. They start on line ``first_line`` of the file ``path``.
+
+    Raises InvalidInput, which names the file and the line, if the bytes are not JSON in UTF-8.
+    """
     try:
         value = json.loads(data.decode("utf-8-sig"))
         if b"\\u" in data:  # half a character (a lone surrogate) cannot be written or hashed

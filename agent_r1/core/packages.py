@@ -13,6 +13,9 @@ def import_extra(name: str, extra: str) -> Any:
     """Import the module ``name``, which the optional dependencies ``extra`` of this package install, and return it.
 
     Raise InvalidInput if the module is not installed. The message names the extra to install.
+
+    Example:
+        textarena = import_extra("textarena", extra="textarena")
     """
     require_extra(name, extra)
     return import_module(name)

@@ -56,7 +56,12 @@ def redact_url(value: str) -> str:
 
 
 def has_redacted(url: str) -> bool:
-    """Return whether ``***`` has replaced credentials in a web address, and no credentials remain."""
+    """Return whether ``***`` has replaced credentials in a web address, and no credentials remain.
+
+    Example:
+        >>> has_redacted("http://***@10.0.0.1:8800"), has_redacted("http://10.0.0.1:8800")
+        (True, False)
+    """
     return redact_url(url) == url and REDACTED in url and _URL.search(url) is not None
 
 

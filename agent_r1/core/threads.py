@@ -151,9 +151,10 @@ def _run_jobs(
 
 
 def _resolve(outcomes: Iterable[Outcome]) -> None:
-    """Set the results and errors of futures. Any thread can call this function.
+    """Set the result or the error of each future in ``outcomes``. Any thread can call this function.
 
-    The futures can belong to several event loops. Each event loop is woken only once.
+    An outcome is a tuple (future, result, error), in which the error is None if the work succeeded. The futures can
+    belong to several event loops. Each event loop is woken only once.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:

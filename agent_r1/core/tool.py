@@ -25,7 +25,15 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one tool call. The agent sees ``parts``. Only rewards see ``data``."""
+    """The result of one tool call. The agent sees ``parts``. Only rewards see ``data``.
+
+    Attributes:
+        parts: the text and media that the agent sees.
+        ok: whether the call succeeded.
+        error: the kind of the failure; None if the call succeeded.
+        data: any value for the rewards.
+        seconds: the duration of the call.
+    """
 
     parts: tuple[ContentPart, ...]
     ok: bool

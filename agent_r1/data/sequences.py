@@ -81,7 +81,8 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
     """Return one token sequence for each tree of turns in the trajectory.
 
     If several turns of a tree begin with the same tokens, the sequence holds these tokens only once. A tree without
-    action tokens is left out. ``number`` is the number of the trajectory in the batch.
+    action tokens is left out. ``number`` is the number of the trajectory in the batch, and ``places`` holds the place
+    of each of its turns in the batch.
     """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -94,7 +95,8 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action.
 
-    ``number`` is the number of the trajectory in the batch.
+    ``number`` is the number of the trajectory in the batch, and ``places`` holds the place of each of its turns in the
+    batch.
     """
     return [
         _pack_turn(trajectory, turn, number, place)
@@ -107,7 +109,7 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
     """Return only causal token sequences, for models that ignore a custom attention mask.
 
     A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`). Any other trajectory is packed by
-    :func:`pack_prefix_tree`, which then gives causal sequences.
+    :func:`pack_prefix_tree`, which then gives causal sequences. The arguments are those of both functions.
     """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)
@@ -210,6 +212,12 @@ def _predictions(before: int, start: int, count: int, batch_position: int) -> li
 
     Each prediction is a tuple of three positions: of the logits in the sequence, of the predicted token in the
     sequence, and of this token in the batch.
+
+    Args:
+        before: the position in the sequence of the logits that predict the first of the tokens.
+        start: the position in the sequence of the first of the tokens.
+        count: the number of tokens.
+        batch_position: the position in the batch of the first of the tokens.
 
     Example:
         _predictions(1, 2, 3, 0) is [(1, 2, 0), (2, 3, 1), (3, 4, 2)]

@@ -108,7 +108,10 @@ def describe_status(trajectory: Trajectory) -> str:
 
 
 def _defects(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
-    """Yield every reason why the trajectory cannot be trained on."""
+    """Yield every reason why the trajectory cannot be trained on, such as "no action tokens".
+
+    ``weights`` holds the weights by the name of a reward. A reward with weight 0 is not checked.
+    """
     if STATUS_POLICY[trajectory.status] != "train":
         yield describe_status(trajectory)
     if not any(turn.action_ids for turn in trajectory.turns):
@@ -146,6 +149,8 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
     """Return the training sample of a trajectory without defects. ``group`` is the number of its group.
+
+    ``weights`` holds the weights by the name of a reward. A reward without a weight has weight 1.
 
     Rewards are summed with ``math.fsum``, so that the sums do not depend on the order of the rewards.
     """

@@ -84,9 +84,16 @@ It must draw random numbers only from the given generator.
 class Match:
     """One match of a game. A match is one episode for each of its players.
 
-    ``players`` holds the environment of each player. The caller must open and close each environment once. If the game
-    raises an exception, takes longer than ``seconds``, or does not return one finite score per player, the episodes of
-    all players fail.
+    The attribute ``players`` holds the environment of each player. The caller must open and close each environment
+    once. If the game raises an exception, takes longer than ``seconds``, or does not return one finite score per
+    player, the episodes of all players fail.
+
+    Args:
+        game: a function that plays the task and returns the score of each player.
+        task: the task that is played.
+        seed: determines the random numbers of the game.
+        players: the number of players.
+        seconds: the time limit of the match.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:

@@ -30,7 +30,11 @@ class ExportedAttempt:
     tools: Sequence[Mapping[str, Any]]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the attempt as a dictionary for JSON: ids, fate, status and rewards."""
+        """Return the facts about the attempt as a dictionary for JSON: ids, fate, status and rewards.
+
+        Example:
+            {"id": "demo:3.0.0:style-a/7", .., "fate": "trained", "status": "completed", "reward": 1.0, ..}
+        """
         summary, trajectory = self.summary, self.trajectory
         return {
             "id": str(trajectory.attempt),
@@ -54,9 +58,10 @@ class ExportedAttempt:
 
 
 def read_attempts(reader: RunReader, config: ExportConfig) -> Iterator[ExportedAttempt]:
-    """Yield the attempts that ended and that the settings select, in the order in which they were started.
+    """Yield the attempts that ended and that ``config`` selects, in the order in which they were started.
 
-    Only one trajectory is in memory at a time.
+    The settings ``split``, ``status``, ``fate``, ``min_reward``, ``first_step`` and ``last_step`` select attempts. Only
+    one trajectory is in memory at a time.
     """
     tools = read_tools(reader)
     where = AttemptFilter(split=config.split, status=config.status, fate=config.fate, reward_from=config.min_reward)
@@ -92,7 +97,11 @@ def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> 
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
-    """Return a turn as a dictionary for JSON: its exact tokens, its text and its process rewards."""
+    """Return a turn as a dictionary for JSON: its exact tokens, its text and its process rewards.
+
+    Example:
+        {"parent": None, "kind": "act", .., "new_ids": (5, 6), "action_ids": (9, 2), "logprobs": (-0.3, -0.1), ..}
+    """
     return {
         "parent": turn.parent,
         "kind": turn.kind,

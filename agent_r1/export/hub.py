@@ -29,6 +29,12 @@ def check_repository(name: str) -> None:
 def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
     """Upload all files of a folder to a repository on the hub, and return the URL of the commit.
 
+    Args:
+        folder: the folder.
+        name: the name of the repository, OWNER/NAME.
+        kind: "model" or "dataset".
+        public: whether the repository is public if it is created.
+
     If the repository does not exist, it is created. The token is ``HF_TOKEN``, or the token that ``hf auth login``
     stored.
 

@@ -37,6 +37,9 @@ class AgentThreads:
     async def call(self, function: AgentFunction, base_url: str, key: str, task: Task) -> object:
         """Call an agent program, and return its result. Exceptions of the program are raised in the caller.
 
+        The call is ``function(base_url, key, task)``: ``base_url`` is the address of the gateway, such as
+        ``http://127.0.0.1:8123/v1``, and ``key`` is the API key of the attempt.
+
         If the caller is cancelled, an async program is cancelled too. A sync program cannot be stopped: its thread
         continues, and its result is ignored.
         """

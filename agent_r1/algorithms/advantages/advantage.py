@@ -37,20 +37,20 @@ class Advantage(Component, ABC):
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The formula of the advantage in one line, with the values of the settings."""
+        """The formula of the advantage in one line, such as "R - mean R of the group"."""
 
     @abstractmethod
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         """Return the advantage of each of the N tokens of the batch: (N,), converted to float64 if necessary.
 
-        ``outputs`` are computed before the update.
+        ``outputs`` are the outputs of the models for the batch, computed before the update.
         """
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
     """Return ``output``. Raise TypeError if ``output`` is None, which means that no model has computed the output.
 
-    ``description`` names the output in the error.
+    ``description`` names the output in the error, for example "a teacher's log-probabilities".
     """
     if output is None:
         raise TypeError(f"the algorithm needs {description}")

@@ -67,7 +67,8 @@ def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
     """Return advantage / (standard deviation of x in the group + epsilon): (N,). An advantage of 0 stays 0.
 
-    ``key`` (N,) holds the group of each element.
+    ``advantage`` (N,) holds the elements to divide, ``x`` (N,) the elements whose deviation is computed, such as
+    returns, and ``key`` (N,) the group of each element.
     """
     return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
 
@@ -75,7 +76,8 @@ def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
     """Return advantage / (mean of x in the group): (N,). This is the scale of MaxRL (2602.02710).
 
-    ``key`` (N,) holds the group of each element. If the mean of x in a group is at most ``MIN_STD``, the result is 0 in
+    ``advantage`` (N,) holds the elements to divide, ``x`` (N,) the elements whose mean is computed, such as returns,
+    and ``key`` (N,) the group of each element. If the mean of x in a group is at most ``MIN_STD``, the result is 0 in
     this group.
     """
     mean = segment_mean(x, key)[key]  # (N,)

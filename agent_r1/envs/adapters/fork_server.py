@@ -62,7 +62,11 @@ def _import(module: str) -> str | None:
 
 
 def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return (the next request, its attached file descriptors), or None if the control socket is closed."""
+    """Return (the next request, its attached file descriptors), or None if the control socket is closed.
+
+    Example:
+        ({"fork": True}, [7]) or ({"kill": 4711}, [])
+    """
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     return (json.loads(message), descriptors) if message else None
 

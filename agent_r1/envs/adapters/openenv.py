@@ -84,8 +84,8 @@ class OpenEnv:
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The environment has a different seed in each task. ``instruction`` is the first message of each episode. If it
-        is empty, there is no such message.
+        The environment has a different seed in each task. Different values of ``seed`` give different seeds of the
+        environment. ``instruction`` is the first message of each episode. If it is empty, there is no such message.
         """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
@@ -103,7 +103,7 @@ class OpenEnv:
             return OpenEnvEpisode(self, client, start, stack.pop_all())
 
     async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Connect to the server, reset its environment, and return (client, result of the reset).
+        """Connect to the server, reset its environment with ``arguments``, and return (client, result of the reset).
 
         If the server has no free session, try again until the time limit. Closing ``stack`` closes the client.
         """

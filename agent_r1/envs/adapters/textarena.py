@@ -61,7 +61,7 @@ class TextArena:
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The game has a different seed in each task.
+        The game has a different seed in each task. Different values of ``seed`` give different seeds of the game.
         """
         return seeded_tasks(self.game, (), train, test, seed)
 
@@ -117,11 +117,9 @@ class TextArenaGame:
         self._env.close()
 
     def _run_opponent(self, done: bool) -> Observation:
-        """Let the opponent act until it is the policy's turn or the game has ended.
+        """Let the opponent act until it is the policy's turn or the game has ended. Return the policy's observation.
 
-        Return the observation of the policy.
-
-        ``done`` says whether the game has already ended.
+        If ``done`` is true, the game has already ended, and the opponent does not act.
         """
         for _ in range(MAX_OPPONENT_MOVES):
             if done:
