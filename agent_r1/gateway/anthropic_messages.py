@@ -274,7 +274,11 @@ def read(data: Json) -> AnthropicMessage:
 
 
 def error_json(error: RequestError) -> Json:
-    """Return the JSON body of a response with an error, in Anthropic's format."""
+    """Return the JSON body of a response with an error, in Anthropic's format.
+
+    Example:
+        {"type": "error", "error": {"type": "rate_limit_error", "message": "too many requests"}}
+    """
     kinds = {
         401: "authentication_error",
         403: "permission_error",

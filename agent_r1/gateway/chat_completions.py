@@ -296,7 +296,11 @@ def _logprobs_json(choice: Choice) -> Json | None:
 
 
 def logprob_entries(choice: Choice) -> list[Json]:
-    """Return the log-probability of each token of a choice as a JSON object, in OpenAI's format."""
+    """Return the log-probabilities of the tokens of a choice, in OpenAI's form.
+
+    Example:
+        [{"token": "Bruno", "logprob": -0.1, "bytes": [66, 114, 117, 110, 111], "top_logprobs": []}]
+    """
     return [
         {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": []}
         for token in choice.logprobs
@@ -309,7 +313,10 @@ def _usage_json(answer: Answer) -> Json:
 
 
 def read(data: Json) -> ChatCompletion:
-    """Return the request in the JSON body ``data``. Raise RequestError if the request is invalid."""
+    """Parse the JSON body ``data`` of an HTTP request, and return the request for a chat completion.
+
+    Raise RequestError if the request is invalid.
+    """
     body = read_body(_Body, data)
     usage = body.stream_options is not None and body.stream_options.include_usage
     return ChatCompletion(_chat_request(body), bool(body.stream), body.model, usage)

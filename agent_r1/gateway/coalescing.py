@@ -139,12 +139,15 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
 
-        1. With a key: the answer to the latest request with the same key. 2. Without a key, if ``num_retries`` is 0: an
-        abandoned answer to an equal request, or None. An agent can send equal
-           requests in parallel to sample the same conversation several times.
-        3. Without a key, if ``num_retries`` is above 0: an abandoned answer to an equal request. If there is none, but
-        an equal
-           request failed before, the result is None. Otherwise the result is the answer to an earlier try.
+        There are three cases:
+
+        - With a key: the answer to the latest request with the same key.
+        - Without a key, if ``num_retries`` is 0: an abandoned answer to an equal request, or None. So an agent can send
+          equal requests in parallel to sample the same conversation several times.
+        - Without a key, if ``num_retries`` is above 0: an abandoned answer to an equal request. If there is none, but
+          an equal request failed before, the result is None. Otherwise it is the answer to an earlier try.
+
+        Raise RequestError if the key was used for a different request.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]

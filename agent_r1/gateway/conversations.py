@@ -35,6 +35,9 @@ class SentAction:
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
     """Return the conversation, with each assistant message that repeats a sent action replaced by the sampled message.
 
+    A sent action is an action of this session that was sent to the client. ``messages`` is the conversation that the
+    client sends back.
+
     - A message repeats an action only if the conversation before the message is also the same.
     - If several sent actions fit, an action with equal ids of calls is preferred, then an action with exactly equal
       text, then the newest.
@@ -58,7 +61,9 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether an assistant message stands where the client received an action, after the same conversation.
+    """Return whether ``messages`` have an assistant message in the place of an action that was sent to the client.
+
+    The conversation in front of the message must be the same as in front of the action.
 
     The message can be equal to the action. Call this function only if the conversation starts a new branch.
     """

@@ -105,14 +105,19 @@ def read_body(kind: type[Body], data: Json) -> Body:
 
 
 def refuse(param: str, message: str) -> RequestError:
-    """Return the error for an argument ``param`` with a value that is not supported (HTTP status 400)."""
+    """Return the error for an argument ``param`` with a value that is not supported (HTTP status 400).
+
+    Example:
+        refuse("n", "at most 8 answers are supported")
+    """
     return RequestError(400, f"{param}: {message}", code="unsupported_value", param=param)
 
 
 def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...]:
     """Return the stop strings of a request as a tuple; () if ``given`` is None.
 
-    Raise RequestError if there are too many strings, or if a string is empty or too long.
+    Raise RequestError, which names the argument ``param``, if there are too many strings, or if a string is empty or
+    too long.
     """
     strings = tuple(given or ())
     if len(strings) > MAX_STOP_STRINGS:
@@ -174,7 +179,7 @@ def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
 
 
 def write_arguments(call: ToolCall) -> str:
-    """Return the arguments of a call as JSON text."""
+    """Return the arguments of a call as JSON text, such as '{"query": "Alba"}'."""
     return json.dumps(dict(call.arguments or {}), ensure_ascii=False)
 
 
@@ -185,6 +190,10 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def event(data: object, name: str = "") -> str:
-    """Return one server-sent event as text, with ``data`` as JSON. If ``name`` is "", the event has no name."""
+    """Return one server-sent event as text, with ``data`` as JSON. If ``name`` is "", the event has no name.
+
+    Example:
+        'event: ping\\ndata: {"type": "ping"}\\n\\n'
+    """
     opening = f"event: {name}\n" if name else ""
     return f"{opening}data: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -129,7 +129,7 @@ class EpisodeModel:
 
 
 def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:
-    """Return whether a conversation is so long that it cannot fit into the context.
+    """Return whether a conversation with ``tools`` is so long that it cannot fit into ``context_length`` tokens.
 
     The number of characters is compared with the limit, so that a huge text need not be tokenized.
     """
@@ -144,7 +144,8 @@ def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int
 def context_error(context_length: int, num_tokens: int | None = None) -> RequestError:
     """Return the error for a conversation that is longer than the context.
 
-    ``num_tokens`` is the number of tokens of the conversation, or None if it was not counted.
+    ``context_length`` is the largest number of tokens in the context. ``num_tokens`` is the number of tokens of the
+    conversation, or None if it was not counted.
     """
     size = "too many" if num_tokens is None else num_tokens
     message = f"the conversation has {size} tokens, and the context of the model {context_length}"
@@ -154,7 +155,7 @@ def context_error(context_length: int, num_tokens: int | None = None) -> Request
 def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
     """Return the error for a request that got no sampled action. ``stopped`` holds the reason.
 
-    ``num_tokens`` is the number of tokens of the prompt.
+    ``num_tokens`` is the number of tokens of the prompt, and ``context_length`` the largest number in the context.
     """
     match stopped.status:
         case Status.OUT_OF_TOKENS:

@@ -362,7 +362,10 @@ def _extra(part: Json) -> Json:
 
 
 def read(data: Json) -> ResponseExchange:
-    """Return the request in the JSON body ``data``. Raise RequestError if the request is invalid."""
+    """Parse the JSON body ``data`` of an HTTP request, and return the request for a response.
+
+    Raise RequestError if the request is invalid.
+    """
     body = read_body(_Body, data)
     return ResponseExchange(_chat_request(body), bool(body.stream), body)
 

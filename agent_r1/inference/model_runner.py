@@ -161,7 +161,7 @@ class ModelRunner:
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
         """Run one forward pass over at most ``rows`` chunks.
 
-        All chunks have the padded shape (``new``, ``context``).
+        Each chunk is padded to ``new`` new tokens and ``context`` cached tokens.
         """
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)

@@ -44,6 +44,8 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
     B is 0, so the outputs of the model do not change.
 
     Args:
+        model: the model.
+        config: the rank of the adapter, and the layers that get it.
         seed: the seed of the random numbers in A.
         base: the name or the folder of the model without the adapter. ``base`` is saved with the adapter.
 

@@ -104,6 +104,14 @@ def load_encoder(
 ) -> SentenceEncoder:
     """Load the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
 
+    Args:
+        name: the name or the folder of the encoder.
+        pooling: how the vectors of the tokens become one vector: their mean, the vector of the first token ("cls"), or
+            what the encoder's folder declares ("auto").
+        max_tokens: the largest number of tokens that are read of a text. The limits of the encoder apply too.
+        batch: the number of texts that are encoded in one batch.
+        device: the device of the encoder, such as "cpu" or "cuda".
+
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
             declares another pooling than ``pooling``; or ``device`` is a GPU and torch sees no GPU.
@@ -140,7 +148,8 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
 def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
     """Return the requested pooling, or raise InvalidInput if the folder declares another pooling.
 
-    For "auto", return the pooling that the folder declares, or "mean" if the folder declares no pooling.
+    For "auto", return the pooling that the folder declares, or "mean" if the folder declares no pooling. ``name`` is
+    the name of the encoder in the error.
     """
     declared = _declared_pooling(folder / POOLING_FILE, name)
     if requested == "auto":

@@ -91,7 +91,8 @@ def _package_file(package: Package) -> Path | None:
 def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
     """Convert the model in ``file`` to a Hugging Face folder, and return this folder.
 
-    The result is kept below ``folder``. Later calls verify its checksums and do not convert the model again.
+    The result is kept below ``folder``. Later calls verify its checksums and do not convert the model again. ``name``
+    is the short name of the model, and ``source`` has the function that converts ``file``.
     """
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -177,8 +177,8 @@ def _check_declared_sizes(folder: Path, name: str) -> None:
 def check_finite(model: nn.Module, kind: str, name: str) -> None:
     """Raise InvalidInput if a parameter or a buffer of the model has a value that is NaN or infinite.
 
-    The message names the first parameter or buffer with such a value. ``kind`` and ``name`` are the words for the model
-    in the message.
+    The message names the first parameter or buffer with such a value. It begins with ``kind``, such as "model" or
+    "adapter", and contains ``name``, the name of the model.
     """
     for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if not bool(torch.isfinite(tensor).all()):

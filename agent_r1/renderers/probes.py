@@ -67,6 +67,10 @@ def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, .
 
     If both are the same token, or no token follows a call, return one token.
 
+    Args:
+        render: renders a conversation as text with the chat template.
+        special: the texts of the tokenizer's special tokens.
+
     Raises:
         UnsupportedChat: the template writes no special token after an answer.
     """
@@ -103,7 +107,8 @@ def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
 def find_result_tags(render: RenderText) -> tuple[str, ...]:
     """Return the tags before and after a tool result in the text of the template, or () if there are no tags.
 
-    The tags are texts in angle brackets, such as ``<tool_response>``, and are not always special tokens.
+    The tags are texts in angle brackets, such as ``<tool_response>``, and are not always special tokens. ``render``
+    renders a conversation as text with the chat template.
     """
     messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
     try:

@@ -11,23 +11,23 @@ from agent_r1.core.tool import ToolSpec
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
-    """Return the pair (id, text) of each special token."""
+    """Return the pair (id, text) of each special token, such as (151645, "<|im_end|>")."""
     added: dict[int, Any] = tokenizer.added_tokens_decoder
     return [(index, str(token)) for index, token in added.items() if token.special]
 
 
 def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the longest token at the end of a text, or None if no token is at the end.
+    """Return the longest of the texts ``tokens`` with which ``text`` ends, or None if it ends with none of them.
 
-    White space at the end of the text is ignored.
+    White space at the end of ``text`` is ignored.
     """
     return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
 
 
 def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the token that occurs first in a text, or None if no token occurs.
+    """Return the one of the texts ``tokens`` that occurs first in ``text``, or None if none of them occurs.
 
-    If several tokens begin at the same position, return the longest token.
+    If several of them begin at the same position, return the longest.
     """
     found = [(text.find(token), -len(token), token) for token in tokens if token in text]
     return min(found)[2] if found else None

@@ -72,6 +72,11 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
     """Return the web application of the retrieval server, which answers requests with ``retriever``.
 
     Searches run one at a time, because one search can use several cores.
+
+    Args:
+        retriever: searches the passages.
+        health: the answer to requests for ``/health``.
+        allowed_hosts: the host names that requests can name in the header ``Host``.
     """
     searching = asyncio.Lock()
 
@@ -193,6 +198,9 @@ class RetrievalServer:
     the server cannot listen on the address.
 
     Args:
+        retriever: searches the passages.
+        health: the answer to requests for ``/health``.
+        host: the address to listen on.
         port: the port to listen on; 0 for any free port.
         allowed_hosts: host names that the server accepts in requests. If empty, a server on a loopback address accepts
             only loopback names, and any other server accepts all names.

@@ -94,7 +94,8 @@ class SandboxProcess:
     async def call(self, kind: Literal["cell", "program"], source: str) -> ExecutionResult:
         """Run source code and return the result.
 
-        If ``alive`` of the result is False, the process has ended or is being killed.
+        A "cell" keeps its variables for later cells, and the value of its last expression is printed. A "program" runs
+        on its own, as a whole. If ``alive`` of the result is False, the process has ended or is being killed.
         """
         text = source.encode("utf-8", "replace")
         try:

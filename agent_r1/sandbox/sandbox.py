@@ -116,7 +116,10 @@ class Sandbox:
             return await grade(self._confine(limits), candidate, tests, calls, setup)
 
     def interpreter(self, limits: Limits | None = None) -> Interpreter:
-        """Return an interpreter that keeps its variables between calls. The caller has to close the interpreter."""
+        """Return an interpreter that keeps its variables between calls. The caller has to close the interpreter.
+
+        ``limits`` are the limits of the interpreter (default: the limits of the configuration).
+        """
         return Interpreter(self._confine(limits))
 
     def _confine(self, limits: Limits | None) -> Confinement:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 
 class Disk:
-    """The file system operations with which files are saved. Tests replace single methods to simulate errors."""
+    """The file system operations with which files are saved.
+
+    Functions that save files have an argument ``disk``. Tests give a Disk in which single methods raise errors.
+    """
 
     def make(self, folder: Path) -> None:
         """Create a folder and its parents."""
@@ -46,7 +49,7 @@ def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
     All files of the hidden folder are synced before the rename. After an exception in the block, the hidden folder is
     removed. If the process is killed, the hidden folder can remain. Raises OSError if ``folder`` exists and is not
-    empty.
+    empty. ``disk`` has the file system operations.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -80,13 +83,19 @@ def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
 
 
 def remove_leftovers(folder: Path, disk: Disk = DISK) -> None:
-    """Remove the hidden folders that remained when an earlier save of ``folder`` was killed."""
+    """Remove the hidden folders that remained when an earlier save of ``folder`` was killed.
+
+    ``disk`` has the file system operations.
+    """
     for path in folder.parent.glob(f".{folder.name}.*"):
         disk.remove(path)
 
 
 def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Write a file atomically: if the process is killed, the file has its complete old or new content."""
+    """Write ``data`` to a file atomically: if the process is killed, the file has its complete old or new content.
+
+    ``disk`` has the file system operations.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _hidden_path(path)
     try:

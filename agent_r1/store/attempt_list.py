@@ -115,7 +115,8 @@ class Query:
 def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit: int, offset: int) -> Query:
     """Return the query of one page of a list: at most ``limit`` attempts after the first ``offset`` attempts.
 
-    Attempts without a value in the column ``sort`` come last. Attempts with equal values are sorted by their start.
+    The list holds the attempts that meet the conditions ``where``, sorted by the column ``sort`` (such as "reward").
+    Attempts without a value in this column come last. Attempts with equal values are sorted by their start.
     :func:`read_summary` reads a row of the result.
     """
     condition = condition_query(where)
@@ -128,13 +129,17 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
 
 
 def count_query(where: AttemptFilter) -> Query:
-    """Return the query that counts the attempts that meet all conditions."""
+    """Return the query that counts the attempts that meet the conditions ``where``."""
     condition = condition_query(where)
     return Query(f"SELECT count(*) FROM {TABLES} WHERE {condition.sql}", condition.parameters)
 
 
 def condition_query(where: AttemptFilter) -> Query:
-    """Return the conditions of a filter as one SQL expression."""
+    """Return the conditions of a filter as one SQL expression with its parameters.
+
+    Example:
+        Query("split = ? AND reward >= ?", ("train", 0.5)); Query("TRUE", ()) for a filter without conditions
+    """
     conditions = {
         "split = ?": where.split,
         "step = ?": where.step,

@@ -58,6 +58,8 @@ class AttemptList:
 
     Attributes:
         where: the conditions.
+        order: the column by which the list is sorted, such as "reward".
+        descending: whether the largest value comes first.
         text: a text that the conversation of each attempt contains; None for all attempts.
     """
 

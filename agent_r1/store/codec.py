@@ -54,7 +54,7 @@ def _safe_repr(value: object) -> str:
 
 
 def decode_value(data: Any) -> Any:
-    """Return the value from which :func:`encode_value` made ``data``."""
+    """Return the value that ``data``, a result of :func:`encode_value`, stands for."""
     if isinstance(data, list):
         return [decode_value(item) for item in data]
     if not isinstance(data, dict):
@@ -72,7 +72,7 @@ def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
 
 
 def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
-    """Return the parts from which :func:`encode_parts` made ``data``."""
+    """Return the parts of a message that ``data``, a result of :func:`encode_parts`, stands for."""
     return tuple(Text(part) if isinstance(part, str) else Media(**part) for part in data)
 
 
@@ -91,7 +91,7 @@ def encode_message(message: Message) -> dict[str, Any]:
 
 
 def decode_message(data: Mapping[str, Any]) -> Message:
-    """Return the message from which :func:`encode_message` made ``data``."""
+    """Return the message that ``data``, a result of :func:`encode_message`, stands for."""
     calls = tuple(
         ToolCall(id, name, decode_value(arguments), raw, error) for id, name, arguments, raw, error in data["calls"]
     )

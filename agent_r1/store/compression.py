@@ -57,7 +57,7 @@ def pack_columns(columns: Sequence[Sequence[float]]) -> bytes:
 
 
 def unpack_columns(blob: bytes) -> tuple[tuple[float, ...], ...]:
-    """Return the columns from which :func:`pack_columns` made ``blob``.
+    """Return the columns of numbers in ``blob``, a result of :func:`pack_columns`.
 
     Raise ValueError if the columns have different lengths.
     """
@@ -76,5 +76,5 @@ def pack_document(document: Any) -> bytes:
 
 
 def unpack_document(blob: bytes) -> Any:
-    """Return the JSON value from which :func:`pack_document` made ``blob``."""
+    """Return the JSON value in ``blob``, a result of :func:`pack_document`."""
     return json.loads(zlib.decompress(blob))

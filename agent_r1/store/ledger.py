@@ -101,6 +101,7 @@ class Ledger:
         """Append rows to a table, within a transaction. Raises sqlite3.IntegrityError if a constraint fails.
 
         Args:
+            table: the name of the table.
             rows: for each row, the values of all columns after ``id`` and ``seal``, with the types that SQLite returns.
         """
         sealed = self._seal(table, rows)

@@ -70,7 +70,14 @@ class Manifest:
 
 
 def write_manifest(folder: Path, fingerprint: ModelFingerprint, seal: Seal | None, disk: Disk = DISK) -> None:
-    """Write the manifest of the files that are in a folder now."""
+    """Write the manifest of the files that are in a folder now.
+
+    Args:
+        folder: the folder of a saved model or checkpoint.
+        fingerprint: identifies the model.
+        seal: the last seal of the run's ledger; None if the folder belongs to no run.
+        disk: the file system operations.
+    """
     files = {path.relative_to(folder).as_posix(): asdict(_hash_entry(path)) for path in sorted(_list_files(folder))}
     ledger = None if seal is None else seal.to_json()
     text = json.dumps({"format": MANIFEST_FORMAT, **asdict(fingerprint), "ledger": ledger, "files": files}, indent=2)

@@ -20,7 +20,10 @@ ResultKind = Literal["tools", "validation", "table"]
 
 
 def result_event(kind: ResultKind, value: Mapping[str, Any] | Sequence[Any]) -> LogEvent:
-    """Return the log event that records a result of a run. ``value`` is recorded as JSON."""
+    """Return the log event that records a result of a run. ``value`` is recorded as JSON.
+
+    ``kind`` is "tools", "validation" or "table".
+    """
     return LogEvent(kind, json.dumps(value))
 
 
@@ -30,7 +33,10 @@ def tools_event(tools: Sequence[ToolSpec]) -> LogEvent:
 
 
 def read_results(reader: RunReader, kind: ResultKind) -> Iterator[Any]:
-    """Yield the results of one kind, in the order in which they were recorded."""
+    """Yield the results of the kind "tools", "validation" or "table", in the order in which they were recorded.
+
+    Each result is the JSON value that was given to :func:`result_event`.
+    """
     for event in reader.events():
         if event.kind == kind:
             yield json.loads(event.detail)

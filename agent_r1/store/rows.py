@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 def attempt_key(attempt: AttemptId) -> str:
-    """Return the name under which an attempt is stored."""
+    """Return the name under which an attempt is stored, such as "demo:3.0.0:style-a/7"."""
     return _escape(str(attempt))
 
 
@@ -65,19 +65,24 @@ def encode_number(value: float) -> float | str:
 
 
 def decode_number(value: float | str) -> float:
-    """Return the number from which :func:`encode_number` made ``value``."""
+    """Return the number that the column value ``value``, a result of :func:`encode_number`, stands for."""
     return float(value)
 
 
 def encode_reward(value: RewardValue) -> float | str | None:
-    """Return a reward as a column value. A tuple becomes JSON text, because SQLite has no arrays."""
+    """Return a reward as a column value. A tuple becomes JSON text, because SQLite has no arrays.
+
+    Example:
+        >>> encode_reward(1.0), encode_reward((0.5, 0.0)), encode_reward(None)
+        (1.0, '[0.5, 0.0]', None)
+    """
     if isinstance(value, tuple):
         return json.dumps([float(item) for item in value])
     return None if value is None else encode_number(value)
 
 
 def decode_reward(value: float | str | None) -> RewardValue:
-    """Return the reward from which :func:`encode_reward` made ``value``."""
+    """Return the reward that the column value ``value``, a result of :func:`encode_reward`, stands for."""
     if not isinstance(value, str):
         return value
     data = json.loads(value)
@@ -87,9 +92,13 @@ def decode_reward(value: float | str | None) -> RewardValue:
 def event_rows(
     event: Event, segment: int, reward_weights: Mapping[str, float], connection: sqlite3.Connection
 ) -> Iterator[Rows]:
-    """Yield the rows that record one event in a segment.
+    """Yield the rows that record one event.
 
-    The database of ``connection`` must already hold the rows of all earlier events.
+    Args:
+        event: the event.
+        segment: the number of the segment to which the event belongs.
+        reward_weights: the weights by the name of a reward. A reward without a weight has weight 1.
+        connection: the database. It must already hold the rows of all earlier events.
     """
     match event:
         case AttemptStarted(attempt, split, version):

@@ -34,6 +34,8 @@ def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open the next segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 
+    A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment.
+
     These attempts are superseded: attempts with a fate after ``step``, and attempts without a fate that did not finish,
     sampled no token, or used newer weights than the checkpoint's. Other attempts without a fate stay pending and can
     still be trained.

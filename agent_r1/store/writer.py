@@ -82,6 +82,8 @@ class RunWriter:
     def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
         """Start a new segment from the checkpoint of ``step``, before any event is recorded.
 
+        A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment.
+
         Attempts that the checkpoint does not include are superseded, by the rules of
         :func:`agent_r1.store.segment.open_segment`.
 

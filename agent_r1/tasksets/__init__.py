@@ -55,6 +55,14 @@ def build(
 ) -> TaskSet:
     """Build the task set called ``name``.
 
+    Args:
+        name: the name of the task set, as ``agent-r1 tasksets`` lists it.
+        data: a file, a folder, or the name of a data set on the hub; None for a task set that generates its tasks.
+        corpus: a file of passages, or the address of a retrieval server; None if there is none.
+        seed: determines the training tasks or their order.
+        sandbox: the sandbox level for code that the policy writes; None for the default level.
+        encoder: the sentence encoder of the search; "" for a search with BM25.
+
     Raises:
         InvalidInput: no task set has this name; its files cannot be used; or the sandbox level is not available on this
             machine. Also raised for a sandbox level if the task set runs no code, and for a sentence encoder if the

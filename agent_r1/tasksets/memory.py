@@ -93,7 +93,10 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "memory", "max_token
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
+
+    ``seed`` determines the training tasks. The tasks of other splits do not depend on ``seed``.
+    """
     if split not in DISTANCES:
         raise InvalidInput("split of memory", got=split, do=f"give one of {', '.join(DISTANCES)}")
     drawn, count = (f"train/{seed}", 4 * TASKS) if split == "train" else (split, TASKS)

@@ -244,7 +244,10 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown."""
+    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
+
+    ``seed`` determines the training tasks. The tasks of other splits do not depend on ``seed``.
+    """
     if split not in SPLITS:
         raise InvalidInput("split of orders", got=split, do=f"give one of {', '.join(SPLITS)}")
     drawn = f"train/{seed}" if split == "train" else split

@@ -72,7 +72,10 @@ def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, ca
 
     Args:
         events: the new events of the parser, after it has read the first ``end`` characters of the text.
+        text: the text of the action.
         start: the index after the previous call.
+        end: the number of characters that the parser has read.
+        calls: the calls so far. New calls are appended to this list.
 
     Returns:
         ``end`` if a call was completed; otherwise ``start``.

@@ -255,7 +255,10 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a ParsedCall without arguments for a call that could not be read. ``error`` is the reason."""
+    """Return a ParsedCall without arguments for a call that could not be read. ``error`` is the reason.
+
+    ``raw``, ``end`` and ``name`` become the attributes of the :class:`ParsedCall`.
+    """
     return ParsedCall(name, None, raw, end, error)
 
 
@@ -263,7 +266,10 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
     """Return the call that a JSON value describes.
 
     The value has to be an object with a "name" and an object of arguments under ``key``. For any other value, return a
-    malformed call.
+    malformed call. ``raw`` and ``end`` become the attributes of the :class:`ParsedCall`.
+
+    Example:
+        call_from_json({"name": "add", "arguments": {"a": 1}}, raw, end).arguments == {"a": 1}
     """
     if not isinstance(data, dict):
         return malformed_call(raw, end, f"a call is a JSON object, got {type(data).__name__}")
@@ -279,7 +285,8 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
 def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
     """Return the call of the tool ``name`` with the JSON object in ``text`` as arguments.
 
-    If ``text`` is not a JSON object, return a malformed call.
+    If ``text`` is not a JSON object, return a malformed call. ``raw`` and ``end`` become the attributes of the
+    :class:`ParsedCall`.
     """
     try:
         arguments = parse_json(text)

@@ -72,7 +72,10 @@ def end_program() -> None:
 
 
 def format_error(error: BaseException, source: str, name: str) -> str:
-    """Return the traceback in the format of Python, without the frames of this file."""
+    """Return the traceback of ``error`` in the format of Python, without the frames of this file.
+
+    ``name`` is the file name of the program in the traceback, and ``source`` is its text.
+    """
     import linecache
     import traceback
 
@@ -86,7 +89,8 @@ def format_error(error: BaseException, source: str, name: str) -> str:
 def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
     """Run source code, a cell or a whole program, and return its report as (letter, text).
 
-    The module docstring lists the letters of ``kind`` and of the report.
+    ``name`` is the file name of the code in tracebacks, and ``names`` holds its global variables. The module docstring
+    lists the letters of ``kind`` and of the report.
     """
     try:
         try:

@@ -48,10 +48,13 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
 
 
 def match_shape(gold: str, said: str) -> str:
-    """Return the gold answer in the notation of ``said``, so that the two answers can be compared.
+    r"""Return the gold answer in the notation of ``said``, so that the two answers can be compared.
 
     If the gold answer is a vector and ``said`` is a tuple, return the vector as a tuple. Otherwise return the gold
     answer unchanged.
+
+    Example:
+        match_shape(r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,3)") == "(1,2)"
     """
     found = _VECTOR.fullmatch(gold.strip())
     if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
