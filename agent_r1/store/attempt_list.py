@@ -129,7 +129,7 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
 
 
 def count_query(where: AttemptFilter) -> Query:
-    """Return the query that counts the attempts that meet the conditions ``where``."""
+    """Return the query that counts the attempts that meet all conditions."""
     condition = condition_query(where)
     return Query(f"SELECT count(*) FROM {TABLES} WHERE {condition.sql}", condition.parameters)
 

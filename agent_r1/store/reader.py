@@ -158,7 +158,7 @@ class RunReader:
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
     def count_attempts(self, where: AttemptFilter = AttemptFilter()) -> int:  # noqa: B008
-        """Return the number of attempts that meet the conditions ``where``."""
+        """Return the number of attempts that meet all conditions."""
         query = count_query(where)
         return int(next(self._rows(query.sql, *query.parameters))[0])
 
