@@ -100,7 +100,10 @@ class OrderDatabase:
         return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
-        """Replace an order, and return the tool result. Its ``data`` is the whole database, for the reward."""
+        """Replace the order with the number ``number`` by ``order``, and return the tool result.
+
+        The ``data`` of the result is the whole database, for the reward.
+        """
         self.orders[number] = order
         return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
 
@@ -109,7 +112,7 @@ class OrderDatabase:
 
 
 class OpenOrderDatabase:
-    """An opener that makes a database for each episode, with the orders of the task."""
+    """An :class:`~agent_r1.tools.resources.Opener`. It makes a database with the orders of the task for each episode."""
 
     async def open(self, task: Task, context: RolloutContext) -> OrderDatabase:
         return OrderDatabase(dict(task.data["orders"]))

@@ -100,7 +100,7 @@ class PageCounts:
 
 
 class OpenPageCounts:
-    """An opener that makes new counts for each episode."""
+    """An :class:`~agent_r1.tools.resources.Opener` that makes new counts for each episode."""
 
     async def open(self, task: Task, context: RolloutContext) -> PageCounts:
         return PageCounts()
@@ -224,7 +224,10 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "unreliable", "conte
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown."""
+    """Return the tasks of a split, always in the same order. ``seed`` changes only the split ``train``.
+
+    Raises InvalidInput if the split is unknown.
+    """
     if split not in SPLITS:
         raise InvalidInput("split of unreliable", got=split, do=f"give one of {', '.join(SPLITS)}")
     made = SPLITS[split]

@@ -53,7 +53,7 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InterpreterOpener:
-    """An opener that opens a new interpreter for each episode."""
+    """An :class:`~agent_r1.tools.resources.Opener` that opens a new interpreter for each episode."""
 
     sandbox: Sandbox
 

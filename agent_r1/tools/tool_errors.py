@@ -36,12 +36,17 @@ INVALID_CALL_KINDS = frozenset(
 
 
 def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
-    """Return a failed result. ``text`` explains the error to the agent."""
+    """Return a failed result whose field ``error`` is ``kind``. ``text`` explains the error to the agent."""
     return ToolResult((Text(text),), ok=False, error=kind)
 
 
 def malformed_call_result(reason: str) -> ToolResult:
-    """Return the result of a call that could not be parsed."""
+    """Return the result of a call that could not be parsed for the reason ``reason``.
+
+    Example:
+        >>> malformed_call_result('the call has no "name"').parts[0].text
+        'The tool call could not be read and was not run: the call has no "name".'
+    """
     text = f"The tool call could not be read and was not run: {reason}."
     return error_result(ToolErrorKind.MALFORMED_CALL, text)
 

@@ -52,7 +52,7 @@ class ModelSet:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 
-        Tokens that are in none of the batch's sequences get 0.
+        ``role`` is "policy", "reference" or "teacher". Tokens that are in none of the batch's sequences get 0.
         """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:
@@ -141,6 +141,9 @@ def score_tokens(
     log-probability of the token itself, and the other columns are the log-probabilities of the k other tokens.
 
     Args:
+        model: the model that scores the tokens.
+        batch: the training batch.
+        micro: some sequences of the batch.
         temperature: the temperature at which the log-probabilities are computed.
         entropy_gradient: whether the entropies have a gradient.
         others: (N, k) ids of k other tokens at the position of each of the batch's N tokens.
@@ -171,6 +174,13 @@ def forward_backward(
     """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
 
     The loss is the sum over all sequences of the batch. The batch must have at least one sequence.
+
+    Args:
+        models: the models that compute the loss.
+        algorithm: defines the loss.
+        prepared: the batch with the advantages and weights of its tokens.
+        scale: the factor on the loss.
+        modules: "policy", "critic" or both. Without "policy", only the value loss is computed.
     """
     micros = models.micro_batches(blocks_of(prepared.batch.sequences, algorithm))
     if POLICY not in modules:

@@ -176,7 +176,10 @@ def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
 
 
 def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
-    """Return the mean of log(sampler / reference) over the action tokens: the k1 estimate of the KL divergence."""
+    """Return the mean of log(sampler / reference) over the action tokens: the k1 estimate of the KL divergence.
+
+    ``reference`` (N,) holds the log-probabilities under the reference policy.
+    """
     return float((batch.sampler_logprobs - reference)[batch.action_mask].mean())
 
 

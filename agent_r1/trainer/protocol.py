@@ -127,7 +127,10 @@ class Trainer(Protocol):
         ...
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU."""
+        """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
+
+        ``role`` is "policy", "reference" or "teacher".
+        """
         ...
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
@@ -155,7 +158,7 @@ class Trainer(Protocol):
     ) -> PassStats:
         """Compute ``scale`` times the loss of the batch's sequences, and the gradient of this loss for ``modules``.
 
-        Call :meth:`optim_step` once after each call.
+        ``modules`` is a set with "policy", "critic" or both. Return statistics of the pass. Call :meth:`optim_step` once after each call.
 
         Raises:
             OutOfMemory: the smallest possible micro-batch does not fit in memory.
@@ -181,7 +184,7 @@ class Trainer(Protocol):
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's weights by ``weights``."""
+        """Replace the policy's trained weights by the tensors ``weights``, by name."""
         ...
 
     def state(self) -> TrainerState:

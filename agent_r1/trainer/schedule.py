@@ -16,6 +16,7 @@ def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float
     with the factor 0.
 
     Args:
+        config: the form and the lengths of the schedule.
         step: the number of the update, from 1.
         steps: the number of updates of the run.
 

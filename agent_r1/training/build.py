@@ -98,6 +98,11 @@ class Runtime:
 def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | None = None) -> Runtime:
     """Check the inputs of a run, load its models, and build its services.
 
+    Args:
+        config: the settings of the run.
+        taskset: the task set, with the environment and the scorers.
+        placement: makes the engine and the trainer; None: both run in this process.
+
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
     placement = resolve_placement(placement)
@@ -158,7 +163,10 @@ def group_requests(
     is given, the tasks of each kind are spread evenly over the epoch.
 
     Args:
-        kind: returns the kind of a task as a number.
+        tasks: the training tasks.
+        config: has the seed and the number of attempts per group.
+        first: the id of the first group. It is above 0 in a resumed run.
+        kind: returns the kind of a task as a number, such as its number of hops; None if all tasks are of one kind.
     """
     kinds = [0 if kind is None else kind(task) for task in tasks]
     for epoch in count(first // len(tasks)):

@@ -51,7 +51,9 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
     """Let a person talk to the model ``config.model``, until the person leaves. Return the last conversation.
 
     Args:
+        config: the settings of the model and the chat.
         taskset: has the tools and the system message; None for a model without tools.
+        console: prints the messages.
 
     Raises:
         InvalidInput: the model cannot be loaded; the environment of the task set is not a ToolEnv; or the split has no

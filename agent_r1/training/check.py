@@ -173,7 +173,10 @@ def _has_tasks(taskset: TaskSet, split: str) -> bool:
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order. If ``n`` is 0, or there are fewer tasks, return all tasks."""
+    """Return ``n`` random tasks in their original order. If ``n`` is 0, or there are fewer tasks, return all tasks.
+
+    ``seed`` is a text that determines which tasks are drawn.
+    """
     if n == 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]

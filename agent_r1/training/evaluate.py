@@ -54,7 +54,16 @@ async def attempts(
     limits: RolloutLimits,
     progress: Progress | None = None,
 ) -> list[Group]:
-    """Return one group of ``size`` scored attempts for each task. ``progress`` shows how many attempts are finished."""
+    """Return one group of ``size`` scored attempts for each task, in the order of ``tasks``.
+
+    Args:
+        method: the agent, and the environment in which it acts.
+        scorers: compute the rewards of the attempts.
+        tasks: the tasks.
+        size: the number of attempts at each task.
+        limits: the limits of an attempt.
+        progress: shows how many attempts are finished; None to show nothing.
+    """
     collector = Collector(
         make_rollout(method.agent, method.env),
         scorers,
@@ -95,7 +104,10 @@ def sampling_agent(agent: Agent) -> Agent:
 async def greedy_attempts(
     method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits, progress: Progress | None = None
 ) -> list[Trajectory]:
-    """Return one greedy attempt at each of the first ``count`` tasks of a split."""
+    """Return one greedy attempt at each of the first ``count`` tasks of a split, in the order of the tasks.
+
+    For ``limits`` and ``progress``, see :func:`attempts`.
+    """
     method = replace(method, agent=greedy_agent(method.agent), env=env_for_method(method, taskset, split))
     groups = await attempts(method, taskset.scorers, taskset.tasks(split)[:count], 1, limits, progress)
     return [group.trajectories[0] for group in groups]
@@ -104,7 +116,10 @@ async def greedy_attempts(
 async def evaluate_split(
     method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits
 ) -> list[EvalResult]:
-    """Return the results of one greedy attempt at each of the first ``count`` tasks of a split."""
+    """Return the results of one greedy attempt at each of the first ``count`` tasks of a split.
+
+    The results are in the order of the tasks. ``limits`` are the limits of an attempt.
+    """
     return [score_trajectory(trajectory) for trajectory in await greedy_attempts(method, taskset, split, count, limits)]
 
 
@@ -172,7 +187,11 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Return the result table of all methods on the first ``count`` tasks of each evaluation split."""
+    """Return the result table of all methods on the first ``count`` tasks of each evaluation split.
+
+    Each method makes one greedy attempt at each task. ``limits`` are the limits of an attempt. ``progress`` shows how
+    many attempts are finished.
+    """
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = "exact match"
@@ -210,6 +229,12 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
     """Return the table of ``agent-r1 eval``.
 
     If ``config.model`` is a run, the table compares the run's base model with the run's trained model.
+
+    Args:
+        config: the settings of the evaluation.
+        taskset: the task set.
+        progress: shows how many attempts are finished.
+        placement: makes the engine; None: the engine runs in this process.
     """
     placement = resolve_placement(placement)
     torch.set_num_threads(config.threads)

@@ -76,6 +76,8 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
     because they are already in memory.
 
     Args:
+        model: the policy.
+        config: the settings of the run.
         context: the maximum number of tokens in a sequence. A sequence is never divided.
         available: the available memory in bytes.
 
@@ -243,6 +245,7 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int:
 
     For a GPU, the result is the free memory of the GPU. For the CPU, the result is the available memory of the machine.
     If a control group (cgroup) of this process has less free memory, the result is the free memory of the group.
+    ``root`` is the folder in which ``proc`` and ``sys`` are looked up. Tests give another folder.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

@@ -35,6 +35,10 @@ class WeightPublisher:
 
     The engine gets the checksum of the weights in the form in which it serves them. This checksum differs from the
     trainer's checksum if an adapter was merged, or if the engine converts the weights to another data type.
+
+    Args:
+        engine: the engine that gets the weights.
+        run_folder: the folder of the run.
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:

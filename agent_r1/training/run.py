@@ -49,6 +49,12 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 
     After SIGINT or SIGTERM, the last step is saved before the run stops, unless ``checkpoint_every`` is 0.
 
+    Args:
+        config: the settings of the run.
+        taskset: the task set.
+        progress: shows the steps of the run.
+        placement: makes the engine and the trainer; None: both run in this process.
+
     Raises:
         InvalidInput: the input cannot be used. Nothing was written.
         RunStopped: the monitor stopped the run. The message is a diagnosis.
@@ -75,6 +81,7 @@ def resume(
 
     Args:
         config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
+        taskset, progress, placement: see :func:`train`.
 
     Raises:
         InvalidInput: the task set, the model or the data are not the same as before; all checkpoints are corrupt or

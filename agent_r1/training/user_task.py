@@ -107,7 +107,8 @@ def load_task_file(file: Path, model: str) -> TaskSet:
     """Return the task set that a Python file defines with the names ``env`` and ``tasks``.
 
     The file can also define ``rewards`` (a list of reward functions) and ``solutions`` (for ``agent-r1 check``). The
-    file is imported, with its folder at the beginning of ``sys.path``.
+    file is imported, with its folder at the beginning of ``sys.path``. ``model`` is the model that the user named; ""
+    for none (see :func:`make_taskset`).
 
     Raises:
         InvalidInput: the file does not exist, the file raises an error, the file does not define ``env`` and ``tasks``,
@@ -128,7 +129,10 @@ def load_task_file(file: Path, model: str) -> TaskSet:
 
 
 def check_agent(name: str, agent: Any) -> AgentFunction | None:
-    """Return ``agent``, a function or None. Raise InvalidInput for any other value. ``name`` is for the message."""
+    """Return ``agent`` if it is a function or None. Raise InvalidInput for any other value.
+
+    ``name`` is the name of the argument in the message, such as "agent".
+    """
     if agent is not None and not callable(agent):
         do = "give a function (base_url, api_key, task), or FILE.py:NAME of one"
         raise InvalidInput(name, got=f"an object of type {type(agent).__name__}", do=do)
@@ -163,7 +167,10 @@ def _validate(tasks: Any) -> tuple[Task, ...]:
 
 
 def import_file(file: Path, module_name: str) -> dict[str, Any]:
-    """Import a Python file, and return the values of its global names. Raises InvalidInput if the import fails."""
+    """Import a Python file, and return the values of its global names. Raises InvalidInput if the import fails.
+
+    ``module_name`` is the name that the module gets in ``sys.modules``.
+    """
     loader = SourceFileLoader(module_name, str(file))
     spec = spec_from_loader(module_name, loader)
     assert spec is not None

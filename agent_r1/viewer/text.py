@@ -105,6 +105,8 @@ def duration(seconds: float) -> str:
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings with dotted keys.
 
+    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
+
     Example:
         >>> flatten({"steps": 6, "trainer": {"dtype": "float32"}})
         {'steps': 6, 'trainer.dtype': 'float32'}

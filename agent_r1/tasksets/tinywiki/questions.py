@@ -17,7 +17,7 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Return the question in style a: the last relation comes first.
+    """Return the question for the last value of ``chain`` in style a: the last relation comes first.
 
     Example:
         "What is the capital of the mayor of Alba?"
@@ -26,7 +26,7 @@ def nested(chain: Chain) -> str:
 
 
 def forward(chain: Chain) -> str:
-    """Return the question in style b: the relations come in the order of the chain.
+    """Return the question for the last value of ``chain`` in style b: the relations come in the order of the chain.
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"

@@ -178,7 +178,12 @@ def save_checkpoint(
     them names. A checkpoint with missing files, or with files of a wrong size, does not count as one of the newest.
 
     Args:
+        run: the folder of the run.
+        snapshot: the weights and the state to save.
         model: gives the configuration. The weights come from the snapshot.
+        tokenizer: is saved with the model.
+        keep: the number of checkpoints to keep.
+        disk: the file system operations.
 
     Raises:
         CheckpointError: if the checkpoint cannot be written. The existing checkpoints stay unchanged.
@@ -265,7 +270,7 @@ def find_trained_model(run: Path) -> Path:
 
 
 def quarantine(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename the folder of a corrupt checkpoint, and return the new path.
+    """Rename the folder of a corrupt checkpoint, and return the new path. ``disk`` has the file system operations.
 
     Under the new name, the folder does not count as a checkpoint. Raises OSError if the folder cannot be renamed.
     """

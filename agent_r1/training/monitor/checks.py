@@ -89,6 +89,8 @@ def metric_checks(
     """Return the checks of the metrics of a step.
 
     Args:
+        config: the limits of the checks.
+        max_staleness: the largest allowed staleness of an attempt, in optimizer steps.
         trainer: the data type in which the trainer computes.
         engine: the data type in which the engine computes.
     """
