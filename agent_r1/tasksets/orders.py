@@ -112,7 +112,7 @@ class OrderDatabase:
 
 
 class OpenOrderDatabase:
-    """An :class:`~agent_r1.tools.resources.Opener`. It makes a database with the orders of the task for each episode."""
+    """An :class:`~agent_r1.tools.resources.Opener` that makes a database for each episode, with the task's orders."""
 
     async def open(self, task: Task, context: RolloutContext) -> OrderDatabase:
         return OrderDatabase(dict(task.data["orders"]))

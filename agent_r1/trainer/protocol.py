@@ -158,7 +158,8 @@ class Trainer(Protocol):
     ) -> PassStats:
         """Compute ``scale`` times the loss of the batch's sequences, and the gradient of this loss for ``modules``.
 
-        ``modules`` is a set with "policy", "critic" or both. Return statistics of the pass. Call :meth:`optim_step` once after each call.
+        ``modules`` is a set with "policy", "critic" or both. Return statistics of the pass. Call :meth:`optim_step`
+        once after each call.
 
         Raises:
             OutOfMemory: the smallest possible micro-batch does not fit in memory.

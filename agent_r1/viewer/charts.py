@@ -135,7 +135,8 @@ def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, fro
 def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
     """Return a small curve without axes, as the attribute ``d`` of an SVG path.
 
-    ``width`` and ``height`` are the size of the drawing, in units of the SVG image. Return "" if the curve has fewer than two finite values.
+    ``width`` and ``height`` are the size of the drawing, in units of the SVG image. Return "" if the curve has fewer
+    than two finite values.
     """
     points = [(step, value) for step, value in sorted(curve.items()) if math.isfinite(value)]
     if len(points) < 2:
