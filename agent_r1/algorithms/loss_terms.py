@@ -371,7 +371,8 @@ def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[
     """Return (log-ratios, units) of the n action tokens of a batch. Both tensors have the shape (n,).
 
     The log-ratio of a token is log(pi_old / mu). pi_old is the trainer's policy before the update, and mu is the
-    sampler's policy. The unit is the number of the token, of its turn or of its trajectory, depending on ``level``.
+    sampler's policy. ``old_logprobs`` (N,) are log pi_old of all tokens of the batch. The unit is the number of the
+    token, of its turn or of its trajectory, depending on ``level``.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)

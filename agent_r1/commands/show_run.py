@@ -112,7 +112,7 @@ class RunReport:
 
 
 def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) -> RunReport:
-    """Read the report of a run from its database.
+    """Read the report of the run in ``folder`` from its open database ``reader``.
 
     ``defaults`` holds the default of each setting by dotted key. Settings with other values are listed in the report.
     """

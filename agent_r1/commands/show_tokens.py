@@ -149,5 +149,5 @@ def _one_line(text: str) -> str:
 
 
 def tokens_json(lines: Iterable[TokenLine]) -> list[dict[str, Any]]:
-    """Return the tokens as JSON objects, with one key per column."""
+    """Return the tokens as JSON objects, with one key per attribute of :class:`TokenLine`."""
     return [asdict(line) for line in lines]

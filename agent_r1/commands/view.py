@@ -72,7 +72,10 @@ def default_settings() -> Mapping[str, Any]:
 
 
 def find_model(name: str) -> Path | None:
-    """Return the folder of a model on this machine, or None if the model is not here. Nothing is downloaded."""
+    """Return the folder of the model ``name`` on this machine, or None if it is not here. Nothing is downloaded.
+
+    ``name`` is a short name, a folder or a name on the Hugging Face hub.
+    """
     source = NAMED_MODELS.get(name)
     if isinstance(source, Path):
         return source

@@ -138,7 +138,10 @@ class InferenceEngine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion of the prompt. Raise EngineError if the engine cannot complete the prompt."""
+        """Return a completion of the prompt. Raise EngineError if the engine cannot complete the prompt.
+
+        ``params`` says how to sample. Without ``session_id``, the KV cache of the prompt need not be kept.
+        """
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:

@@ -115,9 +115,10 @@ def to_openai(message: Message) -> dict[str, Any]:
 
 
 def from_openai(data: Mapping[str, Any]) -> Message:
-    """Return the message of an OpenAI-style dictionary.
+    """Return the message that ``data``, an OpenAI-style dictionary, describes.
 
-    ``content`` is text, a list of text parts, or None. The arguments of a call are a mapping or a JSON object as text.
+    Its ``content`` is text, a list of text parts, or None. The arguments of a call are a mapping or a JSON object as
+    text.
 
     Raises:
         ValueError: the role is unknown, or a part of the dictionary cannot be read.

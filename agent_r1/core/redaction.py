@@ -115,6 +115,8 @@ def redact_values(value: Any) -> Any:
 def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
     """Return settings by dotted key, without credentials, the most important settings first. A list becomes one text.
 
+    ``config`` holds the settings in nested tables.
+
     Example:
         >>> flat_settings({"trainer": {"learning_rate": 0.001}, "steps": 20, "splits": ["test", "dev"]})
         {'steps': 20, 'trainer.learning_rate': 0.001, 'splits': 'test, dev'}

@@ -50,7 +50,7 @@ class ReferenceSolutions:
 
 
 def tool_call(name: str, **arguments: Any) -> Message:
-    """Return an assistant message that calls one tool.
+    """Return an assistant message that calls the tool ``name`` with ``arguments``.
 
     Example:
         tool_call("search", query="Alba")

@@ -34,7 +34,7 @@ def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iter
 
 
 def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[WeightedReward]:
-    """Yield every reward whose weight is not 0, multiplied by its weight. Rewards that are None are left out.
+    """Yield every reward of a trajectory whose weight is not 0, multiplied by its weight. Skip rewards that are None.
 
     Args:
         weights: Weights by the name of a reward. A reward without a weight has weight 1.
@@ -54,7 +54,9 @@ def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> It
 
 
 def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
-    """Return the return of a trajectory: the weighted sum of its rewards.
+    """Return the weighted sum of all rewards of a trajectory (its return R).
+
+    ``weights`` holds the weights by the name of a reward. A reward without a weight has weight 1.
 
     Return None if the attempt failed, or if a reward with a weight could not be computed or is not finite.
     """

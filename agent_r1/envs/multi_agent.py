@@ -63,7 +63,11 @@ class Player:
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Ask the player a question, and return the answer. Raise PlayerDropped if the player's attempt has ended."""
+        """Ask the player the question ``text``, and return the text of the answer.
+
+        Texts that were given to :meth:`tell` are put before the question. Raise PlayerDropped if the player's attempt
+        has ended.
+        """
         self.has_had_turn = True
         self.questions.put_nowait("\n".join((*self.announcements, text)))
         self.announcements.clear()

@@ -11,7 +11,7 @@ from agent_r1.store import RunReader
 
 
 def write_metrics(folder: Path, reader: RunReader) -> int:
-    """Write ``metrics.csv`` and ``metrics.jsonl``, with one line per step. Return the number of steps.
+    """Write ``metrics.csv`` and ``metrics.jsonl`` to ``folder``, with one line per step. Return the number of steps.
 
     If a step has no value for a metric, the CSV file has an empty cell, and the JSON object has no such key. NaN is
     ``nan`` in CSV and null in JSON.

@@ -51,7 +51,9 @@ class SavedWeights:
 
 
 def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
-    """Return the weights that ``checkpoint`` names: "best", "last", or the number of a step.
+    """Return the saved weights of a run that ``checkpoint`` names: "best", "last", or the number of a step.
+
+    ``run`` is the folder of the run, and ``reader`` its open database.
 
     Raise InvalidInput if the run has not saved these weights, or if they are damaged.
     """
@@ -83,7 +85,7 @@ def best_step(reader: RunReader) -> int | None:
 
 
 def write_model(folder: Path, weights: SavedWeights) -> None:
-    """Write a whole model with tokenizer and chat template, for ``AutoModelForCausalLM.from_pretrained``.
+    """Write a whole model with tokenizer and chat template to ``folder``, for ``AutoModelForCausalLM.from_pretrained``.
 
     If the run trained an adapter (LoRA), the adapter is merged into the model.
     """
@@ -96,7 +98,10 @@ def write_model(folder: Path, weights: SavedWeights) -> None:
 
 
 def write_adapter(folder: Path, weights: SavedWeights) -> None:
-    """Write an adapter, for ``PeftModel.from_pretrained``. Raise InvalidInput if the run was not trained with LoRA."""
+    """Write an adapter to ``folder``, for ``PeftModel.from_pretrained``.
+
+    Raise InvalidInput if the run was not trained with LoRA.
+    """
     if not weights.is_adapter:
         do = "give --format model: only runs with --trainer.lora.rank have an adapter"
         raise InvalidInput("--format", got="adapter, of a run without LoRA", do=do)

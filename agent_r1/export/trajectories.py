@@ -38,9 +38,9 @@ column, such as the first attempt with a tool call or with a reason.
 
 
 def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``trajectories.jsonl``: one JSON object per attempt, with messages, tools, reward and metadata.
+    """Write ``trajectories.jsonl`` to ``folder``, and return the number of attempts.
 
-    Return the number of attempts.
+    The file has one JSON object per attempt, with messages, tools, reward and metadata.
     """
     count = 0
     with (folder / OPENAI_FILE).open("w", encoding="utf-8", newline="\n") as file:
@@ -59,7 +59,7 @@ def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
 
 
 def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``data/train-*.parquet``, with one row per attempt. Return the number of attempts.
+    """Write ``data/train-*.parquet`` to ``folder``, with one row per attempt. Return the number of attempts.
 
     ``datasets.load_dataset`` reads these files.
     """

@@ -168,7 +168,10 @@ def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestE
 
 
 def unsupported(reason: str) -> RequestError:
-    """Return the error for a request with a conversation that the chat template cannot render."""
+    """Return the error for a request with a conversation that the chat template cannot render.
+
+    ``reason`` is the message of the error.
+    """
     return RequestError(400, reason, code="unsupported_conversation", param="messages")
 
 

@@ -183,7 +183,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, block_index: int, last_tokens: Mapping[int, int]) -> Tensor:
-        """Run one decode step of a block. Return the next logits of each running row: (running rows, V) in fp32.
+        """Run one decode step of the block with this index. Return the next logits of each running row in fp32.
+
+        The result has the shape (running rows, V).
 
         ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
         The logits are in the order of the mapping.

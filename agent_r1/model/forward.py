@@ -81,7 +81,8 @@ def backbone_states(
 ) -> Tensor:
     """Return the hidden states as :func:`hidden_states` does, for a model without a head.
 
-    ``added`` (B, T, H) is added to the token embeddings.
+    ``ids``, ``positions`` and ``mask`` are as in :func:`hidden_states`. ``added`` (B, T, H) is added to the token
+    embeddings.
     """
     additive = None
     if mask is not None:
@@ -98,7 +99,8 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
 
     ``hidden`` has the shape (N, H), and ``targets`` has the shape (N,).
 
-    A log-probability is log-softmax(logits / temperature) over the full vocabulary, in fp32 or a more precise type.
+    A log-probability is log-softmax(logits / temperature) over the full vocabulary, in fp32 or a more precise type. The
+    head of ``model`` computes the logits.
 
     More than ``LOGITS_PER_CHUNK`` logits are computed in chunks, so that only one chunk is in memory. The backward pass
     computes each chunk again.

@@ -39,6 +39,8 @@ TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load the causal language model ``name`` in eval mode (see :func:`agent_r1.model.folders.find_folder`).
 
+    ``dtype`` is the data type of its weights.
+
     The model stays in eval mode during training. Without dropout, the trainer computes the same probabilities as the
     engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a pickle
     can run code.
@@ -84,6 +86,8 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
     """Load the tokenizer of the model or the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
+
+    ``kind`` is "model" for a language model, and "encoder" for a sentence encoder.
 
     Raise InvalidInput if the tokenizer is missing or cannot be loaded.
     """

@@ -94,7 +94,7 @@ def _adapter_weights(model_type: type[PreTrainedModel], settings: str, lora: Lor
 
 
 def adapter_weights(model: PreTrainedModel, lora: LoraConfig) -> int:
-    """Return the number of weights of an adapter for ``model``."""
+    """Return the number of weights that an adapter with the settings ``lora`` has for ``model``."""
     return _adapter_weights(type(model), settings_of(model), lora)  # type: ignore[arg-type]
 
 

@@ -31,7 +31,8 @@ def apply_chat_template(
 ) -> str:
     """Return the text that the tokenizer's chat template writes for a conversation.
 
-    Messages and tools are OpenAI-style dictionaries. The errors name the line of the template if the line is known.
+    Messages and tools are OpenAI-style dictionaries. With ``add_generation_prompt``, the text ends with the header of
+    the assistant's next message. The errors name the line of the template if the line is known.
 
     Raises:
         UnsupportedChat: the tokenizer has no default template, or the template is invalid or fails.

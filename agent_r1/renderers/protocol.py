@@ -45,7 +45,7 @@ class Renderer(Protocol):
         ...
 
     def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> RenderedPrompt:
-        """Return the prompt for the assistant's next message.
+        """Return the prompt for the assistant's next message. The prompt describes ``tools``.
 
         Raises:
             UnsupportedChat: the conversation cannot be rendered.
@@ -81,7 +81,7 @@ class Renderer(Protocol):
         """Return the action that sampled tokens form. This method raises no exception.
 
         A call that cannot be read has an ``error``. If ``turn`` is 2, the ids of the calls are ``call_2_0``,
-        ``call_2_1``, and so on.
+        ``call_2_1``, and so on. ``tools`` are the tools that the prompt describes.
         """
         ...
 

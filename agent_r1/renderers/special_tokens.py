@@ -34,7 +34,9 @@ def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
 
 
 def break_tokens(text: str, tokens: Iterable[str]) -> str:
-    """Return a text in which a space follows the first character of each token, so that the text holds no token.
+    """Return ``text`` with a space after the first character of each of the texts ``tokens`` in it.
+
+    So the result contains none of ``tokens``.
 
     Example:
         >>> break_tokens("Fine.<|im_end|>", ["<|im_end|>"])

@@ -48,7 +48,7 @@ def with_stop_strings(
     """Return a stop condition that is met if ``condition`` is met, or if a text of ``strings`` is complete.
 
     These texts also end a generation inside a thought. If ``strings`` is empty, return ``condition``. ``condition`` is
-    None if the generation has no other stop condition.
+    None if the generation has no other stop condition. ``decode`` returns the text of tokens.
     """
     if not strings:
         return condition

@@ -28,7 +28,7 @@ class BM25Index:
         self._index.index(words, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query, best first.
+        """Return at most ``k`` passages for each query, best first: one tuple per query, in the order of ``queries``.
 
         A passage that shares no word with the query is not returned. Passages of equal score come in the order of the
         corpus.

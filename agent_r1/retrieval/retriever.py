@@ -19,7 +19,7 @@ class Retriever(Protocol):
     """Searches passages for many queries at once. Several threads can call a retriever at the same time."""
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query, best first.
+        """Return at most ``k`` passages for each query, best first: one tuple per query, in the order of ``queries``.
 
         Raises RetrievalError if the retriever is not available.
         """

@@ -194,7 +194,7 @@ class Evidence(ContextPolicy):
 
 
 def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
-    r"""Return the ``count`` lines with the highest scores, in their original order. A repeated line is used once.
+    r"""Return the ``count`` lines of ``texts`` with the highest scores, in their order. A repeated line is used once.
 
     The score of a line is the sum of weights of words: the words that occur in the line and in ``query``. The weight of
     a word that occurs in m of n lines is log(1 + n / m). Of two lines with equal scores, the later line is preferred.
@@ -218,7 +218,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def with_notes(start: Messages, notes: str) -> Messages:
-    """Return the opening messages with notes at the end of the last user message.
+    """Return the opening messages ``start`` with ``notes`` at the end of the last user message.
 
     The notes are not a message of their own, because some chat templates refuse two adjacent user messages. If there is
     no user message, the notes become a user message at the end.

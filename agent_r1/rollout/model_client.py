@@ -14,6 +14,8 @@ from agent_r1.renderers.protocol import Renderer
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
     """Return a client that answers a conversation with a message sampled from ``engine``.
 
+    ``renderer`` converts the conversation to tokens, and the sampled tokens to the message.
+
     The seed of a sample depends only on ``params.seed`` and the text of the conversation. So a repeated episode gets
     the same answers from the same weights. For a frozen model, use an engine whose weights are not updated. The client
     raises EngineError if the engine cannot answer.

@@ -25,7 +25,8 @@ LOGPROB = math.log(0.5)
 def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
     """Return a completion with the tokens of ``text`` and the end token, as if a model had sampled the tokens.
 
-    The completion is cut at the stop condition of ``params``, and at ``params.max_tokens``.
+    The completion is cut at the stop condition of ``params``, and at ``params.max_tokens``. ``renderer`` converts the
+    text to tokens, and ``version`` is the version of the weights that the completion names.
     """
     ids = (*renderer.encode(text), renderer.end_token_id)
     if params.stop_condition is not None:

@@ -31,7 +31,9 @@ class Interpreter:
         self._lock = asyncio.Lock()
 
     async def run(self, source: str) -> ExecutionResult:
-        """Run one cell and return the result. The value of the cell's last expression is printed.
+        """Run the source code ``source`` as one cell, and return the result.
+
+        The value of the cell's last expression is printed.
 
         Concurrent calls run one after another, in the order in which they were made.
         """

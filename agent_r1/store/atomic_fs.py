@@ -76,7 +76,10 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 
 def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename a folder to a hidden name, so that no reader finds the folder during its removal. Return the new path."""
+    """Rename a folder to a hidden name, so that no reader finds the folder during its removal. Return the new path.
+
+    ``disk`` has the file system operations.
+    """
     hidden = _hidden_path(folder)
     disk.rename(folder, hidden)
     return hidden

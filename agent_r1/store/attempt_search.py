@@ -76,7 +76,7 @@ def read_page(
     limit: int,
     backwards: bool = False,
 ) -> AttemptPage:
-    """Return a page of a list: at most ``limit`` attempts that follow the attempt ``after``.
+    """Return a page of the list ``listed``: at most ``limit`` attempts that follow the attempt ``after``.
 
     If ``after`` is None, the page begins with the first attempt of the list. With ``backwards``, the list is read in
     reverse order, so the page holds the attempts before ``after``, the nearest first.

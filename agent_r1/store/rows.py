@@ -162,7 +162,7 @@ def encode_token_record(record: TokenRecord) -> bytes:
 
 
 def decode_token_record(attempt: AttemptId, turn: int, blob: bytes) -> TokenRecord:
-    """Return the token record of a turn from its column value."""
+    """Return the token record of a turn from its column value ``blob``."""
     return TokenRecord(attempt, turn, *unpack_columns(blob))
 
 

@@ -20,7 +20,10 @@ SUPERSEDED = """
 
 
 def latest_segment(connection: sqlite3.Connection) -> int:
-    """Return the number of the last segment. If the run is in progress, its events belong to this segment."""
+    """Return the number of the last segment (a stretch of training without a stop), counted from 1.
+
+    If the run is in progress, its events belong to this segment.
+    """
     return int(connection.execute("SELECT max(segment) FROM segments").fetchone()[0])
 
 

@@ -114,7 +114,7 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     test questions of a file are the same for every seed. Equal questions are in the same split, so that no test or
     validation question is trained on.
 
-    Raises InvalidInput if there are fewer than three different questions.
+    Raises InvalidInput, which names the file ``source``, if there are fewer than three different questions.
     """
     ordered = hash_order(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))

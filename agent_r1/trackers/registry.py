@@ -24,6 +24,6 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
 
 
 def require_trackers(names: Iterable[TrackerName]) -> None:
-    """Raise InvalidInput if the package of a tracker is not installed. The package is not imported."""
+    """Raise InvalidInput if the package of one of the trackers ``names`` is not installed. No package is imported."""
     for name in names:
         require_extra(name, name)

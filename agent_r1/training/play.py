@@ -117,7 +117,7 @@ class HumanPlayer:
 
 
 def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
-    """Play one episode in the terminal or from a pipe, and return the result.
+    """Let a person play one episode of ``taskset`` in the terminal or from a pipe, and return the result.
 
     Raises InvalidInput if the split has no task with the index ``config.number``.
     """

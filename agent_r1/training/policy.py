@@ -51,7 +51,8 @@ class Policy:
 def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "float32") -> Policy:
     """Load the model ``config.model`` with weights of type ``dtype``.
 
-    The context length is the smallest of ``config.context`` and the limits of the model itself.
+    The context length is the smallest of ``config.context`` and the limits of the model itself. The chat template is
+    tested with the tools of ``taskset``; None if there are no tools.
 
     Raises:
         InvalidInput: the model cannot be loaded; the chat template cannot render the tools of the task set; the

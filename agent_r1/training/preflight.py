@@ -60,7 +60,7 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 
 
 def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
-    """Raise InvalidInput if a weight is given for a reward that the task set does not have.
+    """Raise InvalidInput if ``config.reward_weights`` has a weight for a reward that the task set does not have.
 
     A task set without a list of rewards is not checked.
     """

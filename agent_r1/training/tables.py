@@ -147,7 +147,10 @@ class Scored(Protocol):
 
 
 def make_cell(answers: Sequence[Scored]) -> Cell:
-    """Return the cell for the scored attempts of a method on a split. Raises ValueError if there are no attempts."""
+    """Return the cell for the scored attempts ``answers`` of a method on a split.
+
+    Raises ValueError if there are no attempts.
+    """
     if not answers:
         raise ValueError("a cell needs at least one answer")
     n = len(answers)

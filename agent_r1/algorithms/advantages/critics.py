@@ -66,6 +66,7 @@ class WithCritic(Advantage):
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
         """Return (advantages, values) of GAE over turns. Both have the shape (S,), one number for each of the S turns.
 
+        ``outputs`` has the critic's values, and ``gamma`` is the discount between turns.
         The value of a turn is the critic's value of the state before the first token of the turn.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
@@ -111,7 +112,7 @@ class OverTokens(WithCritic):
     def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
         """Return the advantage of each token by GAE over tokens: (N,).
 
-        ``lam`` is one number, or one number per token (N,).
+        ``outputs`` has the critic's values. ``lam`` is one number, or one number per token (N,).
         """
         values = self.values(outputs).before_token  # (N,)
         final = self.final_values(batch, outputs)  # (M,)

@@ -97,7 +97,7 @@ def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
 def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Return ``x`` (N,), shifted and scaled to mean 0 and standard deviation 1 (Bessel): (N,).
 
-    If all elements are equal, the result is 0.
+    If all elements are equal, the result is 0. ``epsilon`` is added to the standard deviation.
     """
     return standardize(x, torch.zeros_like(x, dtype=torch.int64), epsilon)
 

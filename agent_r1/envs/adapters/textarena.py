@@ -150,7 +150,8 @@ class TextArenaGame:
 def random_move(observation: str, rng: random.Random) -> str:
     """Return a random move among the moves that the game lists. The result includes the brackets, such as ``[3]``.
 
-    The moves are the texts in brackets in the last line that contains "available", "valid" or "legal".
+    The moves are the texts in brackets in the last line that contains "available", "valid" or "legal". ``rng`` draws
+    the random numbers.
 
     Raises:
         ValueError: if the observation contains no such moves.

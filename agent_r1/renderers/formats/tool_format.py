@@ -81,6 +81,8 @@ class ToolFormat(ABC):
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
         """Return the content and the calls of ``text``. The reasoning was already removed from ``text``.
 
+        ``tools`` are the tools that the policy can call.
+
         This method raises no exception. A call that cannot be read has an ``error``.
         """
 

@@ -13,7 +13,7 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function that returns the reference solutions of a given task.
+    """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns.
 
     The right solutions state the gold answer. Some wrong solutions state another answer: the answer of another problem,
     the gold answer plus one, or an expression of the question. The others state no answer in a complete box.

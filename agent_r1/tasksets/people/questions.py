@@ -113,7 +113,9 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
 
 
 def question(chain: Chain, held_out_wording: bool, rng: random.Random) -> str:
-    """Return a question that asks for the last value of a chain.
+    """Return a question that asks for the last value of a chain, in a random one of the wordings of training.
+
+    With ``held_out_wording``, the question has the wording that no question of training uses.
 
     Example:
         "In which city was the teacher of the rival of Clara Hale born?"

@@ -28,7 +28,8 @@ FACTS_PER_PAGE = 5
 def fact_class(entity: str, relation: str, value: str) -> int:
     """Return the number of the class that a fact belongs to: 0 for train, 1 for validation, 2 for test.
 
-    Each fact is in exactly one class (see ``CLASSES``).
+    The fact says that the ``relation`` of ``entity`` is ``value``, for example that the mayor of Alba is Bruno. Each
+    fact is in exactly one class (see ``CLASSES``).
     """
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
@@ -67,7 +68,7 @@ class Wiki:
         return tuple(self.facts)
 
     def page(self, title: str) -> str:
-        """Return the page as text.
+        """Return the page about the entity ``title`` as text.
 
         Example:
             "Alba: mayor Bruno. river Dovra."
@@ -75,7 +76,7 @@ class Wiki:
         return f"{title}: " + " ".join(f"{relation} {value}." for relation, value in self.facts[title].items())
 
     def renamed(self, relation: str, name: str) -> Wiki:
-        """Return the same wiki with one relation renamed."""
+        """Return the same wiki with the relation ``relation`` renamed to ``name``."""
         return Wiki(
             {
                 title: {name if known == relation else known: v for known, v in facts.items()}
@@ -84,7 +85,7 @@ class Wiki:
         )
 
     def chain(self, hops: int, rng: random.Random) -> Chain:
-        """Draw a chain of ``hops`` facts in which no entity and no relation occurs twice."""
+        """Draw a random chain of ``hops`` facts in which no entity and no relation occurs twice."""
         while True:
             walk = self._walk(hops, rng)
             if len({walk.start, *walk.values}) == hops + 1 and len(set(walk.relations)) == hops:

@@ -209,7 +209,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """Read a checkpoint that was saved for ``model`` and ``tokenizer``.
+    """Read the checkpoint in ``folder``, which was saved for ``model`` and ``tokenizer``.
 
     Raises:
         InvalidInput: if the checkpoint is corrupt, or was saved with another format, model, tokenizer or chat template.
@@ -234,6 +234,7 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
     """Return the newest intact checkpoint, and the newer checkpoints that were skipped because they are not intact.
 
+    ``run`` is the folder of the run.
     A checkpoint is intact if ``check`` does not raise CorruptCheckpoint.
 
     Raises:

@@ -219,7 +219,7 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str
 
 
 def show_command(run: str, attempt: AttemptId) -> str:
-    """Return the command that shows an attempt.
+    """Return the command that shows an attempt of the run with the name ``run``.
 
     Example:
         >>> show_command("demo", AttemptId("demo", "style-a/7", 3, 0))

@@ -34,7 +34,11 @@ def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) 
 
 
 def tried(call: str, wanted: str, names: dict[str, object]) -> str:
-    """Return a text that says how an example fails, such as "f(1) should give 2, and gives 3"; "" if it passes."""
+    """Return a text that says how an example fails, such as "f(1) should give 2, and gives 3"; "" if it passes.
+
+    ``call`` and ``wanted`` are the source of the call and of its expected value. ``names`` holds the global variables
+    of the solution.
+    """
     try:
         given = eval(call, names)
         right = bool(given == eval(wanted, names))
