@@ -49,7 +49,7 @@ def serve(model: str, settings: Layer, port: int, api_key: str | None, config_fi
     def announce(base_url: str, key: str) -> None:
         shown = key if api_key is None else "the one that was given"
         text = f"{model} at {base_url}\nAPI key: {shown}\nstop with Ctrl-C"
-        show(as_json, {"base_url": base_url, "api_key": key, "model": model}, text)
+        show(as_json, {"base_url": base_url, "api_key": key if api_key is None else None, "model": model}, text)
         sys.stdout.flush()
 
     serve(config, port, api_key, announce)

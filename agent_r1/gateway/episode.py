@@ -50,11 +50,17 @@ class EpisodeModel:
         self._num_answers = 0  # sampled or being sampled, also those that no client received
         self._sent: list[SentAction] = []
         self._conversations: dict[str, Messages] = {}  # the conversation up to each answer, by the id of the answer
-        self.start: Messages = ()
+        self._num_requests = 0
+        self._openings: dict[int, Messages] = {}  # the conversation of each new branch, by the number of its request
         self.failure: Stopped | None = None
         """Why the last request got no answer; None if it got one."""
         self.is_cut = False
         """Whether the last answer was cut by a limit of the run. A limit that the agent set is its own decision."""
+
+    @property
+    def start(self) -> Messages:
+        """The conversation that was requested first, before its first answer. () if there is no answer."""
+        return self._openings[min(self._openings)] if self._openings else ()
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
         """Sample the answer to a request, and return it as a draft. Its turns are recorded when the draft is delivered.
@@ -62,6 +68,7 @@ class EpisodeModel:
         ``live`` stays empty, because a client gets only complete answers. Raise RequestError if no turns or tokens are
         left, or if the request fails.
         """
+        number, self._num_requests = self._num_requests, self._num_requests + 1
         _warn_about_sampling(request, self._agent.params)
         messages = self._resolve(request)
         if request.n > self._max_turns:
@@ -84,7 +91,7 @@ class EpisodeModel:
             raise
         choices = tuple(sampled_choice(sample, request, self._agent.renderer) for sample in samples)
         answer = Answer(secrets.token_hex(12), choices, len(prompt.token_ids))
-        return Draft(answer, partial(self._deliver, request, prompt, samples, answer))
+        return Draft(answer, partial(self._deliver, number, request, prompt, samples, answer))
 
     def _resolve(self, request: ChatRequest) -> Messages:
         """Return the whole conversation of a request. Actions of this session are replaced by the sampled messages."""
@@ -107,11 +114,13 @@ class EpisodeModel:
                 raise as_error(stopped, len(prompt.token_ids), self._agent.context_length)
         return [sample for sample in results if isinstance(sample, Sample)]
 
-    def _deliver(self, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer) -> None:
+    def _deliver(
+        self, number: int, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer
+    ) -> None:
         """Record the prompt and the samples as turns of the session."""
         self.failure, session = None, self._session
-        if not session.turns:
-            self.start = prompt.messages
+        if prompt.parent is None:
+            self._openings[number] = prompt.messages
         session.add_observation(prompt)
         for sample, choice in zip(samples, answer.choices, strict=True):
             action = session.accept(sample)
@@ -129,7 +138,7 @@ class EpisodeModel:
 
 
 def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:
-    """Return whether a conversation with ``tools`` is so long that it cannot fit into ``context_length`` tokens.
+    """Return whether a conversation is so long that it cannot fit into the context.
 
     The number of characters is compared with the limit, so that a huge text need not be tokenized.
     """
@@ -144,8 +153,7 @@ def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int
 def context_error(context_length: int, num_tokens: int | None = None) -> RequestError:
     """Return the error for a conversation that is longer than the context.
 
-    ``context_length`` is the largest number of tokens in the context. ``num_tokens`` is the number of tokens of the
-    conversation, or None if it was not counted.
+    ``num_tokens`` is the number of tokens of the conversation, or None if it was not counted.
     """
     size = "too many" if num_tokens is None else num_tokens
     message = f"the conversation has {size} tokens, and the context of the model {context_length}"
@@ -155,7 +163,7 @@ def context_error(context_length: int, num_tokens: int | None = None) -> Request
 def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
     """Return the error for a request that got no sampled action. ``stopped`` holds the reason.
 
-    ``num_tokens`` is the number of tokens of the prompt, and ``context_length`` the largest number in the context.
+    ``num_tokens`` is the number of tokens of the prompt.
     """
     match stopped.status:
         case Status.OUT_OF_TOKENS:

@@ -13,25 +13,24 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agent_r1.core.sockets import listen
 from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from agent_r1.gateway.chat import Answer, ChatModel, RequestError
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
 from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity
 from agent_r1.gateway.dialect import Dialect, Exchange, Json, event, warn_about_ignored
+from agent_r1.gateway.http_server import HttpServer
 from agent_r1.gateway.responses import RESPONSES
 from agent_r1.gateway.streams import complete_parts, live_parts
 
@@ -52,18 +51,11 @@ MAX_BODY = 8 * 2**20
 BODY_SECONDS = 30.0
 """The time limit for the arrival of a body, in seconds."""
 
-MAX_CONNECTIONS = 4096
 MAX_WAITING = 1024
 """The largest number of requests of a key that wait for the end of others."""
 
-KEEP_ALIVE_SECONDS = 75
-"""How long a connection can be idle, in seconds. Clients give theirs up earlier, so that they use no closed one."""
-
 KEPT_ANSWERS = 64
 """How many complete answers of a key are kept, so that a repeated request gets the answer of the first try."""
-
-CLOSE_SECONDS = 5.0
-"""How long a closed server waits for the requests in progress, in seconds."""
 
 EVENT_STREAM = "text/event-stream"
 
@@ -120,7 +112,7 @@ class Gateway:
     def __init__(self, port: int = 0) -> None:
         self._port = port
         self._accesses: dict[bytes, _Access] = {}
-        self._server: _Server | None = None
+        self._server: HttpServer | None = None
 
     @property
     def base_url(self) -> str:
@@ -150,11 +142,11 @@ class Gateway:
         the port is in use.
         """
         if self._server is None:
-            self._server = _Server(self._app(), self._port)
+            self._server = HttpServer(self._app(), HOST, self._port)
             _bypass_proxy()
 
     async def close(self) -> None:
-        """Stop the server. Requests in progress have ``CLOSE_SECONDS`` seconds to end.
+        """Stop the server. Requests in progress have a few seconds to end.
 
         :meth:`start` can start the gateway again.
         """
@@ -350,36 +342,3 @@ def _error_response(body: Json, error: RequestError) -> Response:
     # After a refusal the connection is closed, because the rest of an unread body would be read as the next request.
     headers = {"Connection": "close"} | ({} if error.can_retry else NO_RETRY)
     return JSONResponse(body, error.status, headers)
-
-
-class _Server:
-    """A uvicorn server that listens on a port and serves an application. It starts when the object is created."""
-
-    def __init__(self, app: Starlette, port: int) -> None:
-        self._socket = listen(HOST, port, "choose another --port")
-        self.port = int(self._socket.getsockname()[1])
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=int(CLOSE_SECONDS),
-        )
-        self._uvicorn = _Uvicorn(config)
-        self._serving = shared_task(self._uvicorn.serve(sockets=[self._socket]))
-
-    async def close(self) -> None:
-        self._uvicorn.should_exit = True
-        await self._serving
-        self._socket.close()
-
-
-class _Uvicorn(uvicorn.Server):
-    """A uvicorn server without signal handlers, because the run installs its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

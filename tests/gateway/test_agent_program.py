@@ -293,6 +293,31 @@ def test_a_limit_that_the_agent_survives_is_no_failure(episodes):
     assert episodes.play(run, answer, context=1500).status is Status.COMPLETED
 
 
+class SlowPlans(RecordingEngine):
+    """Answers the planner after another answer."""
+
+    async def generate(self, prompt, params, *, session_id=None):
+        while "Plan." in self._renderer.decode(prompt.token_ids) and not self.generations:
+            await asyncio.sleep(0.01)
+        return await super().generate(prompt, params, session_id=session_id)
+
+
+def test_the_conversation_that_was_requested_first_is_the_start(episodes):
+    async def run(base_url, api_key, task):
+        async def ask(text):
+            await client.chat.completions.create(model="any", messages=[{"role": "user", "content": text}])
+
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            planning = asyncio.create_task(ask("Plan."))
+            while not episodes.log().num_in_progress:
+                await asyncio.sleep(0.01)
+            await ask("Is it spam?")
+            await planning
+
+    trajectory = episodes.play(run, answer, engine=SlowPlans)
+    assert len(trajectory.turns) == 2 and trajectory.start[0].text == "Plan.", trajectory.reason
+
+
 # ---- the same turns as the agent loop
 
 

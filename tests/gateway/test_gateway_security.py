@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ from agent_episodes import ANSWER, QUESTION, RecordingEngine
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import SamplingParams
-from agent_r1.gateway import Gateway, GatewayConfig
+from agent_r1.gateway import Gateway, GatewayConfig, http_server
 from agent_r1.gateway import server as server_module
 from agent_r1.gateway.episode import EpisodeModel
 from agent_r1.rollout.agent_loop import Agent
@@ -269,6 +270,49 @@ def test_idle_connections_are_kept_longer_than_clients_keep_them(visit):
         assert site.gateway._server._uvicorn.config.timeout_keep_alive > 60
 
     visit(test)
+
+
+def test_connections_without_a_request_are_closed(visit, monkeypatch):
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.05)
+
+    async def test(site):
+        root = site.gateway.base_url
+        for begun in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: lo"):
+            assert await _raw(root, begun) == b""
+
+    visit(test)
+
+
+def test_idle_connections_leave_room_for_open_files(visit, monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 16)
+
+    async def test(site):
+        address = urlsplit(site.gateway.base_url)
+        idle = [await asyncio.open_connection(address.hostname, address.port) for _ in range(20)]
+        closed = [asyncio.create_task(reader.read()) for reader, _ in idle]
+        while sum(task.done() for task in closed) < 4:
+            await asyncio.sleep(0.01)
+        for _, writer in idle:
+            writer.close()
+        await asyncio.gather(*closed)
+
+    visit(test)
+
+
+def test_the_limit_on_open_files_is_raised_for_connections_and_never_lowered(monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+        for max_connections, limit in ((100, 600), (200, 800)):
+            monkeypatch.setattr(http_server, "MAX_CONNECTIONS", max_connections)
+            assert http_server._max_connections() == max_connections
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
+        monkeypatch.setattr(resource, "setrlimit", None)
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert http_server._max_connections() == 200
+    finally:
+        monkeypatch.undo()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def _raw(root, content):

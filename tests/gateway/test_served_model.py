@@ -1,13 +1,16 @@
 """A model that is served for inference: the sampling of the request applies, and nothing is kept."""
 
 import asyncio
+import json
 import signal
 
 import anthropic
 import openai
 import pytest
 from agent_episodes import ANSWER, CALL, QUESTION, SEARCH, TOOLS, RecordingEngine, search_then_answer
+from click.testing import CliRunner
 
+from agent_r1.commands.serve import serve as command
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
@@ -232,3 +235,14 @@ def test_text_that_later_tokens_can_change_is_held_back(text, options, settled):
     assert settled_message(Message.assistant(text), request).text == settled
     with_thought = settled_message(Message.assistant("", (), text), request)
     assert (with_thought.reasoning or "") == (settled if not options else text.rstrip())
+
+
+@pytest.mark.parametrize(("given", "shown"), [(None, "sk-new"), ("sk-given", None)])
+def test_the_command_shows_only_a_key_that_it_made(monkeypatch, given, shown):
+    def serve(config, port, key, announce):
+        announce("http://127.0.0.1:1/v1", key or "sk-new")
+
+    monkeypatch.setattr("agent_r1.training.serve.serve", serve)
+    result = CliRunner().invoke(command, ["tiny-base", "--json", *([] if given is None else ["--api_key", given])])
+    assert json.loads(result.stdout)["api_key"] == shown, result.output
+    assert "sk-given" not in result.output

@@ -1,0 +1,88 @@
+"""An HTTP server in the event loop of the caller, which idle connections cannot exhaust."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from agent_r1.core.sockets import listen
+from agent_r1.core.tasks import shared_task
+
+MAX_CONNECTIONS = 4096
+FILES_PER_CONNECTION = 4
+"""How many open files the process may have for each connection. Agents in the process open its other end."""
+
+REQUEST_SECONDS = 30.0
+"""How long a connection can be open before its first request, in seconds."""
+
+KEEP_ALIVE_SECONDS = 75
+"""How long a connection can be idle, in seconds. Clients give theirs up earlier, so that they use no closed one."""
+
+CLOSE_SECONDS = 5.0
+"""How long a closed server waits for the requests in progress, in seconds."""
+
+
+class HttpServer:
+    """A uvicorn server that listens on a port and serves an application. It starts when the object is created."""
+
+    def __init__(self, app: Starlette, host: str, port: int) -> None:
+        self._socket = listen(host, port, "choose another --port")
+        self.port = int(self._socket.getsockname()[1])
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=_max_connections(),
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(CLOSE_SECONDS),
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._serving = shared_task(self._uvicorn.serve(sockets=[self._socket]))
+
+    async def close(self) -> None:
+        self._uvicorn.should_exit = True
+        await self._serving
+        self._socket.close()
+
+
+def _max_connections() -> int:
+    """Return the largest number of connections that the limit on open files permits. Raise this limit if necessary."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS * FILES_PER_CONNECTION
+    if resource.RLIM_INFINITY != soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(ValueError, OSError):  # some systems permit less than their hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // FILES_PER_CONNECTION)
+
+
+class _Protocol(H11Protocol):
+    """A connection. It is closed if there are too many, or if no request begins in ``REQUEST_SECONDS``."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            transport.close()
+        self.loop.call_later(REQUEST_SECONDS, self._close_without_request)
+
+    def _close_without_request(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """A uvicorn server without signal handlers, because the run installs its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
