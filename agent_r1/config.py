@@ -90,7 +90,10 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
     """Return the merged settings of the layers by dotted key, without validating their values.
 
-    ``cls`` determines which keys exist. Raise InvalidInput for an unknown key.
+    The settings class ``cls`` determines which keys exist. Raise InvalidInput for an unknown key.
+
+    Example:
+        {"steps": 20, "trainer.learning_rate": 1e-3}
     """
     return _merge(cls, layers)[0]
 
@@ -327,6 +330,9 @@ def _convert(annotation: Any, text: str) -> Any:
     """Return ``text``, converted to the type ``annotation``. If the conversion fails, return the text itself.
 
     For a tuple type, the text holds items that are separated by commas. The result is a list of converted items.
+
+    Example:
+        _convert(tuple[float, ...], "0.9,0.95") == [0.9, 0.95]
     """
     if get_origin(annotation) is Annotated:  # ignore the bounds: resolve() checks the value
         return _convert(get_args(annotation)[0], text)

@@ -243,7 +243,7 @@ class Algorithm(Component):
 
         Args:
             tokens: The outputs of the models for the n tokens of the micro-batch, with gradient.
-            weights: The weights of the n tokens.
+            weights: The weights of these n tokens.
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)

@@ -45,7 +45,11 @@ class AttemptReport:
     record_tokens: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object, with the texts as they were recorded."""
+        """Return the report as a JSON object, with the texts as they were recorded.
+
+        The object has the keys of :func:`summary_json`, ``siblings``, and ``rewards``, ``start`` and ``turns`` if the
+        attempt has ended.
+        """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}

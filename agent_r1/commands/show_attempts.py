@@ -100,7 +100,11 @@ def _newest(reader: RunReader, where: AttemptFilter) -> AttemptSummary | None:
 
 
 def summary_json(summary: AttemptSummary) -> dict[str, Any]:
-    """Return the summary of an attempt as a JSON object."""
+    """Return the summary of an attempt as a JSON object, with one key per attribute of :class:`AttemptSummary`.
+
+    Example:
+        {"attempt": "demo:3.0.0:style-a/7", "task": "style-a/7", .., "status": "completed", "reward": 1.0, ..}
+    """
     return {**asdict(summary), "attempt": str(summary.attempt), "task": summary.attempt.task}
 
 

@@ -86,7 +86,11 @@ class RunReport:
     warnings: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
+        """Return the report as a JSON object.
+
+        Example:
+            {"run": "runs/demo", "state": "complete", .., "validation": {"last": .., "best": ..}, "curves": .., ..}
+        """
         summary = self.summary
         return {
             "run": str(self.folder),

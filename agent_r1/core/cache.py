@@ -79,7 +79,11 @@ def _write_manifest(folder: Path, origin: Origin) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file in the folder except the manifest, by the path of the file in the folder."""
+    """Return the sha256 of each file in the folder except the manifest, by the path of the file in the folder.
+
+    Example:
+        {"config.json": "9f86d0..", "tokenizer.json": "60303a.."}
+    """
     checksums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:

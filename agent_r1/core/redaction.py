@@ -101,9 +101,13 @@ def _without_user(rest: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return a JSON value with every text redacted, as :func:`redact` does.
+    """Return the JSON value ``value`` with every text in it redacted, as :func:`redact` does.
 
     Lone surrogates (half a character) are escaped.
+
+    Example:
+        >>> redact_values({"corpus": ["http://ann:secret@10.0.0.1:8800"]})
+        {'corpus': ['http://***@10.0.0.1:8800']}
     """
     if isinstance(value, str):
         return redact(value).encode("utf-8", "backslashreplace").decode("utf-8")

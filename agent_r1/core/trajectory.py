@@ -166,7 +166,8 @@ class Trajectory:
         """Return the turns to which a list of ``count`` rewards belongs, one reward per turn.
 
         These are all turns if there are ``count`` turns. Otherwise they are ``env_turns`` if there are ``count`` of
-        these. Return None if both numbers differ from ``count``.
+        these. Return None if both numbers differ from ``count``. Example: of the turns act, summary, act, three rewards
+        belong to all turns, and two rewards to the first and the last turn.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 

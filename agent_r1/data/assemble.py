@@ -133,6 +133,10 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
     The last of these rewards includes the outcome reward. The reward of a turn without action tokens is added to the
     nearest earlier turn with action tokens, or to the first turn with action tokens if there is no earlier one.
+
+    Example:
+        {0: 0.5, 2: 1.0} for the turn rewards 0.25, 0.25 and 0.0 and the outcome reward 1.0, if turn 1 has no action
+        tokens
     """
     rewards: dict[int, float] = {}
     pending = 0.0

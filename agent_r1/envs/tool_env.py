@@ -169,9 +169,9 @@ class ToolEpisode:
 
 
 def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, float]:
-    """Return ``rewards`` as floats. Raise AgentR1Error if a reward is not finite.
+    """Return ``rewards`` with the values as floats. Raise AgentR1Error if a reward is not finite.
 
-    ``source`` names the user's function.
+    ``source`` names the user's function in the error, such as "call_rewards".
     """
     numbers = {name: float(value) for name, value in rewards.items()}
     wrong = [f"{name}={value}" for name, value in numbers.items() if not math.isfinite(value)]

@@ -323,7 +323,11 @@ def read(data: Json) -> ChatCompletion:
 
 
 def error_json(error: RequestError) -> Json:
-    """Return the JSON body of a response with an error, in OpenAI's format."""
+    """Return the JSON body of a response with an error, in OpenAI's format.
+
+    Example:
+        {"error": {"message": "..", "type": "invalid_request_error", "param": "n", "code": "unsupported_value"}}
+    """
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = "server_error" if error.status >= 500 else kinds.get(error.status, "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}

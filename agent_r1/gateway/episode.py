@@ -184,7 +184,10 @@ def unsupported(reason: str) -> RequestError:
 
 
 def _warn_about_sampling(request: ChatRequest, own: SamplingParams) -> None:
-    """Log a warning for each sampling parameter of a request that has no effect, because the run uses its own value."""
+    """Log a warning for each sampling parameter of a request that has no effect.
+
+    The run samples with its own parameters ``own``.
+    """
     asked = (("temperature", request.temperature, own.temperature), ("top_p", request.top_p, own.top_p))
     for name, value, used in asked:
         if value is not None and value != used:

@@ -127,7 +127,8 @@ def has_adapter(model: nn.Module) -> bool:
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights that training changes, by name, without copying them.
 
-    These are the adapter's matrices, or all weights of a model without an adapter.
+    These are the adapter's matrices, or all weights of a model without an adapter. The names are the names of the
+    parameters, such as ``lm_head.weight``.
     """
     state = model.state_dict()
     return {name: tensor for name, tensor in state.items() if _is_matrix(name)} if has_adapter(model) else state

@@ -78,7 +78,7 @@ class FunctionScorer:
 
 
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
-    """Return a mapping from the name of each function to the function.
+    """Return a mapping from the name of each function to the function, such as {"exact_match": exact_match}.
 
     Raises InvalidInput if two functions have the same name. Also raises InvalidInput for a lambda, or for a callable
     object that is not a function.

@@ -67,7 +67,11 @@ def decode_value(data: Any) -> Any:
 
 
 def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
-    """Encode the parts of a message: a text part as a string, a media part as an object with the part's fields."""
+    """Encode the parts of a message: a text part as a string, a media part as an object with the part's fields.
+
+    Example:
+        ["Look:", {"sha256": "9f86d0..", "mime": "image/png"}]
+    """
     return [part.text if isinstance(part, Text) else {"sha256": part.sha256, "mime": part.mime} for part in parts]
 
 
@@ -77,9 +81,12 @@ def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Encode all fields of a message.
+    """Return a message as a JSON object with all its fields.
 
     The OpenAI format is not used, because it has no fields for the raw text of a call and its parse error.
+
+    Example:
+        {"role": "user", "parts": ["Who rules Alba?"], "calls": [], "reasoning": None, "call_id": None}
     """
     return {
         "role": message.role,

@@ -77,7 +77,7 @@ class RunFiles:
 
 
 def list_run_files(folder: Path) -> RunFiles:
-    """Return the files that a run has now."""
+    """Return the files that the run in ``folder`` has now."""
     try:
         seal = (folder / SEAL_FILE).read_bytes()
     except FileNotFoundError:

@@ -179,7 +179,10 @@ class RunReader:
         return None if row is None else read_summary(row)
 
     def count_statuses(self) -> Mapping[Status, int]:
-        """Return how many attempts ended with each status, the largest number first."""
+        """Return how many attempts ended with each status, such as {"completed": 310, "out_of_turns": 10}.
+
+        The largest number comes first.
+        """
         sql = """SELECT status, count(*) FROM outcomes GROUP BY status UNION ALL
                  SELECT status, -count(*) FROM fates JOIN outcomes USING (attempt_id) WHERE fate = 'superseded'
                  GROUP BY status"""

@@ -59,7 +59,11 @@ def read_rows_or_hub(source: Path) -> Iterator[JsonRecord]:
 
 
 def hub_name(source: Path) -> HubName:
-    """Parse the name of a data set on the hub. Raises InvalidInput if the form of the name is wrong."""
+    """Parse the name of a data set on the hub. Raises InvalidInput if the form of the name is wrong.
+
+    Example:
+        hub_name(Path("hf:openai/gsm8k:main@test")) == HubName("openai/gsm8k", "main", "test")
+    """
     match = _NAME.fullmatch(str(source))
     if match is None:
         raise InvalidInput("--data", got=str(source), do=_FORM)
@@ -67,7 +71,10 @@ def hub_name(source: Path) -> HubName:
 
 
 def hub_splits(name: HubName) -> tuple[str, ...]:
-    """Return the names of the splits of a data set. Raises InvalidInput if the data set cannot be loaded."""
+    """Return the names of the splits of a data set, such as ("train", "validation").
+
+    Raises InvalidInput if the data set cannot be loaded.
+    """
     return tuple(_loaded(name))
 
 
@@ -95,7 +102,10 @@ def hub_rows(source: Path) -> Iterator[JsonRecord]:
 
 
 def _loaded(name: HubName) -> Mapping[str, Any]:
-    """Load the data set and return its rows by split. Raises InvalidInput if the data set cannot be loaded."""
+    """Load the data set and return its rows by the name of the split.
+
+    Raises InvalidInput if the data set cannot be loaded.
+    """
     try:
         import datasets
     except ImportError as error:

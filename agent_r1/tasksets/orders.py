@@ -223,7 +223,11 @@ def _stated(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _rows(orders: Database) -> dict[str, dict[str, Any]]:
-    """Return the fields of each order by the number of the order, in a form that JSON can represent."""
+    """Return the fields of each order by the number of the order, in a form that JSON can represent.
+
+    Example:
+        {"A17": {"item": "lamp", "colour": "red", "city": "Oslo", "price": 41, ..}}
+    """
     return {number: asdict(order) for number, order in orders.items()}
 
 

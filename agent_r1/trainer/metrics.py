@@ -184,7 +184,11 @@ def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
 
 
 def _step_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
-    """Return the mean of each term of the loss and the mean of each module's gradient norm, over all ``steps``."""
+    """Return the mean of each term of the loss and the mean of each module's gradient norm, over all ``steps``.
+
+    Example:
+        {"policy_loss": -0.02, "clip_fraction": 0.01, .., "policy_gradient_norm": 0.42}
+    """
     values: dict[str, list[float]] = {}
     for step in steps:
         norms = {f"{module}_gradient_norm": norm for module, norm in step.optim.gradient_norms.items()}

@@ -150,7 +150,7 @@ def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
 
 
 def rollout_limits(config: RunConfig) -> RolloutLimits:
-    """Return the limits of attempts from a configuration."""
+    """Return the limits of attempts that a configuration sets: concurrency, time limits and retries."""
     return RolloutLimits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 

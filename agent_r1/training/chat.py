@@ -43,7 +43,7 @@ class ChatResult:
     messages: tuple[Message, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 chat``."""
+        """Return the JSON output of ``agent-r1 chat``: {"messages": [..]}, with messages in the OpenAI format."""
         return {"messages": list(map(to_openai, self.messages))}
 
 

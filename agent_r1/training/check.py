@@ -106,7 +106,7 @@ class CheckReport:
         return not self.failures
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 check``."""
+        """Return the JSON output of ``agent-r1 check``: ``passed``, and one key per attribute of this class."""
         return {"passed": self.passed, **asdict(self)}
 
 
@@ -157,7 +157,7 @@ def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
     """Return the names of the splits to check.
 
     If one split contains all tasks of the task set, only this split is checked. Otherwise every split that has tasks
-    is checked.
+    is checked. Example: ("train", "validation", "style-a", "style-b", "three-hop").
     """
     if taskset.whole is not None:
         return (taskset.whole,)

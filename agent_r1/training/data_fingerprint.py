@@ -29,7 +29,7 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
     """Return events with the sha256 hashes of a run's data.
 
     One event is for the tasks of training and validation. ``config.data`` and ``config.corpus`` each have an event of
-    their own if they are local files or folders.
+    their own if they are local files or folders. Example of the text of an event: "data dev.jsonl sha256 9f86d0..".
     """
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
@@ -67,7 +67,10 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
 
 
 def _hashes(events: Iterable[LogEvent]) -> dict[str, str]:
-    """Return the hashes of events by name. A later event replaces an earlier event with the same name."""
+    """Return the hashes of events by name, such as {"data": "9f86d0.."}.
+
+    A later event replaces an earlier event with the same name.
+    """
     return {event.detail.split()[0]: event.detail.split()[-1] for event in events}
 
 

@@ -177,7 +177,11 @@ def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) ->
 
 
 def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
-    """Return the measures of the retriever by evaluation split; {} if the task set does not measure a retriever."""
+    """Return the measures of the retriever by evaluation split; {} if the task set does not measure a retriever.
+
+    Example:
+        {"test": {"recall@5": 0.62}}
+    """
     if taskset.retrieval is None:
         return {}
     measured = {split: taskset.retrieval(split) for split in taskset.evaluation}
@@ -209,7 +213,7 @@ async def make_table(
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return the task set's own measures of scored attempts; {} if the task set has no measures of its own."""
+    """Return the task set's own measures of scored attempts, such as {"fix_rate": 0.4}; {} if it has none."""
     return {} if taskset.measures is None else taskset.measures(trajectories)
 
 

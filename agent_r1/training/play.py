@@ -66,7 +66,7 @@ class PlayResult:
         return "\n".join([f"{self.status} {after}{reason}", f"rewards: {rewards or 'none'}", *gold])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 play``."""
+        """Return the JSON output of ``agent-r1 play``: an object with one key per attribute of this class."""
         return asdict(self)
 
 

@@ -166,7 +166,9 @@ def make_cell(answers: Sequence[Scored]) -> Cell:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of Wilson (1927) for a share in ``n`` trials. Its ends are between 0 and 1.
+    """Return the 95 % interval (low, high) of Wilson (1927) for the share ``share`` in ``n`` trials.
+
+    Both ends are between 0 and 1.
 
     Example:
         >>> wilson_interval(1.0, 200)
@@ -179,7 +181,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def normal_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % normal interval of the mean of ``values``. For a single value, the interval has width 0.
+    """Return the 95 % normal interval (low, high) of the mean of ``values``. For a single value, it has width 0.
 
     Example:
         >>> normal_interval([0.5, -0.5, 0.5, -0.5])

@@ -121,7 +121,7 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
 def unwrap(outcome: CallOutcome, action: str) -> Any:
     """Return the value of the outcome of a call. Raise AgentR1Error if the call failed or timed out.
 
-    ``action`` names the call in the error.
+    ``action`` names the call in the error, such as "scoring".
     """
     if isinstance(outcome, ReturnValue):
         return outcome.value

@@ -12,7 +12,10 @@ _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "non
 
 
 def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
-    """Return the JSON schema of an argument of a tool, or {} if the tool or the argument is not declared."""
+    """Return the JSON schema of the argument ``argument`` of the tool ``tool``, such as {"type": "integer"}.
+
+    Return {} if ``tools`` has no such tool, or the tool has no such argument.
+    """
     parameters = next((spec.parameters for spec in tools if spec.name == tool), {})
     return parameters.get("properties", {}).get(argument, {})
 

@@ -89,7 +89,7 @@ def uncomputed_sum(answer: str) -> str:
 def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
     """Return the mathematical expressions of a question. A wrong solution copies one of these expressions.
 
-    Expressions that equal the gold answer, after both are normalized, are left out.
+    Expressions that equal the answer ``gold``, after both are normalized, are left out.
     """
     return tuple(
         each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))
