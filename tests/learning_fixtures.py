@@ -15,6 +15,9 @@ from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Rewards, Status, Trajectory, Turn
 
+SYSTEM = [*range(1, 16)] * 5
+"""75 tokens with which prompts begin."""
+
 
 class Make:
     """Makes trajectories, groups and models by hand, with sensible defaults."""
@@ -98,6 +101,32 @@ class Make:
         attempts = [attempt(group, member) for group in range(groups) for member in range(members)]
         compared = {group: attempt(group, members) for group in range(groups)} if greedy else None
         return self.groups(*attempts, greedy=compared)
+
+    def prompted_groups(self, size: int) -> list[Group]:
+        """Return two groups of ``size`` attempts with equal prompts and some equal actions, turns and branches.
+
+        The prompts of both groups begin with ``SYSTEM``.
+        """
+        random = torch.Generator().manual_seed(0)
+
+        def tokens(count: int) -> list[int]:
+            return torch.randint(0, 16, (count,), generator=random).tolist()
+
+        def turns(prompt: list[int], member: int) -> Sequence[Turn]:
+            first = self.turn(0, prompt, [3, 4] if member % 2 else [3, 5, member % 16])
+            if member % 4 == 3:  # two branches, and a context that was rewritten
+                branches = [self.turn(1, [7], tokens(2), parent=0), self.turn(2, [8], tokens(1), parent=0)]
+                return [first, *branches, self.turn(3, [*SYSTEM, 9], tokens(2))]
+            return [first, self.turn(1, [7], tokens(2), parent=0), self.turn(2, tokens(2), tokens(2), parent=1)]
+
+        prompts = [[*SYSTEM, *tokens(20)] for _ in range(2)]
+        return self.groups(
+            *(
+                self.trajectory(turns(prompt, member), {"score": float(member % 3)}, group=group, member=member)
+                for group, prompt in enumerate(prompts)
+                for member in range(size)
+            )
+        )
 
     def model(self, seed: int = 0, *, spread: float = 0.2) -> PreTrainedModel:
         """Return a Qwen2 of two layers of width 32; the larger ``spread``, the more peaked its distribution."""

@@ -43,8 +43,14 @@ class MicroBatch:
     """(s,) for each action, the number of its turn in the training batch. Always on the CPU."""
     num_tokens: int
     """Number of tokens, without padding."""
-    shared_prefix: int = 0
-    """Number of first tokens that all sequences share and that the model computes once."""
+    prefix: int = 0
+    """Number S of tokens that are before the first token of each sequence, and not in the micro-batch. ``position_ids``
+    counts them, ``attention_mask`` does not: all tokens attend to them."""
+
+    @property
+    def padded_size(self) -> int:
+        """B * (S + T): the number of tokens whose keys and values the attention holds, with padding."""
+        return self.ids.shape[0] * (self.prefix + self.ids.shape[1])
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return a copy whose model inputs are on ``device``. ``tokens`` and ``turns`` stay on the CPU."""
@@ -76,8 +82,24 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
     return [tuple(block) for block in blocks.values()]
 
 
-def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[MicroBatch]:
+@dataclass(frozen=True, slots=True, eq=False)
+class PassPlan:
+    """The order in which models read sequences: first the tokens ``prefix``, then ``micro_batches``.
+
+    Attributes:
+        prefix: (S,) the first tokens of all sequences, which the micro-batches do not contain. S can be 0.
+        micro_batches: the micro-batches, which can be iterated over once.
+    """
+
+    prefix: Tensor
+    micro_batches: Iterator[MicroBatch]
+
+
+def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
     """Yield micro-batches with at most ``max_tokens`` tokens each, including padding. Together they hold all sequences.
+
+    ``prefix`` tokens are before each sequence. They count in ``max_tokens``, because their keys and values are copied
+    for each sequence of a micro-batch.
 
     A block is a tuple of sequences, and is never divided. A block with more than ``max_tokens`` tokens becomes a
     micro-batch of its own. Blocks are put together only if the share of padding stays below ``MAX_PADDING``. Blocks
@@ -90,20 +112,21 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int) -> Iterator[Mic
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
     pending: list[TokenSequence] = []
     for block in ranked:
-        if pending and not _fits(pending, block, max_tokens):
-            yield _collate(pending)
+        if pending and not _fits(pending, block, max_tokens, prefix):
+            yield _collate(pending, prefix)
             pending = []
         pending += block
     if pending:
-        yield _collate(pending)
+        yield _collate(pending, prefix)
 
 
-def _fits(pending: Block, block: Block, max_tokens: int) -> bool:
+def _fits(pending: Block, block: Block, max_tokens: int, prefix: int) -> bool:
     # number of tokens of the micro-batch after the block is added: with padding, and without padding
-    padded = (len(pending) + len(block)) * max(_longest(pending), _longest(block))
+    rows = len(pending) + len(block)
+    padded = rows * max(_longest(pending), _longest(block))
     num_tokens = sum(map(len, pending)) + sum(map(len, block))
     same_mask = _has_branches(pending) == _has_branches(block)
-    return same_mask and padded <= max_tokens and padded - num_tokens < MAX_PADDING * padded
+    return same_mask and padded + rows * prefix <= max_tokens and padded - num_tokens < MAX_PADDING * padded
 
 
 def _longest(sequences: Block) -> int:
@@ -114,7 +137,7 @@ def _has_branches(sequences: Block) -> bool:
     return any(sequence.has_branches for sequence in sequences)
 
 
-def _collate(sequences: Block) -> MicroBatch:
+def _collate(sequences: Block, prefix: int) -> MicroBatch:
     ids = pad_sequence([sequence.ids for sequence in sequences], batch_first=True)  # (B, T)
     width = ids.shape[1]  # T
     position_ids = attention_mask = None
@@ -135,6 +158,7 @@ def _collate(sequences: Block) -> MicroBatch:
         post_action_states=torch.cat(post_action_states),
         turns=torch.cat([sequence.turns for sequence in sequences]),
         num_tokens=sum(map(len, sequences)),
+        prefix=prefix,
     )
 
 

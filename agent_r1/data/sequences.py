@@ -8,7 +8,7 @@ attention mask then lets each token attend only to the tokens on its path in the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +51,18 @@ class TokenSequence:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def without_first(self, count: int) -> TokenSequence:
+        """Return the sequence without its first ``count`` tokens, which must be on the path of all later tokens."""
+        return replace(
+            self,
+            ids=self.ids[count:],
+            position_ids=self.position_ids[count:],
+            subtree_end=self.subtree_end[count:] - count,
+            logit_positions=self.logit_positions - count,
+            token_positions=self.token_positions - count,
+            post_action_states=self.post_action_states - count,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 LOGITS_PER_CHUNK = 1 << 26
 """Maximum number of logits in one chunk (256 MiB in fp32)."""
-
-
-MIN_SHARED_PREFIX = 64
-"""Smallest number of equal first tokens that are computed once for all rows. Fewer are not worth an additional pass."""
 
 
 def hidden_states(
@@ -25,46 +22,58 @@ def hidden_states(
     ids: Tensor,
     positions: Tensor | None = None,
     mask: Tensor | None = None,
-    shared_prefix: int = 0,
+    prefix: PrefixStates | None = None,
 ) -> Tensor:
     """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). The head is not applied.
 
     Args:
         model: a causal language model.
         ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
-        positions: (B, T) position of each token. Default: 0 .. T - 1.
+        positions: (B, T) position of each token. Default: S .. S + T - 1.
         mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
             itself. Default: causal attention.
-        shared_prefix: number of first tokens, less than T, that are equal in all rows and are computed once. A number
-            above 0 needs the default positions and mask, and a model for which :func:`supports_tree_mask` is true.
+        prefix: S tokens before each row, to which all tokens attend. Default: S is 0.
     """
-    if shared_prefix:
-        return _states_after_prefix(backbone_of(model), ids, shared_prefix)
-    return backbone_states(backbone_of(model), ids, positions, mask)
+    return backbone_states(backbone_of(model), ids, positions, mask, prefix=prefix)
 
 
-def common_prefix(ids: Tensor) -> int:
-    """Return the number of first tokens that are equal in all rows of ``ids`` (B, T), at most T - 1.
+class PrefixStates:
+    """The keys and values of S tokens that are before the first token of all rows in several passes.
 
-    Return 0 if there is one row, or if fewer than ``MIN_SHARED_PREFIX`` tokens are equal.
+    The keys and values are computed once. The passes read copies of them, and their backward passes add gradients to
+    the copies. :meth:`backward` then continues with the sum of these gradients.
+
+    Args:
+        backbone: the model without its head. If S is above 0, it must not checkpoint its activations.
+        ids: (S,) the tokens. S can be 0.
     """
-    differs = (ids != ids[:1]).any(0)  # (T,)
-    differs[-1] = True
-    count = int(differs.int().argmax())
-    return count if len(ids) > 1 and count >= MIN_SHARED_PREFIX else 0
 
+    def __init__(self, backbone: PreTrainedModel, ids: Tensor) -> None:
+        self.num_tokens = len(ids)
+        cache = DynamicCache()
+        if self.num_tokens:
+            backbone(input_ids=ids[None], past_key_values=cache, use_cache=True)
+        layers = cast(list[DynamicLayer], cache.layers)
+        # keys and values of each layer: (1, K, S, D), with K key-value heads of size D
+        self._computed = [cast(Tensor, tensor) for layer in layers for tensor in (layer.keys, layer.values)]
+        self._copies = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self._computed]
 
-def _states_after_prefix(backbone: PreTrainedModel, ids: Tensor, shared: int) -> Tensor:
-    """Return the hidden states (B, T, H) of ``ids`` (B, T), whose first ``shared`` tokens are equal in all rows.
+    def cache(self, rows: int) -> DynamicCache | None:
+        """Return a cache that holds the keys and values in each of ``rows`` rows; None if S is 0."""
+        if not self.num_tokens:
+            return None
+        cache = DynamicCache()
+        for index, (keys, values) in enumerate(zip(self._copies[::2], self._copies[1::2], strict=True)):
+            cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), index)
+        return cache
 
-    The first pass computes keys and values of the shared tokens. In the second pass, all rows attend to these keys and
-    values. So the gradient of the shared tokens is the sum over the rows.
-    """
-    cache = DynamicCache()
-    prefix = backbone(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True).last_hidden_state  # (1, S, H)
-    cache.batch_repeat_interleave(len(ids))
-    rest = backbone(input_ids=ids[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state  # (B, T-S, H)
-    return torch.cat([prefix.expand(len(ids), -1, -1), rest], dim=1)
+    def backward(self) -> None:
+        """Add the gradient of all passes that read the keys and values to the weights. Call this method once."""
+        pairs = zip(self._computed, self._copies, strict=True)
+        read = [(tensor, copy.grad) for tensor, copy in pairs if copy.grad is not None]
+        if read:
+            tensors, gradients = zip(*read, strict=True)
+            torch.autograd.backward(tensors, gradients)
 
 
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -78,20 +87,29 @@ def backbone_states(
     positions: Tensor | None = None,
     mask: Tensor | None = None,
     added: Tensor | None = None,
+    prefix: PrefixStates | None = None,
 ) -> Tensor:
     """Return the hidden states as :func:`hidden_states` does, for a model without a head.
 
     ``ids``, ``positions`` and ``mask`` are as in :func:`hidden_states`. ``added`` (B, T, H) is added to the token
     embeddings.
     """
+    cache = None if prefix is None else prefix.cache(len(ids))
     additive = None
     if mask is not None:
         dtype = next(backbone.parameters()).dtype
+        if prefix is not None and prefix.num_tokens:
+            mask = torch.cat([mask.new_ones((*ids.shape, prefix.num_tokens)), mask], dim=-1)  # (B, T, S + T)
         # Eager attention takes additive masks, SDPA takes boolean or additive masks: an additive mask works for both.
         additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
         additive = additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
-    read = {"input_ids": ids} if added is None else {"inputs_embeds": backbone.get_input_embeddings()(ids) + added}
-    return backbone(**read, position_ids=positions, attention_mask=additive, use_cache=False).last_hidden_state
+    read: dict[str, object] = {"input_ids": ids}
+    if added is not None:
+        read = {"inputs_embeds": backbone.get_input_embeddings()(ids) + added}
+    if cache is not None:
+        read["past_key_values"] = cache
+    states = backbone(**read, position_ids=positions, attention_mask=additive, use_cache=cache is not None)
+    return states.last_hidden_state
 
 
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:

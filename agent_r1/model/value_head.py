@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agent_r1.model.adapter import copy_sharing_frozen
-from agent_r1.model.forward import backbone_of, backbone_states
+from agent_r1.model.forward import PrefixStates, backbone_of, backbone_states
 
 LOGPROB_SCALE = 0.25
 """Factor on the log-probabilities that the critic reads, so that most inputs are between -1 and 0."""
@@ -44,20 +44,22 @@ class ValueModel(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         logprobs: Tensor | None = None,
+        prefix: PrefixStates | None = None,
     ) -> Tensor:
         """Return the values (B, T), one for each position of each sequence.
 
         The value at position t is the predicted sum of the rewards after position t. The prediction uses the tokens up
         to and including position t.
 
-        For ``ids``, ``positions`` and ``mask``, see :func:`agent_r1.model.forward.hidden_states`. ``logprobs`` (B, T)
-        are the log-probabilities with which the tokens were sampled; 0 for tokens that were not sampled.
+        For ``ids``, ``positions``, ``mask`` and ``prefix``, see :func:`agent_r1.model.forward.hidden_states`.
+        ``logprobs`` (B, T) are the log-probabilities with which the tokens were sampled; 0 for tokens that were not
+        sampled.
         """
         added = None
         if self.logprob_input is not None and logprobs is not None:
             surprise = torch.stack([LOGPROB_SCALE * logprobs, 1 - logprobs.exp()], dim=-1)  # (B, T, 2)
             added = self.logprob_input(surprise.to(self.logprob_input.weight.dtype))  # (B, T, H)
-        hidden = backbone_states(self.backbone, ids, positions, mask, added)
+        hidden = backbone_states(self.backbone, ids, positions, mask, added, prefix)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 

@@ -124,6 +124,11 @@ class TrainerConfig(BaseModel):
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
     own. A smaller number needs less memory, and changes the results only by rounding errors."""
 
+    share_prefixes: Literal["auto", "on", "off"] = "auto"
+    """Whether tokens with which several attempts begin, such as the system prompt and the question of a group, are
+    computed once per update. Results change only by rounding errors. auto: for models of one million parameters and
+    more, if the attention mask alone determines which tokens they read."""
+
     lora: LoraConfig = LoraConfig()
     """LoRA: an adapter is trained instead of all weights. It needs the extra agent-r1[lora]."""
 

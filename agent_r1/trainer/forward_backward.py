@@ -6,7 +6,7 @@ hidden size H.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, make_micro_batches
+from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, by_sequence, by_trajectory
+from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
 from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
-from agent_r1.model.forward import common_prefix, hidden_states, token_scores, top_tokens
+from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
 from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
 
@@ -36,8 +37,8 @@ class ModelSet:
         critic: the critic; None if the algorithm needs no critic.
         reference: the reference policy; None if the algorithm needs no reference.
         teacher: the teacher; None if the algorithm needs no teacher.
-        shares_prefixes: whether the first tokens that all sequences of a micro-batch share, such as the examples of a
-            prompt, are computed only once. Results differ only by rounding errors.
+        sharing: how prefixes that several sequences share are computed once; None: each sequence is computed by itself.
+            Results differ only by rounding errors.
     """
 
     policy: PreTrainedModel
@@ -46,7 +47,7 @@ class ModelSet:
     critic: ValueModel | None = None
     reference: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
-    shares_prefixes: bool = False
+    sharing: PrefixSharing | None = None
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
@@ -58,8 +59,10 @@ class ModelSet:
         if model is None:
             raise ValueError(f"this algorithm has no {role}")
         logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
-        for micro in self.micro_batches(by_sequence(batch.sequences)):
-            logprobs[micro.tokens] = score_tokens(model, batch, micro, self.temperature)[0].double().cpu()
+        plan = self.plan(by_sequence(batch.sequences))
+        prefix = PrefixStates(backbone_of(model), plan.prefix)
+        for micro in plan.micro_batches:
+            logprobs[micro.tokens] = score_tokens(model, batch, micro, self.temperature, prefix)[0].double().cpu()
         return logprobs
 
     @torch.no_grad()
@@ -69,8 +72,10 @@ class ModelSet:
         Tokens that are in none of the batch's sequences get 0.
         """
         entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
-        for micro in self.micro_batches(by_sequence(batch.sequences)):
-            entropy[micro.tokens] = score_tokens(self.policy, batch, micro, self.temperature)[1].double().cpu()
+        plan = self.plan(by_sequence(batch.sequences))
+        prefix = PrefixStates(backbone_of(self.policy), plan.prefix)
+        for micro in plan.micro_batches:
+            entropy[micro.tokens] = score_tokens(self.policy, batch, micro, self.temperature, prefix)[1].double().cpu()
         return entropy
 
     @torch.no_grad()
@@ -85,8 +90,10 @@ class ModelSet:
         vocabulary = self.policy.get_output_embeddings().weight.shape[0]
         shape = (len(batch.ids), min(count, vocabulary, self.teacher.get_output_embeddings().weight.shape[0]))
         top = TopTokens(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64))
-        for micro in self.micro_batches(by_sequence(batch.sequences)):
-            hidden = _predicting_states(self.teacher, micro)  # (n, H)
+        plan = self.plan(by_sequence(batch.sequences))
+        prefix = PrefixStates(backbone_of(self.teacher), plan.prefix)
+        for micro in plan.micro_batches:
+            hidden = _predicting_states(self.teacher, micro, prefix)  # (n, H)
             ids, logprobs = top_tokens(self.teacher, hidden, count, self.temperature, vocabulary)
             top.ids[micro.tokens], top.logprobs[micro.tokens] = ids.cpu(), logprobs.double().cpu()
         return top
@@ -102,20 +109,26 @@ class ModelSet:
             raise ValueError("this algorithm has no critic")
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
         after_action = torch.zeros(len(batch.turn_trajectory), dtype=torch.float64)
-        for micro in self.micro_batches(by_sequence(batch.sequences)):
-            values = _critic_values(self.critic, batch, micro)
+        plan = self.plan(by_sequence(batch.sequences))
+        prefix = PrefixStates(self.critic.backbone, plan.prefix)
+        for micro in plan.micro_batches:
+            values = _critic_values(self.critic, batch, micro, prefix)
             before_token[micro.tokens] = values.before_token.double().cpu()
             after_action[micro.turns] = values.after_action.double().cpu()
         return StateValues(before_token, after_action)
 
-    def micro_batches(self, blocks: Sequence[Sequence[TokenSequence]]) -> Iterator[MicroBatch]:
-        """Yield micro-batches of the sequences in ``blocks``, on the device of the models.
+    def plan(self, blocks: Sequence[Block]) -> PassPlan:
+        """Return the micro-batches of the sequences in ``blocks``, and the prefix before them, on the models' device.
 
         The sequences of a block are always in the same micro-batch.
         """
-        for micro in make_micro_batches(blocks, self.micro_tokens):
-            shared = common_prefix(micro.ids) if self.shares_prefixes and micro.attention_mask is None else 0
-            yield replace(micro.to(self.policy.device), shared_prefix=shared)
+        plan, device = plan_passes(blocks, self.micro_tokens, self.sharing), self.policy.device
+        return PassPlan(plan.prefix.to(device), (micro.to(device) for micro in plan.micro_batches))
+
+    def largest_micro_batch(self, blocks: Sequence[Block]) -> int:
+        """Return the size of the largest micro-batch of ``blocks``, in tokens with padding and prefix."""
+        plan = plan_passes(blocks, self.micro_tokens, self.sharing)
+        return max(micro.padded_size for micro in plan.micro_batches)
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
@@ -132,6 +145,7 @@ def score_tokens(
     batch: TrainingBatch,
     micro: MicroBatch,
     temperature: float,
+    prefix: PrefixStates | None = None,
     entropy_gradient: bool = False,
     others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -145,22 +159,23 @@ def score_tokens(
         batch: the training batch.
         micro: some sequences of the batch.
         temperature: the temperature at which the log-probabilities are computed.
+        prefix: the states of the tokens before the micro-batch.
         entropy_gradient: whether the entropies have a gradient.
         others: (N, k) ids of k other tokens at the position of each of the batch's N tokens.
     """
-    hidden = _predicting_states(model, micro)  # (n, H)
+    hidden = _predicting_states(model, micro, prefix)  # (n, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
     if others is not None:
         targets = torch.cat([targets[:, None], others[micro.tokens].to(hidden.device)], dim=1)  # (n, 1 + k)
     return token_scores(model, hidden, targets, temperature, entropy_gradient=entropy_gradient)
 
 
-def _predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
+def _predicting_states(model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates | None) -> Tensor:
     """Return the hidden states from which the model predicts the n tokens of a micro-batch: (n, H).
 
     Other hidden states are left out, so that no logits are computed from them.
     """
-    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, micro.shared_prefix)
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, prefix)
     return hidden.flatten(0, 1)[micro.logit_positions]
 
 
@@ -182,20 +197,37 @@ def forward_backward(
         scale: the factor on the loss.
         modules: "policy", "critic" or both. Without "policy", only the value loss is computed.
     """
-    micros = models.micro_batches(blocks_of(prepared.batch.sequences, algorithm))
-    if POLICY not in modules:
-        return join_passes([_critic_pass(models, algorithm, prepared, micro, scale) for micro in micros])
-    return join_passes([_micro_batch_pass(models, algorithm, prepared, micro, scale, modules) for micro in micros])
+    plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
+    prefixes = _read_prefix(models, plan.prefix, modules)
+    one_pass = _micro_batch_pass if POLICY in modules else _critic_pass
+    stats = join_passes([one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches])
+    for prefix in prefixes.values():
+        prefix.backward()
+    tokens = len(plan.prefix)
+    return replace(stats, num_tokens=stats.num_tokens + tokens, num_padded_tokens=stats.num_padded_tokens + tokens)
+
+
+def _read_prefix(models: ModelSet, ids: Tensor, modules: Collection[Module]) -> Mapping[Module, PrefixStates]:
+    """Return the states of the tokens ``ids`` (S,) in each of ``modules`` that the algorithm has."""
+    backbones = {POLICY: backbone_of(models.policy)}
+    if models.critic is not None:
+        backbones[CRITIC] = models.critic.backbone
+    return {module: PrefixStates(backbone, ids) for module, backbone in backbones.items() if module in modules}
 
 
 def _critic_pass(
-    models: ModelSet, algorithm: Algorithm, prepared: PreparedBatch, micro: MicroBatch, scale: float
+    models: ModelSet,
+    algorithm: Algorithm,
+    prepared: PreparedBatch,
+    micro: MicroBatch,
+    scale: float,
+    prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
     """Add the gradient of a micro-batch's value loss to the critic's parameters. The policy does not run."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
-    values = _critic_values(models.critic, prepared.batch, micro)
+    values = _critic_values(models.critic, prepared.batch, micro, prefixes[CRITIC])
     like = values.before_token.detach()
     scaled = _scaled_targets(targets, micro, scale, like)
     loss = algorithm.compute_value_loss(values, _state_values_at(old_values, micro, like), scaled)
@@ -219,10 +251,10 @@ def _micro_batch_pass(
     prepared: PreparedBatch,
     micro: MicroBatch,
     scale: float,
-    modules: Collection[Module],
+    prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's loss to the parameters of ``modules``. ``modules`` includes the policy."""
-    tokens = _token_outputs(models, algorithm, prepared, micro, modules)
+    """Add the gradient of a micro-batch's loss to the modules of ``prefixes``, which include the policy."""
+    tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
     weights = _scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
     loss, metrics = algorithm.compute_loss(tokens, weights)
     loss.backward()
@@ -243,16 +275,21 @@ def _token_outputs(
     algorithm: Algorithm,
     prepared: PreparedBatch,
     micro: MicroBatch,
-    modules: Collection[Module],
+    prefixes: Mapping[Module, PrefixStates],
 ) -> TokenOutputs:
-    """Return the models' outputs for the n tokens of a micro-batch. The critic runs only if it is in ``modules``."""
+    """Return the models' outputs for the n tokens of a micro-batch. The critic runs only if it is in ``prefixes``.
+
+    ``prefixes`` holds the states of the tokens before the micro-batch, by the module that is trained.
+    """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
     # log pi(token | context) at the sampler's temperature, and the entropy of pi( . | context): (n,) each. With a
     # teacher's top tokens also their log pi: (n, k)
     top = outputs.teacher_top
     others = None if top is None else top.ids
-    scored, entropy = score_tokens(models.policy, batch, micro, models.temperature, algorithm.entropy_coef > 0, others)
+    scored, entropy = score_tokens(
+        models.policy, batch, micro, models.temperature, prefixes[POLICY], algorithm.entropy_coef > 0, others
+    )
     logprobs = scored if top is None else scored[:, 0]
 
     def gather(column: Tensor, indices: Tensor) -> Tensor:
@@ -274,8 +311,8 @@ def _token_outputs(
         trajectory = unique_ids(batch.token_trajectory[tokens], action_mask).to(old.device)  # (n,)
 
     values = old_values = None
-    if CRITIC in modules and models.critic is not None and outputs.values is not None:
-        values = _critic_values(models.critic, batch, micro)
+    if CRITIC in prefixes and models.critic is not None and outputs.values is not None:
+        values = _critic_values(models.critic, batch, micro, prefixes[CRITIC])
         old_values = _state_values_at(outputs.values, micro, logprobs)
 
     reference = None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens)
@@ -294,7 +331,7 @@ def _token_outputs(
     )
 
 
-def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) -> StateValues:
+def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, prefix: PrefixStates) -> StateValues:
     """Return the critic's values of the states of a micro-batch. The values have a gradient.
 
     There is a value for the state before each of the n tokens, and a value for the state after each of the s actions.
@@ -306,7 +343,7 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch) 
     if critic.logprob_input is not None:
         sampled = batch.sampler_logprobs[micro.tokens].nan_to_num(0.0).to(micro.ids.device, torch.float32)  # (n,)
         logprobs = sampled.new_zeros(micro.ids.numel()).index_put((micro.token_positions,), sampled).view_as(micro.ids)
-    flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs).flatten()  # (B*T,)
+    flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs, prefix).flatten()  # (B*T,)
     return StateValues(flat[micro.logit_positions], flat[micro.post_action_states])
 
 

@@ -66,6 +66,8 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
     """Return the metrics of the optimizer steps over a batch, such as:
 
     - ``staleness``: ``version`` minus the number of the oldest weights that sampled a token of the batch.
+    - ``model_tokens``: number of tokens that the models read in an epoch, without padding. Shared prefixes that are
+      computed once count once.
     - ``padding``: share of padding among the tokens that the models read.
     - ``skipped_steps``: number of steps that were not applied, because the loss or a gradient was not finite.
 
@@ -77,13 +79,25 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
         "advantage_std": float(prepared.weights.advantage[actions].std(correction=0)),
         "staleness": float(version - int(batch.versions.min())),
         "action_tokens": float(actions.sum()),
-        "model_tokens": float(sum(map(len, batch.sequences))),
+        "model_tokens": float(_tokens_of_an_epoch(steps)),
         "padding": 1 - sum(one.num_tokens for one in passes) / sum(one.num_padded_tokens for one in passes),
         "skipped_steps": float(sum(not step.optim.applied for step in steps)),
         **_policy_metrics(prepared, [one for one in passes if len(one.tokens)]),
         **_model_metrics(prepared),
         **_step_metrics([step for step in steps if step.optim.applied]),
     }
+
+
+def _tokens_of_an_epoch(steps: Sequence[OptimizerStep]) -> int:
+    """Return the number of tokens that the models read until a trajectory is read for the second time."""
+    seen: set[int] = set()
+    tokens = 0
+    for step in steps:
+        if not seen.isdisjoint(step.trajectories):
+            break
+        seen |= step.trajectories
+        tokens += step.passed.num_tokens
+    return tokens
 
 
 def correction_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:

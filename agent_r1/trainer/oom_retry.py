@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.data.micro_batches import Block, make_micro_batches
 
 T = TypeVar("T")
 
@@ -33,14 +32,15 @@ class TokenBudget:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def run(self, work: Callable[[int], T], blocks: Sequence[Block], undo: Callable[[], None]) -> T:
+    def run(self, work: Callable[[int], T], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
         """Return ``work(tokens)``. While memory runs out, repeat the work with fewer tokens.
 
         The new number of tokens is half the size of the largest micro-batch of the failed pass.
 
         Args:
             work: a pass over the sequences in micro-batches of at most the given number of tokens.
-            blocks: the sequences of the pass, in blocks. The sequences of a block are always in the same micro-batch.
+            largest: returns the size of the largest of these micro-batches. It can be above the given number, because
+                blocks of sequences are never divided.
             undo: clears the gradients of a failed pass.
 
         Raises:
@@ -50,25 +50,14 @@ class TokenBudget:
             undo()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            largest = _largest_micro_batch(blocks, self.tokens)
-            longest_block = max(_largest_micro_batch([block], self.tokens) for block in blocks)
-            if largest <= longest_block:
+            failed, longest_block = largest(self.tokens), largest(1)  # 1: each block is a micro-batch by itself
+            if failed <= longest_block:
                 raise OutOfMemory(
                     f"memory ran out in passes of {self.tokens} tokens, the longest sequence alone has "
                     f"{longest_block}: {result.message}; lower --context or --max_tokens, or take a smaller model"
                 )
-            self.tokens = largest // 2
+            self.tokens = failed // 2
         return result
-
-
-def _largest_micro_batch(blocks: Sequence[Block], tokens: int) -> int:
-    """Return the size of the largest micro-batch, in tokens with padding.
-
-    Args:
-        blocks: the sequences, in blocks. The sequences of a block are always in the same micro-batch.
-        tokens: the maximum number of tokens in a micro-batch.
-    """
-    return max(micro.ids.numel() for micro in make_micro_batches(blocks, tokens))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
+from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.model.adapter import (
     has_adapter,
     load_trained_weights,
@@ -50,8 +51,8 @@ from agent_r1.trainer.protocol import (
 
 T = TypeVar("T")
 
-LARGE_MODEL = 10_000_000
-"""Number of parameters from which on a shared prefix is worth a pass of its own. Fewer change no bit of a run."""
+LARGE_MODEL = 1_000_000
+"""Number of parameters from which on ``share_prefixes auto`` shares prefixes."""
 
 TENSORS, SCALARS = "trainer.safetensors", "trainer.json"
 """The files that :meth:`SingleProcessTrainer.save` writes beside the files of the policy."""
@@ -105,7 +106,7 @@ class SingleProcessTrainer:
             critic=None if self._critic is None else self._critic.compute,
             reference=None if self._reference is None else self._reference.compute,
             teacher=teacher and cast_parameters(teacher.eval().requires_grad_(False), config.dtype),
-            shares_prefixes=self._can_share_prefixes(model, teacher),
+            sharing=self._prefix_sharing(model, teacher),
         )
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
         if self._critic is not None:
@@ -118,19 +119,30 @@ class SingleProcessTrainer:
         self._checksum: str | None = None  # of the policy's current weights; None: not computed
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
-    def _can_share_prefixes(self, *models: PreTrainedModel | None) -> bool:
-        """Return whether a prefix that several sequences share is computed only once, in a pass of its own.
+    def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
+        """Return how prefixes are shared; None if sharing is off, saves no time, or is impossible.
 
-        The result is True if three conditions hold:
-
-        - All models are so large that the additional pass saves time.
-        - In all models, the attention mask alone determines which tokens a token attends to.
-        - Activation checkpointing is off. With activation checkpointing, the keys and values of the prefix cannot be
-          kept.
+        Raises:
+            InvalidInput: ``share_prefixes`` is ``on``, but the models cannot share prefixes.
         """
         used = [model for model in models if model is not None]
-        is_large = all(model.num_parameters() >= LARGE_MODEL for model in used)
-        return is_large and not self._config.activation_checkpointing and all(map(supports_tree_mask, used))
+        if not wants_sharing(self._config, used):
+            return None
+        obstacle = self._obstacle_to_sharing(used)
+        if obstacle is not None and self._config.share_prefixes == "on":
+            raise InvalidInput("trainer.share_prefixes", got="on", do=f"leave it out: {obstacle}")
+        if obstacle is not None:
+            return None
+        width = used[0].get_output_embeddings().weight.shape[-1]
+        # transformers keeps no keys and values of layers that compute their activations again
+        return PrefixSharing(width, across_micro_batches=not self._config.activation_checkpointing)
+
+    def _obstacle_to_sharing(self, models: Sequence[PreTrainedModel]) -> str | None:
+        """Return why the models cannot share prefixes; None if they can."""
+        if self._config.critic_reads_logprobs and self._critic is not None:
+            return "the critic reads log-probabilities, which differ between attempts with equal tokens"
+        refused = [type(model).__name__ for model in models if not supports_tree_mask(model)]
+        return f"{refused[0]} has windows or recurrent layers, or ignores the attention mask" if refused else None
 
     @property
     def micro_tokens(self) -> int:
@@ -240,8 +252,14 @@ class SingleProcessTrainer:
 
         While memory runs out, repeat the pass in smaller micro-batches.
         """
+
+        def models(tokens: int) -> ModelSet:
+            return replace(self._models, micro_tokens=tokens)
+
         return self._budget.run(
-            lambda tokens: work(replace(self._models, micro_tokens=tokens)), blocks, self._clear_gradients
+            lambda tokens: work(models(tokens)),
+            lambda tokens: models(tokens).largest_micro_batch(blocks),
+            self._clear_gradients,
         )
 
     @property
@@ -278,6 +296,12 @@ class SingleProcessTrainer:
             reference = self._reference.weights.named_parameters()
             weights |= {f"reference.{name}": tensor for name, tensor in reference}
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
+
+
+def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:
+    """Return whether prefixes are shared, if the models can."""
+    is_large = all(model.num_parameters() >= LARGE_MODEL for model in models)
+    return config.share_prefixes == "on" or (config.share_prefixes == "auto" and is_large)
 
 
 def _reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:

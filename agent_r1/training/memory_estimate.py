@@ -15,11 +15,13 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.data.prefix_sharing import MAX_TREE
 from agent_r1.inference.torch_engine import kv_cache_bytes
 from agent_r1.model.adapter import count_adapter
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of
 from agent_r1.model.precision import DTYPES
 from agent_r1.trainer.config import OptimizerName
+from agent_r1.trainer.single_process import wants_sharing
 from agent_r1.training.config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -180,10 +182,11 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
     """Return the properties of a forward and backward pass that determine how much memory the pass needs.
 
     Args:
-        context: the number of tokens in a sequence.
+        context: the number of tokens in a sequence. Sequences that share prefixes are merged, and then can be longer.
         tokens: the number of tokens in a micro-batch.
     """
-    length = min(context, tokens)
+    shares_prefixes = wants_sharing(config.trainer, [model])
+    length = min(max(context, MAX_TREE) if shares_prefixes else context, tokens)
     return PassShape(
         model_type=type(model),
         settings=settings_of(model),
@@ -192,7 +195,7 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         device=model.device.type,
         checkpointing=config.trainer.activation_checkpointing,
         with_critic="critic" in config.algorithm.needs,
-        with_mask=config.context_policy.name != "append",
+        with_mask=shares_prefixes or config.context_policy.name != "append",
         rows=max(1, tokens // length),
         length=length,
     )

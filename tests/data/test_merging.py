@@ -19,9 +19,9 @@ from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
 from agent_r1.data import micro_batches as micro_batches_module
 from agent_r1.data.assemble import assemble_batch
+from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Packing, pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
-from agent_r1.model import forward
 from agent_r1.model.value_head import build_value_model
 from agent_r1.trainer import forward_backward as forward_backward_module
 from agent_r1.trainer.forward_backward import ModelSet, forward_backward
@@ -45,7 +45,7 @@ def loss_and_gradient(
     name: str = "ppo",
     micro_tokens: int = 10_000,
     exact: bool = True,
-    shares_prefixes: bool = False,
+    sharing: PrefixSharing | None = None,
 ) -> Result:
     """Return the loss of the whole batch and its gradient by every parameter of the policy and the critic."""
     algorithm = ALGORITHMS[name]
@@ -54,7 +54,7 @@ def loss_and_gradient(
     critic = build_value_model(policy) if "critic" in algorithm.needs else None
     if critic is not None:
         torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
-    models = ModelSet(policy, 0.7, micro_tokens, critic, reference, teacher, shares_prefixes)
+    models = ModelSet(policy, 0.7, micro_tokens, critic, reference, teacher, sharing)
     batch = assemble_batch(select_trainable(groups, {}).samples, packing, algorithm.token_scope)
     # the old log-probabilities differ from the policy's, so that clipping has an effect
     noise = torch.randn(len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -125,31 +125,6 @@ def test_a_wrong_mask_and_wrong_positions_are_detected(broken: str, trees: list[
 
     merged = loss_and_gradient(make, trees, pack_prefix_tree)
     assert not same(merged, loss_and_gradient(make, trees, wrong), 1e-4)
-
-
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_examples_that_all_prompts_share_are_computed_once_with_equal_loss_and_gradient(
-    name: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    examples, computed = [*range(1, 15)] * 5, []
-    states_after_prefix = forward._states_after_prefix
-    groups = make.groups(
-        *(
-            make.trajectory(
-                make.chain(([*examples, member], [3, member]), ([4], [5])), {"score": member}, member=member
-            )
-            for member in range(4)
-        )
-    )
-
-    def count(backbone: Any, ids: Tensor, shared: int) -> Tensor:
-        computed.append(shared)
-        return states_after_prefix(backbone, ids, shared)
-
-    plain = loss_and_gradient(make, groups, pack_prefix_tree, name=name)
-    monkeypatch.setattr(forward, "_states_after_prefix", count)
-    shared = loss_and_gradient(make, groups, pack_prefix_tree, name=name, shares_prefixes=True)
-    assert same(plain, shared, 1e-9) and computed and set(computed) == {len(examples)}
 
 
 def test_an_appending_episode_of_ten_turns_is_computed_once(make: Any) -> None:

@@ -59,6 +59,12 @@ def test_the_longest_come_first_and_equal_ones_in_the_given_order() -> None:
     assert torch.cat([batch.tokens for batch in batches]).tolist() == [2, 5, 8, 11, 1, 4, 7, 10, 0, 3, 6, 9]
 
 
+def test_the_copies_of_a_prefix_count_in_the_size_of_a_micro_batch() -> None:
+    blocks = by_sequence([sequence(number, 5) for number in range(2)])
+    for max_tokens, sizes in ((30, [30]), (29, [15, 15])):
+        assert [batch.padded_size for batch in make_micro_batches(blocks, max_tokens, prefix=10)] == sizes
+
+
 def test_a_token_sees_its_own_path_and_never_padding(make: Any) -> None:
     turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
     sequences = [

@@ -18,8 +18,8 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
+from agent_r1.data import prefix_sharing
 from agent_r1.inference import torch_engine
-from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
@@ -147,14 +147,14 @@ def gradient_of(groups: Sequence[Group], micro_tokens: int) -> torch.Tensor:
 PASSES = (1, 64, 301, 1000, 4001)
 
 
-def drop_micro_batch(blocks: Any, budget: int) -> Any:
+def drop_micro_batch(*arguments: Any) -> Any:
     """Return the micro-batches without the first one, if there are several."""
-    micro = list(MICRO_BATCHES(blocks, budget))
+    micro = list(MICRO_BATCHES(*arguments))
     return micro[:1] if len(micro) == 1 else micro[1:]
 
 
-MICRO_BATCHES = passes.make_micro_batches
-DROPPED_MICRO_BATCH = patch.object(passes, "make_micro_batches", drop_micro_batch)
+MICRO_BATCHES = prefix_sharing.make_micro_batches
+DROPPED_MICRO_BATCH = patch.object(prefix_sharing, "make_micro_batches", drop_micro_batch)
 FORCED_END = patch.object(torch_engine, "_resolve", force_end_token)
 
 NUMERIC_AGREEMENT: tuple[Case, ...] = (

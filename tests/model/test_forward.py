@@ -23,7 +23,7 @@ from transformers import (
 
 from agent_r1.model import forward
 from agent_r1.model.forward import (
-    common_prefix,
+    PrefixStates,
     hidden_states,
     supports_tree_mask,
     token_logprobs,
@@ -168,30 +168,50 @@ def test_padding_on_the_right_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama, eager", "gpt2"])
-def test_a_shared_prefix_that_is_computed_once_has_the_same_states_and_gradients(name: str) -> None:
+def test_tokens_after_a_prefix_that_was_computed_before_have_the_same_states_and_gradients(name: str) -> None:
     model = families()[name].requires_grad_(True)
-    ids = torch.randint(0, 24, (3, 12))
+    ids = torch.randint(0, 24, (4, 12))
     ids[:, :5] = ids[:1, :5]
+    positions = torch.tensor([[5, 6, 7, 8, 6, 7, 8]])  # branches of 3 tokens after token 5
+    mask = torch.ones(1, 7, 7, dtype=torch.bool).tril()
+    mask[:, 4:, 1:4] = False
 
-    def states_and_gradients(shared: int) -> list[Tensor]:
-        model.zero_grad()
-        states = hidden_states(model, ids, shared_prefix=shared)
-        (states * torch.arange(12)[:, None]).sin().sum().backward()
-        return [states.detach(), *(weight.grad.clone() for weight in model.parameters() if weight.grad is not None)]
+    def loss(states: Tensor) -> Tensor:
+        return (states * torch.arange(1, 8)[:, None]).sin().sum()
 
-    plain, shared = states_and_gradients(0), states_and_gradients(5)
+    def gradients() -> list[Tensor]:
+        return [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+
+    whole_mask = torch.ones(1, 12, 12, dtype=torch.bool).tril()
+    whole_mask[:, 5:, 5:] = mask
+    plain = [
+        hidden_states(model, ids[:3])[:, 5:],
+        hidden_states(model, ids[3:], torch.cat([torch.arange(5)[None], positions], 1), whole_mask)[:, 5:],
+    ]
+    (loss(plain[0]) + loss(plain[1])).backward()
+    expected = gradients()
+
+    model.zero_grad()
+    prefix = PrefixStates(model.base_model, ids[0, :5])
+    found = [
+        hidden_states(model, ids[:3, 5:], prefix=prefix),
+        hidden_states(model, ids[3:, 5:], positions, mask, prefix),
+    ]
+    for states in found:  # two passes
+        loss(states).backward()
+    before = gradients()
+    prefix.backward()
     # RMS norms compute in float32, also in a float64 model.
-    for one, other in zip(plain, shared, strict=True):
+    for one, other in zip([*plain, *expected], [*found, *gradients()], strict=True):
         assert (one - other).abs().max() <= 1e-6 * one.abs().max()
+    assert any((one - other).abs().max() > 1e-3 * one.abs().max() for one, other in zip(expected, before, strict=True))
 
 
-def test_the_common_prefix_is_shorter_than_the_sequences_and_long_enough_for_a_pass() -> None:
-    ids = torch.randint(0, 24, (3, 100))
-    ids[:, :80] = ids[:1, :80]
-    ids[:, 80] = torch.tensor([1, 2, 3])
-    assert common_prefix(ids) == 80
-    assert common_prefix(ids[:, :80]) == 79  # the last token is left, because a pass needs a token
-    assert common_prefix(ids[:1]) == common_prefix(ids[:, 20:]) == 0
+def test_an_empty_prefix_changes_no_bit() -> None:
+    model, ids = qwen(), torch.randint(0, 24, (3, 9))
+    prefix = PrefixStates(model.base_model, ids[0, :0])
+    assert torch.equal(hidden_states(model, ids, prefix=prefix), hidden_states(model, ids))
+    prefix.backward()
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama, eager", "gpt2"])

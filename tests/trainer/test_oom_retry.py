@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +11,7 @@ import torch
 from updating import make_updater, update
 
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.data.sequences import TokenSequence, TurnPlace, pack_per_turn, pack_prefix_tree, with_length_limit
+from agent_r1.data.sequences import TurnPlace, pack_per_turn, pack_prefix_tree, with_length_limit
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.oom_retry import OutOfMemory, TokenBudget
 from agent_r1.trainer.optimizer import Optimizer
@@ -26,10 +26,9 @@ OOM_ERRORS = (
 )
 
 
-def blocks(*lengths: int) -> list[tuple[TokenSequence, ...]]:
-    """Return blocks of one sequence of each length."""
-    empty = torch.zeros(0, dtype=torch.int64)
-    return [(TokenSequence(0, torch.zeros(n), *[empty] * 7, False),) for n in lengths]
+def largest_of(count: int, length: int, at_least: int = 1) -> Callable[[int], int]:
+    """Return the size of the largest micro-batch of ``count`` sequences, of which ``at_least`` belong together."""
+    return lambda tokens: length * max(at_least, min(count, tokens // length))
 
 
 @pytest.mark.parametrize("error", OOM_ERRORS, ids=lambda error: type(error).__name__)
@@ -42,9 +41,9 @@ def test_a_pass_is_repeated_with_half_of_its_largest_micro_batch(error: Exceptio
             raise error
         return "done"
 
-    assert budget.run(work, blocks(100, 100), lambda: undone.append(1)) == "done"
+    assert budget.run(work, largest_of(2, 100), lambda: undone.append(1)) == "done"
     assert (tried, budget.tokens, undone) == ([1000, 100], 100, [1])  # the micro-batch had 200 tokens, not 1000
-    assert budget.run(work, blocks(100, 100), lambda: undone.append(1)) == "done"
+    assert budget.run(work, largest_of(2, 100), lambda: undone.append(1)) == "done"
     assert tried == [1000, 100, 100]
 
 
@@ -58,9 +57,9 @@ def test_micro_batches_are_halved_until_they_fit_or_hold_one_block() -> None:
         return "done"
 
     budget = TokenBudget(4096)
-    assert budget.run(work, blocks(*[132] * 20), lambda: None) == "done"
+    assert budget.run(work, largest_of(20, 132), lambda: None) == "done"
     assert tried == [4096, 1320, 660, 330] and budget.tokens == 330
-    together = [tuple(sequence for (sequence,) in blocks(*[100] * 5))]  # one trajectory, which is never divided
+    together = largest_of(5, 100, at_least=5)  # one trajectory, which is never divided
     with pytest.raises(OutOfMemory, match="alone has 500: CUDA out of memory"):
         TokenBudget(4096).run(lambda tokens: work(401), together, lambda: None)
 
@@ -81,7 +80,7 @@ def test_a_sequence_that_does_not_fit_alone_is_refused_with_numbers() -> None:
         raise OOM_ERRORS[0]
 
     with pytest.raises(OutOfMemory, match=r"passes of 100 tokens, the longest sequence alone has 100: CUDA out"):
-        TokenBudget(1000).run(work, blocks(100, 100), lambda: None)
+        TokenBudget(1000).run(work, largest_of(2, 100), lambda: None)
 
 
 def test_other_errors_are_raised_unchanged() -> None:
@@ -89,7 +88,7 @@ def test_other_errors_are_raised_unchanged() -> None:
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        TokenBudget(1000).run(work, blocks(60), lambda: None)
+        TokenBudget(1000).run(work, largest_of(1, 60), lambda: None)
 
 
 def update_within(make: Any, limit: int | None, micro_tokens: int) -> UpdateReport:
@@ -120,9 +119,9 @@ def test_an_update_that_ran_out_of_memory_equals_one_in_smaller_passes(make: Any
     assert halved.outcomes == whole.outcomes
 
     def run_without_undo(
-        budget: TokenBudget, work: Callable[[int], Any], blocks: Sequence[Any], undo: Callable[[], None]
+        budget: TokenBudget, work: Callable[[int], Any], largest: Callable[[int], int], undo: Callable[[], None]
     ) -> Any:
-        return run(budget, work, blocks, lambda: None)
+        return run(budget, work, largest, lambda: None)
 
     run = TokenBudget.run
     with patch.object(TokenBudget, "run", run_without_undo):  # control: the gradients of the first try are kept

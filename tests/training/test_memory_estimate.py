@@ -48,6 +48,12 @@ def shape_of(model: PreTrainedModel, **settings: Any) -> PassShape:
     return pass_shape(model, config_of(**settings), 128, 2048)
 
 
+def test_shared_prefixes_need_a_mask_over_sequences_that_can_be_longer_than_the_context() -> None:
+    alone, shared = (shape_of(qwen(), trainer__share_prefixes=share) for share in ("auto", "on"))
+    assert (alone.rows, alone.length, alone.with_mask) == (16, 128, False)
+    assert (shared.rows, shared.length, shared.with_mask) == (1, 2048, True)
+
+
 def use_of(plan: MemoryPlan, name: str) -> int:
     return next((use.size for use in plan.uses if use.name.startswith(name)), 0)
 

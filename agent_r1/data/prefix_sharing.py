@@ -1,0 +1,193 @@
+"""Prefix sharing: tokens with which several sequences begin are computed once.
+
+Two parts of sequences are shared. The first tokens of all sequences, such as the system prompt and the schemas of the
+tools, are cut off: the models compute their keys and values once, and all micro-batches read them. What remains is
+merged: sequences that begin alike, such as the attempts at one task, become the branches of one tree of tokens.
+
+Shapes: S first tokens that all sequences share, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_r1.data.micro_batches import Block, PassPlan, make_micro_batches
+from agent_r1.data.sequences import TokenSequence
+
+MIN_COMMON_PREFIX = 64
+"""Smallest number S of tokens that are computed before all micro-batches. Fewer are not worth an additional pass."""
+
+MAX_TREE = 4096
+"""Largest number of tokens in a merged sequence. The attention mask of a tree has the square of this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSharing:
+    """Which prefixes the models can share, and when it saves time.
+
+    Attributes:
+        width: the hidden size of the models. The larger it is, the less does attention cost in comparison.
+        across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before
+            them. Activation checkpointing excludes it.
+    """
+
+    width: int
+    across_micro_batches: bool
+
+    def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
+        """Estimate the cost of reading ``tokens`` tokens after ``prefix`` tokens, in an arbitrary unit.
+
+        A layer of width E takes 12 E^2 multiplications for a token in its linear maps, and 2 E for each token to which
+        the token attends. The unit is 2 E multiplications. Under a causal mask a token attends to half of the other
+        tokens on average. Under a tree mask the scores of all tokens are computed.
+        """
+        attended = prefix + tokens * (0.5 if causal else 1.0)
+        return tokens * (6 * self.width + attended)
+
+
+def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
+    """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
+
+    A block is never divided. If ``sharing`` is None, nothing is shared. See
+    :func:`agent_r1.data.micro_batches.make_micro_batches`.
+    """
+    prefix = torch.zeros(0, dtype=torch.int64)
+    if sharing is not None and blocks:
+        if sharing.across_micro_batches:
+            prefix = common_prefix([sequence for block in blocks for sequence in block])
+        rest = [tuple(sequence.without_first(len(prefix)) for sequence in block) for block in blocks]
+        blocks = merge_blocks(rest, sharing, max_tokens, len(prefix))
+    return PassPlan(prefix, make_micro_batches(blocks, max_tokens, len(prefix)))
+
+
+def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
+    """Return the first tokens (S,) of all sequences. S is 0 for a single sequence, and if few tokens are equal.
+
+    The state of the last prompt token predicts an action token, so the prefix ends before this state at the latest. It
+    also ends before the first branch of each sequence.
+    """
+    length = min(int(sequence.logit_positions.min()) for sequence in sequences)
+    ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)
+    has_all = torch.stack([sequence.subtree_end[:length] == len(sequence) for sequence in sequences])  # (B, length)
+    count = int(((ids == ids[0]) & has_all).all(0).int().cumprod(0).sum())
+    return ids[0, :count] if len(sequences) > 1 and count >= MIN_COMMON_PREFIX else ids[0, :0]
+
+
+def merge_blocks(
+    blocks: Iterable[Block], sharing: PrefixSharing, max_tokens: int, prefix: int
+) -> list[tuple[TokenSequence, ...]]:
+    """Merge sequences that begin alike, if this saves time, and return the blocks of the merged sequences.
+
+    Blocks of one sequence are merged with each other. The sequences of a larger block are merged among themselves. A
+    merged sequence has at most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
+    """
+    alone, merged = list[TokenSequence](), list[tuple[TokenSequence, ...]]()
+    for block in blocks:
+        if len(block) == 1:
+            alone += block
+        else:
+            merged.append(tuple(merge_sequences(one) for one in _divide(block, sharing, max_tokens, prefix)))
+    return [*((merge_sequences(one),) for one in _divide(alone, sharing, max_tokens, prefix)), *merged]
+
+
+def _divide(
+    sequences: Sequence[TokenSequence], sharing: PrefixSharing, max_tokens: int, prefix: int
+) -> list[list[TokenSequence]]:
+    """Divide sequences into the parts that are merged, so that the models have to compute as little as possible."""
+    parts: list[list[TokenSequence]] = []
+    size, cost = 0, 0.0  # of the last part, when merged
+    for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors
+        alone = sharing.operations(len(sequence), prefix, causal=not sequence.has_branches)
+        if parts:
+            joint = size + len(sequence) - _equal_tokens(parts[-1][-1], sequence)
+            joint_cost = sharing.operations(joint, prefix, causal=False)
+            if joint_cost <= cost + alone and prefix + joint <= min(max_tokens, MAX_TREE):
+                parts[-1].append(sequence)
+                size, cost = joint, joint_cost
+                continue
+        parts.append([sequence])
+        size, cost = len(sequence), alone
+    return parts
+
+
+def _equal_tokens(one: TokenSequence, other: TokenSequence) -> int:
+    """Return the number of first tokens that are equal and at equal positions in both sequences."""
+    length = min(len(one), len(other))
+    equal = (one.ids[:length] == other.ids[:length]) & (one.position_ids[:length] == other.position_ids[:length])
+    return int(equal.int().cumprod(0).sum())
+
+
+def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
+    """Return one sequence with the tokens of several sequences, in which tokens with equal paths are written once.
+
+    The result is a tree of tokens in depth-first order. It predicts all tokens of the batch that ``sequences`` predict,
+    and several of these tokens can be at the same place in the tree. Its trajectory is that of the first sequence.
+
+    Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
+    """
+    if len(sequences) == 1:
+        return sequences[0]
+    tree = _TokenTree(first_position=int(sequences[0].position_ids[0]))
+    paths = [tree.add(sequence) for sequence in sequences]
+    place, end = tree.depth_first()
+    order = place.argsort()[1:]  # the nodes in depth-first order, without the root
+
+    def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
+        return torch.cat([place[path[name(sequence)]] for sequence, path in zip(sequences, paths, strict=True)])
+
+    return TokenSequence(
+        trajectory=sequences[0].trajectory,
+        ids=torch.tensor(tree.ids)[order],
+        position_ids=torch.tensor(tree.positions)[order],
+        subtree_end=end[order],
+        logit_positions=places(lambda sequence: sequence.logit_positions),
+        token_positions=places(lambda sequence: sequence.token_positions),
+        tokens=torch.cat([sequence.tokens for sequence in sequences]),
+        post_action_states=places(lambda sequence: sequence.post_action_states),
+        turns=torch.cat([sequence.turns for sequence in sequences]),
+        has_branches=bool((end[order] != len(order)).any()),
+    )
+
+
+class _TokenTree:
+    """A tree whose nodes are tokens. Nodes are numbered as they are added, so a parent comes before its children.
+
+    Node 0 is the root, before all tokens.
+    """
+
+    def __init__(self, first_position: int) -> None:
+        self.ids, self.positions, self._parents = [-1], [first_position - 1], [0]
+        self._children: dict[tuple[int, int], int] = {}  # (node, token id) -> node
+
+    def add(self, sequence: TokenSequence) -> Tensor:
+        """Add the tokens of a sequence that the tree does not have yet, and return the node of each token: (T,)."""
+        path, nodes = [0], []  # path: the nodes from the root to the last token
+        for token, position in zip(sequence.ids.tolist(), sequence.position_ids.tolist(), strict=True):
+            depth = position - self.positions[0]
+            del path[depth:]  # the parent has depth - 1
+            node = self._children.setdefault((path[-1], token), len(self.ids))
+            if node == len(self.ids):
+                self.ids.append(token)
+                self.positions.append(position)
+                self._parents.append(path[-1])
+            path.append(node)
+            nodes.append(node)
+        return torch.tensor(nodes)
+
+    def depth_first(self) -> tuple[Tensor, Tensor]:
+        """Return for each node its place in depth-first order, and the place after its subtree. The root is at -1."""
+        count = len(self.ids)
+        sizes = [1] * count  # of the subtrees
+        for node in range(count - 1, 0, -1):
+            sizes[self._parents[node]] += sizes[node]
+        place = [-1] * count
+        free = [0] * count  # where the next child of a node goes
+        for node in range(1, count):
+            parent = self._parents[node]
+            place[node], free[node] = free[parent], free[parent] + 1
+            free[parent] += sizes[node]
+        return torch.tensor(place), torch.tensor(place) + torch.tensor(sizes)

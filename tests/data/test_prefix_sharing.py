@@ -1,0 +1,251 @@
+"""Prefixes that several attempts share are computed once, with equal loss and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning import model_outputs
+from learning_fixtures import SYSTEM, Make
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.loss_terms import Kl
+from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.core.trajectory import Group
+from agent_r1.data.assemble import assemble_batch
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.micro_batches import by_sequence
+from agent_r1.data.prefix_sharing import PrefixSharing, common_prefix, merge_sequences, plan_passes
+from agent_r1.data.sequences import TokenSequence, pack_prefix_tree
+from agent_r1.data.training_sample import select_trainable
+from agent_r1.model.forward import PrefixStates
+from agent_r1.model.value_head import build_value_model
+from agent_r1.trainer.forward_backward import ModelSet, forward_backward
+from agent_r1.trainer.protocol import CRITIC, MODULES, Module, PassStats, PreparedBatch
+
+SHARING = {
+    "in micro-batches": PrefixSharing(width=1000, across_micro_batches=False),
+    "across micro-batches": PrefixSharing(width=1000, across_micro_batches=True),
+}
+REGULARIZED = Algorithm(
+    name="regularized", advantage=ALGORITHMS["grpo"].advantage, kl=Kl(coefficient=0.1), entropy_coef=0.01
+)
+
+
+def tiny_llama(seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.3,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).double().eval()
+
+
+def one_pass(
+    algorithm: Algorithm, groups: Sequence[Group], models: ModelSet, modules: frozenset[Module] = MODULES
+) -> tuple[PassStats, ModelOutputs, dict[str, Tensor]]:
+    """Return the statistics and the gradient of one update, and what the models computed before it."""
+    batch = assemble_batch(select_trainable(groups, {}).samples, pack_prefix_tree, algorithm.token_scope)
+    noise = torch.randn(len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    old = models.logprobs(batch) + 0.3 * noise
+    outputs = model_outputs(models, batch, old)
+    weights = algorithm.compute_token_weights(batch, outputs, kl_coef=0.5)
+    trained = {"policy": models.policy, **({} if models.critic is None else {"critic": models.critic})}
+    for module in trained.values():
+        module.zero_grad()
+    stats = forward_backward(models, algorithm, PreparedBatch(batch, weights, outputs, old), modules=modules)
+    gradients = {f"{key}.{name}": p.grad for key, module in trained.items() for name, p in module.named_parameters()}
+    return stats, outputs, {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
+
+
+def by_token(stats: PassStats, values: Tensor) -> Tensor:
+    return values[stats.tokens.argsort()]
+
+
+def assert_equal(one: Any, other: Any, tolerance: float) -> None:
+    """Check that two results of :func:`one_pass` are equal up to rounding."""
+    (stats, outputs, gradients), (found, found_outputs, found_gradients) = one, other
+    assert torch.allclose(stats.loss, found.loss, rtol=tolerance, atol=tolerance)
+    assert torch.equal(stats.tokens.sort().values, found.tokens.sort().values)  # no token is lost
+    for column in ("logprobs", "ratios", "entropy"):
+        expected, values = by_token(stats, getattr(stats, column)), by_token(found, getattr(found, column))
+        assert torch.allclose(values, expected, rtol=tolerance, atol=tolerance), column
+    assert stats.metrics.keys() == found.metrics.keys()
+    for name, value in stats.metrics.items():
+        assert torch.allclose(found.metrics[name], value, rtol=tolerance, atol=tolerance), name
+    for name in ("reference_logprobs", "teacher_logprobs", "entropy"):
+        if (values := getattr(outputs, name)) is not None:
+            assert torch.allclose(getattr(found_outputs, name), values, atol=tolerance), name
+    scale = max(float(gradient.abs().max()) for gradient in gradients.values())
+    assert gradients.keys() == found_gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(found_gradients[name], gradient, rtol=0, atol=tolerance * scale), name
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("micro_tokens", [10_000, 250])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        REGULARIZED,
+        *(ALGORITHMS[name] for name in ("grpo", "ppo", "gspo", "echo", "top-k-distillation", "distillation")),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_shared_prefixes_change_neither_loss_nor_gradient_nor_metrics(
+    algorithm: Algorithm, micro_tokens: int, sharing: str, make: Make
+) -> None:
+    critic = build_value_model(make.exact_model()) if "critic" in algorithm.needs else None
+    if critic is not None:
+        torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
+    policy, reference, teacher = map(make.exact_model, range(3))
+    models = ModelSet(policy, 0.7, micro_tokens, critic, reference, teacher)
+    groups = make.prompted_groups(4)
+    plain = one_pass(algorithm, groups, models)
+    shared = one_pass(algorithm, groups, replace(models, sharing=SHARING[sharing]))
+    assert_equal(plain, shared, 1e-9)
+    assert shared[0].num_tokens < 0.7 * plain[0].num_tokens
+
+
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_groups_of_any_size_have_the_gradient_of_separate_sequences(size: int, make: Make) -> None:
+    models = ModelSet(tiny_llama(0), 0.7, 10_000)
+    groups = make.prompted_groups(size)
+    plain = one_pass(ALGORITHMS["grpo"], groups, models)
+    shared = one_pass(ALGORITHMS["grpo"], groups, replace(models, sharing=SHARING["across micro-batches"]))
+    assert_equal(plain, shared, 1e-6)  # RMS norms compute in float32
+
+
+def test_a_critic_alone_learns_from_shared_prefixes(make: Make) -> None:
+    critic = build_value_model(make.exact_model())
+    torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
+    models = ModelSet(make.exact_model(), 0.7, 300, critic)
+    algorithm, groups, only = ALGORITHMS["ppo"], make.prompted_groups(4), frozenset({CRITIC})
+    plain = one_pass(algorithm, groups, models, only)
+    shared = one_pass(algorithm, groups, replace(models, sharing=SHARING["across micro-batches"]), only)
+    assert_equal(plain, shared, 1e-9)
+    assert all(name.startswith("critic.") for name in plain[2])
+
+
+def test_a_prefix_without_its_backward_pass_is_detected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = ModelSet(make.exact_model(), 0.7, 10_000)
+    groups = make.prompted_groups(4)
+    plain = one_pass(ALGORITHMS["grpo"], groups, models)
+    monkeypatch.setattr(PrefixStates, "backward", lambda _: None)
+    shared = one_pass(ALGORITHMS["grpo"], groups, replace(models, sharing=SHARING["across micro-batches"]))
+    with pytest.raises(AssertionError):
+        assert_equal(plain, shared, 1e-4)
+
+
+def attempts_after_a_prompt(make: Make, size: int, groups: int, action: int = 32) -> TrainingBatch:
+    """Return ``groups`` groups of ``size`` attempts: a prompt of 512 tokens, then ``action`` tokens that differ."""
+    prompts = [[(place + group) % 16 for place in range(512)] for group in range(groups)]
+    trajectories = (
+        make.trajectory(
+            [make.turn(0, prompt, [member, *[5] * (action - 1)])], {"score": float(member)}, group=group, member=member
+        )
+        for group, prompt in enumerate(prompts)
+        for member in range(size)
+    )
+    return assemble_batch(select_trainable(make.groups(*trajectories), {}).samples, pack_prefix_tree)
+
+
+def tokens_read(batch: TrainingBatch, sharing: PrefixSharing | None, max_tokens: int = 16_384) -> int:
+    plan = plan_passes(by_sequence(batch.sequences), max_tokens, sharing)
+    return len(plan.prefix) + sum(micro.num_tokens for micro in plan.micro_batches)
+
+
+@pytest.mark.parametrize(("size", "separate", "shared"), [(4, 2176, 640), (16, 8704, 1024), (64, 34816, 2560)])
+def test_the_prompt_of_a_group_is_read_once(size: int, separate: int, shared: int, make: Make) -> None:
+    batch = attempts_after_a_prompt(make, size, groups=2)
+    assert tokens_read(batch, None) == 2 * separate
+    for sharing in SHARING.values():
+        assert tokens_read(batch, sharing) == 2 * shared
+
+
+def test_the_statistics_count_the_tokens_that_the_models_read(make: Make) -> None:
+    model, read = make.model(), list[int]()
+    model.base_model.embed_tokens.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
+    stats, _, _ = one_pass(
+        ALGORITHMS["reinforce"],
+        make.prompted_groups(4),
+        ModelSet(model, 0.7, 250, sharing=SHARING["across micro-batches"]),
+    )
+    assert sum(read) == 3 * stats.num_padded_tokens  # three passes: two for the log-probabilities before the update
+    assert read[0] == len(SYSTEM) and read.count(len(SYSTEM)) == 3
+
+
+def test_a_merged_sequence_costs_less_than_its_parts(make: Make) -> None:
+    long_answers = attempts_after_a_prompt(make, 4, groups=1, action=1700)
+    wide, narrow = (PrefixSharing(width, across_micro_batches=False) for width in (100_000, 100))
+    assert tokens_read(long_answers, narrow) == tokens_read(long_answers, None)  # attention would cost more
+    assert tokens_read(long_answers, wide) == 2 * (512 + 2 * 1700)  # two trees: three attempts exceed MAX_TREE
+    short = attempts_after_a_prompt(make, 4, groups=1)
+    assert tokens_read(short, wide) == 640
+    assert tokens_read(short, wide, max_tokens=600) == 2 * (512 + 2 * 32)
+    assert tokens_read(short, wide, max_tokens=1) == tokens_read(short, None)
+
+
+def chain(*ids: int, predicts: int = 1) -> TokenSequence:
+    """Return a causal sequence that predicts its last ``predicts`` tokens."""
+    length = len(ids)
+    predicted = torch.arange(length - predicts, length)
+    return TokenSequence(
+        0, torch.tensor(ids), torch.arange(length), torch.full((length,), length), predicted - 1, predicted,
+        predicted, predicted[-1:], torch.tensor([0]), False,
+    )  # fmt: skip
+
+
+def test_equal_tokens_with_equal_paths_are_merged() -> None:
+    merged = merge_sequences([chain(5, 6, 7, 8), chain(5, 6, 9), chain(5, 6, 7, 8)])
+    assert merged.ids.tolist() == [5, 6, 7, 8, 9]
+    assert merged.position_ids.tolist() == [0, 1, 2, 3, 2]
+    assert merged.subtree_end.tolist() == [5, 5, 4, 4, 5]
+    assert merged.logit_positions.tolist() == [2, 1, 2] and merged.token_positions.tolist() == [3, 4, 3]
+    assert merged.tokens.tolist() == [3, 2, 3] and merged.has_branches
+    assert not merge_sequences([chain(5, 6), chain(5, 6, 7)]).has_branches
+
+
+def path_to(sequence: TokenSequence, place: int) -> list[int]:
+    """Return the tokens that the token at ``place`` attends to."""
+    return [int(sequence.ids[j]) for j in range(place + 1) if place < sequence.subtree_end[j]]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=8), min_size=1, max_size=6), st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_every_token_keeps_its_path(rows: list[list[int]], parts: int) -> None:
+    chains = [chain(*row) for row in rows]
+    trees = [merge_sequences(chains[first::parts]) for first in range(min(parts, len(chains)))]
+    merged = merge_sequences(trees)  # trees can be merged again
+    expected = [path_to(one, int(place)) for one in trees for place in one.token_positions]
+    assert [path_to(merged, int(place)) for place in merged.token_positions] == expected
+    before = [path_to(one, int(place)) for one in trees for place in one.logit_positions]
+    assert [path_to(merged, int(place)) for place in merged.logit_positions] == before
+    assert len({tuple(path_to(merged, place)) for place in range(len(merged))}) == len(merged)  # each path once
+
+
+def test_the_common_prefix_ends_before_the_first_predicted_token_and_the_first_branch() -> None:
+    rows = [[*SYSTEM, 1, 2], [*SYSTEM, 1, 3]]
+    assert common_prefix([chain(*row) for row in rows]).tolist() == SYSTEM  # the state of token 1 predicts 2 and 3
+    assert common_prefix([chain(*row, predicts=7) for row in rows]).tolist() == SYSTEM[:69]
+    branched = merge_sequences([chain(*SYSTEM, 1, 2), chain(*SYSTEM[:70], 3, 1)])
+    assert common_prefix([branched, chain(*rows[0])]).tolist() == SYSTEM[:70]
+    assert len(common_prefix([chain(*rows[0])])) == 0  # a single sequence shares nothing
+    assert len(common_prefix([chain(*row[-60:]) for row in rows])) == 0  # not worth a pass
+
+
+def test_a_sequence_without_its_first_tokens_keeps_its_relations() -> None:
+    whole = merge_sequences([chain(5, 6, 7, 8), chain(5, 6, 9)])
+    rest = whole.without_first(2)
+    assert rest.ids.tolist() == [7, 8, 9] and rest.position_ids.tolist() == [2, 3, 2]
+    assert rest.subtree_end.tolist() == [2, 2, 3]
+    assert [path_to(rest, place) for place in range(3)] == [path_to(whole, place)[2:] for place in range(2, 5)]
+    assert merge_sequences([chain(5, 6, 7, 8).without_first(2), chain(5, 6, 7).without_first(2)]).ids.tolist() == [7, 8]
