@@ -192,9 +192,9 @@ def has_setting(cls: type[BaseModel], key: str) -> bool:
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field that a dotted key names. For the entry of a table, return the field of the table.
+    """Return the field of the class ``cls`` that the dotted key ``key`` names; None if there is no such setting.
 
-    Return None if the class has no such setting.
+    For the entry of a table, such as ``algorithm.loss``, return the field of the table.
     """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
@@ -296,7 +296,7 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with dotted keys as nested dictionaries, with one dictionary per settings class.
+    """Return ``settings``, which have dotted keys, as nested dictionaries with one dictionary per settings class.
 
     A table, such as ``algorithm``, becomes one dictionary, in which keys such as ``loss.clip_high`` stay dotted.
     """
@@ -314,7 +314,7 @@ def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_type(cls: type[BaseModel], key: str) -> Any:
-    """Return the type of a setting.
+    """Return the type of the setting with the dotted key ``key``, such as ``int``.
 
     Return ``str`` if the key is unknown, or if the setting has a validator that reads text.
     """
@@ -365,7 +365,9 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
-    """Return the source that set a key, or None if no layer set the key.
+    """Return the name of the layer that set the dotted key ``key``, such as "config.toml"; None if no layer set it.
+
+    ``sources`` maps each key that a layer set to the name of the layer.
 
     For an item of a list, return the source of the list. For a group of settings, return the source of the first
     setting of the group that a layer set.

@@ -192,6 +192,7 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
     """Return the value of the field ``name`` of a component, changed by the settings ``given``.
 
     The key "" in ``given`` replaces the value itself. Any other key changes a parameter of the component in the field.
+    Error messages put ``prefix`` before the key, such as "loss.".
 
     Example:
         For the field ``loss``, {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.

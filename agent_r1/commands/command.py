@@ -157,7 +157,7 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 
 
 def _section(config: type[BaseModel], key: str) -> str:
-    """Return the heading under which ``--help`` lists the setting ``key``.
+    """Return the heading under which ``--help`` lists the setting ``key`` of the settings class ``config``.
 
     A setting in a group, such as ``trainer.learning_rate``, is listed under the name and the description of the group.
     Any other setting is listed under the ``section`` of the class that declares the setting.

@@ -55,7 +55,7 @@ def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
 def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset[str]:
     """Return the normalized text of each question that a run was trained on.
 
-    If the training data can no longer be read, print a warning and return an empty set.
+    If the training data can no longer be read, print a warning on ``progress`` and return an empty set.
     """
     try:
         own = agent_r1.tasksets.build(

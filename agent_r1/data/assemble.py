@@ -108,7 +108,7 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
     """Add the tokens of a sample to ``tokens``, and return the place in the batch of each turn of the sample.
 
     Turns with action tokens are numbered, starting with ``first``. A turn without action tokens adds no tokens, and its
-    place has the number of the turn before it.
+    place has the number of the turn before it. With the ``scope`` "all", observation tokens are added too.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)

@@ -121,7 +121,7 @@ def finite(value: float | None) -> float | None:
 
 
 def valid_text(value: Any) -> Any:
-    """Return a JSON value that can be written as UTF-8.
+    """Return the JSON value ``value`` in a form that can be written as UTF-8.
 
     Each lone surrogate (half a character) is escaped, as ``\\udc80``.
 

@@ -108,7 +108,10 @@ def _join(content: str | list[_Text] | None) -> str:
 
 
 def _user_messages(given: _User) -> Iterator[Message]:
-    """Yield the messages for a user message of the client: one tool message per tool result, then one with the text."""
+    """Yield the messages for a user message ``given`` by the client.
+
+    There is one tool message per tool result, and then one user message with the text.
+    """
     if isinstance(given.content, str):
         yield Message.user(given.content)
         return

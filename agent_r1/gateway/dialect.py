@@ -152,7 +152,7 @@ def read_tool(name: str, description: str | None, parameters: Mapping[str, Any] 
 
 
 def warn_about_ignored(request: ChatRequest) -> None:
-    """Log a warning for each argument of a request that has no effect."""
+    """Log a warning for each argument in ``request.ignored``: a given argument that has no effect on the answer."""
     for argument in request.ignored:
         warn_once(f"the agent sends {argument}, which has no effect")
 
@@ -166,8 +166,8 @@ def warn_once(text: str) -> None:
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
     """Return a tool call that a client sends back in a conversation.
 
-    ``arguments`` is JSON text; "" means no arguments. Raise RequestError, which names ``param``, if the text is not a
-    JSON object.
+    ``id`` is the id of the call, and ``name`` the name of the tool. ``arguments`` is JSON text; "" means no arguments.
+    Raise RequestError, which names ``param``, if the text is not a JSON object.
     """
     try:
         values = json.loads(arguments or "{}")

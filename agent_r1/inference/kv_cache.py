@@ -181,7 +181,10 @@ class DecodeCache(_CacheView):
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write new keys and values (R, K, 1, D) of a layer. Return the visible keys and values (R, K, L, D)."""
+        """Write the new keys ``key`` and values ``value`` of a layer, both of the shape (R, K, 1, D).
+
+        Return (visible keys, visible values), both of the shape (R, K, L, D).
+        """
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
         values[self._rows, :, self._block.lengths] = value[:, :, 0]

@@ -61,6 +61,8 @@ def find_folder(name: str, kind: Kind) -> Path:
 def _named_folder(name: str, source: NamedModel) -> Path:
     """Return the folder of a model with a known name: from its package if the package is installed, else from the hub.
 
+    ``name`` is the short name of the model, and ``source`` has its package and its name on the hub.
+
     An installed package is always used, so the weights do not depend on the connection to the hub.
     """
     file = _package_file(source.package)

@@ -106,7 +106,7 @@ def _name(name: str) -> str:
 
 
 def _in_halves(values: np.ndarray, name: str, config: LlamaConfig) -> np.ndarray:
-    """Return the values of the tensor ``name`` of a GGUF file, with the rows in the order of transformers.
+    """Return ``values``, the tensor ``name`` of a GGUF file, with the rows in the order of transformers.
 
     The order differs only for the weights of queries and keys, because rotary embeddings rotate pairs of their rows.
     GGUF files keep the rows of a pair next to each other: 0 1 0 1 0 1. Transformers keeps the first rows of all pairs

@@ -105,7 +105,7 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
-    """Return the end-of-sequence tokens that the model's generation_config.json names.
+    """Return the ids of the end-of-sequence tokens that generation_config.json of the model ``name`` lists.
 
     Return () if the file is missing or names no token. Raise InvalidInput if the file or its tokens cannot be read.
     """
@@ -130,9 +130,10 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
 
     ``folder`` is the folder of the model, with ``tokenizer.json``.
 
-    For some model types (qwen2), transformers 5 ignores the saved pipeline (normalizer, pre-tokenizer, decoder). It
-    uses the saved vocabulary with the usual pipeline of the model type. Text is then split differently than in the
-    training of the model (docs/decisions/0004). The new tokenizer is loaded without its model type.
+    A tokenizer of transformers 5 can be different, because for some model types, such as qwen2, transformers ignores a
+    part of the file: the pipeline of normalizer, pre-tokenizer and decoder. It uses the usual pipeline of the model
+    type instead. Text is then split differently than in the training of the model (docs/decisions/0004). The new
+    tokenizer is loaded without its model type, so it has the pipeline of the file.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -163,6 +164,8 @@ def _find_base(folder: Path) -> Path | None:
 
 def _check_declared_sizes(folder: Path, name: str) -> None:
     """Raise InvalidInput if config.json declares a size that is larger than the number of bytes of the weights.
+
+    ``folder`` is the folder of the model. ``name`` is the name of the model in the error.
 
     Without this check, transformers would allocate memory for a model of the declared size.
     """

@@ -132,7 +132,7 @@ def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwa
 def spend_scan(budget: Budget, value: Any) -> None:
     """Subtract the cost of one pass over ``value`` from the budget.
 
-    A template searches, slices or compares the value.
+    Call this function before a template searches, slices or compares the value.
     """
     characters = size_of(value, budget.limit_characters) if isinstance(value, str | list | tuple) else 0
     budget.spend(steps_through(value), characters)

@@ -238,7 +238,7 @@ def _container(context: Any, value: Any) -> Any:
 def _scanned(context: Any, value: Any) -> Any:
     """Return ``value``, and subtract the cost of one pass over ``value`` from the budget.
 
-    A template searches, slices or compares the value.
+    The function runs before a template searches, slices or compares the value.
     """
     spend_scan(context.environment.budget, value)
     return value

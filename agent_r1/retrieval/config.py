@@ -90,7 +90,7 @@ class RetrieverConfig(SearchConfig):
 
 
 def check(config: IndexConfig) -> None:
-    """Raise InvalidInput if a setting was given that has no effect together with the other settings.
+    """Raise InvalidInput if ``config`` was given a setting that has no effect together with the other settings.
 
     For example, ``probes`` has no effect without a faiss index of the type IVF.
     """

@@ -258,7 +258,11 @@ def _countdown(count: int) -> range:
 
 
 def build_context_policy(config: ContextPolicyConfig) -> ContextPolicy:
-    """Return the context policy that the settings describe."""
+    """Return the context policy that ``config`` names, with the settings in ``config``.
+
+    Example:
+        build_context_policy(ContextPolicyConfig(name="window", keep_turns=3)) == Window(keep_turns=3)
+    """
     keep, after = config.keep_turns, config.after_tokens
     match config.name:
         case "append":

@@ -250,6 +250,7 @@ class Session:
         number of earlier calls.
 
         Args:
+            kind: "act" for an action in the environment, "summary" for a summary of the context.
             max_tokens: a limit for this action. It has an effect only if it is lower than the session's own limit.
             stop_strings: texts that end the action, in addition to the stop strings of the tool format.
         """

@@ -56,7 +56,7 @@ def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def validate_transition(given: object) -> Transition:
-    """Return the result of an environment's step as a valid Transition, with float rewards.
+    """Return ``given``, the result of an environment's step, as a valid Transition with float rewards.
 
     Raises:
         TypeError: a value in the result cannot be shown to a policy, used for training, or stored. If such a value were
@@ -81,7 +81,7 @@ def validate_transition(given: object) -> Transition:
 
 
 def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
-    """Return the messages of an environment as valid Messages. OpenAI-style dictionaries are converted.
+    """Return ``given``, the messages of an environment, as valid Messages. OpenAI-style dictionaries are converted.
 
     Raises:
         TypeError: an element is not a message, or has a value of a wrong type.
@@ -105,7 +105,7 @@ def _from_openai(given: Mapping[object, object]) -> Message:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return the rewards of one trajectory by name, with numbers as floats.
+    """Return ``given``, the rewards of one trajectory by name, with numbers as floats.
 
     A tuple of numbers becomes a tuple of floats. A reward that is Unscored becomes None.
 
@@ -116,7 +116,7 @@ def validate_rewards(given: Mapping[str, object]) -> Rewards:
 
 
 def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
-    """Yield one line for each reward that is Unscored, with the name of the reward and the reason."""
+    """Yield one line for each reward in ``given`` that is Unscored, with the name of the reward and the reason."""
     for name, value in given.items():
         if isinstance(value, Unscored):
             yield f"reward {name} could not be scored: {value.reason}"

@@ -41,7 +41,10 @@ V2 = CgroupVersion(("memory.max",), "memory.events")
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A cgroup. To join the cgroup, a process writes its id to the file ``procs``."""
+    """A cgroup (control group): the kernel limits the memory of all processes in it together.
+
+    To join the cgroup, a process writes its id to the file ``procs``.
+    """
 
     path: Path
     version: CgroupVersion

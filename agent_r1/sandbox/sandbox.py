@@ -58,6 +58,9 @@ def validate_sandbox(declaration: object) -> str | None:
 class Sandbox:
     """Runs untrusted Python programs. An error of a program is never raised; it is part of the result.
 
+    The sandbox has one of two levels: ``bubblewrap`` isolates programs from the machine in several layers, and ``none``
+    does not isolate them.
+
     The first sandbox of level ``bubblewrap`` in a process verifies the isolation layers: at least one attack is tried
     against each layer.
 

@@ -64,6 +64,7 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
     Unlike :func:`atomic_dir`, this function accepts an existing ``folder``. The old folder is renamed after all new
     files are on the disk, and removed after the replacement. After an exception in the block, ``folder`` is unchanged.
+    ``disk`` has the file system operations.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary

@@ -59,7 +59,10 @@ START = Seal(0, bytes(SEAL_BYTES))
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
-    """Return the seal of a row: the BLAKE2b hash of the previous seal, and of the row's table, number and values."""
+    """Return the seal of a row: the BLAKE2b hash of the previous row's seal and of this row's table, number and values.
+
+    ``values`` are the values of the columns after ``id`` and ``seal``.
+    """
     content = b"".join(map(_encode, (previous, table, row, *values)))
     return hashlib.blake2b(content, digest_size=SEAL_BYTES).digest()
 

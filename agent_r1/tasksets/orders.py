@@ -245,7 +245,10 @@ def taskset(user: User, seed: int) -> TaskSet:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set with the scripted customer. Raises InvalidInput if ``data`` or ``corpus`` is given."""
+    """Build the task set with the scripted customer. ``seed`` determines the training tasks.
+
+    Raises InvalidInput if ``data`` or ``corpus`` is given.
+    """
     refuse_files("orders", data, corpus)
     return taskset(Customer(), seed)
 

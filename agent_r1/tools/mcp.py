@@ -245,7 +245,7 @@ class _Connection:
         return descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool and return its result.
+        """Call the tool ``name`` and return its result.
 
         If the server returns no result, return a failed result with the reason.
         """

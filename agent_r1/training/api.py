@@ -54,12 +54,12 @@ def train(
 
     The call is a shortcut for ``Trainer(env, tasks, ..).train()``.
 
+    :class:`Trainer` explains all arguments except these two:
+
     Args:
         resume: whether to continue the run that the setting ``run`` names, instead of starting a new run.
         settings: options of ``agent-r1 train``, for example ``steps=100`` or ``trainer={"learning_rate": 1e-5}``.
             ``taskset``, ``data``, ``corpus`` and ``sandbox`` are not accepted.
-
-    :class:`Trainer` explains the other arguments.
 
     Example:
         train(env, tasks, model="Qwen/Qwen2.5-3B-Instruct", eval_tasks=held_out, steps=100)

@@ -131,6 +131,8 @@ def render_report(report: CheckReport) -> Text:
 def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
     """Play the solutions of ``config.n`` tasks of each split, and compare the rewards with the expected rewards.
 
+    ``progress`` prints the number of solutions of each split.
+
     Raises InvalidInput if the task set has no solutions, or if the task set cannot create the solutions of a task.
     """
     return run_protected(_check(config, taskset, progress))

@@ -182,7 +182,9 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
     """Return the properties of a forward and backward pass that determine how much memory the pass needs.
 
     Args:
-        context: the number of tokens in a sequence. Sequences that share prefixes are merged, and then can be longer.
+        model: the policy.
+        config: the settings of the run.
+        context: the number of tokens in a sequence.
         tokens: the number of tokens in a micro-batch.
     """
     shares_prefixes = wants_sharing(config.trainer, [model])

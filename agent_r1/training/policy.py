@@ -75,7 +75,7 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
 
 
 def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
-    """Load the policy that a run trains. With LoRA, the policy gets a new adapter, and its other weights are frozen.
+    """Load ``config.model``, which a run trains. With LoRA, it gets a new adapter, and its other weights are frozen.
 
     The trained weights are in float32, because bfloat16 cannot represent the small changes of an optimizer step.
 
@@ -99,7 +99,7 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
-    """Load the teacher, from which the policy learns. Return None if the algorithm needs no teacher.
+    """Load the model ``config.teacher``, from which the policy learns. Return None if the algorithm needs no teacher.
 
     Raises:
         InvalidInput: a teacher is given but not needed, a teacher is needed but not given, or teacher and policy have
@@ -120,7 +120,7 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
 
 
 def _device(name: str) -> str:
-    """Return the torch device for a setting; for 'auto', a GPU if there is one, otherwise the CPU."""
+    """Return the torch device that the setting ``name`` means: for "auto", a GPU if there is one, otherwise the CPU."""
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         return "cuda" if has_gpu else "cpu"

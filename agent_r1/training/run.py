@@ -197,6 +197,8 @@ async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> Tr
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
     """Evaluate the baselines, the base model and the trained agent, and return the report of the run.
 
+    ``seconds`` is the duration of the training.
+
     The base model is loaded again, because training has changed the weights of the policy.
     """
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset

@@ -105,7 +105,7 @@ def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
     """Return a context manager that installs handlers of SIGINT and SIGTERM for its block.
 
     It yields the shutdown that the handlers request. Outside of the main thread, no handlers are installed. A signal
-    that the process ignores stays ignored.
+    that the process ignores stays ignored. ``progress`` prints a line when a signal arrives.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

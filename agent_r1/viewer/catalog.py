@@ -119,7 +119,10 @@ class RunSummary:
 
 
 def summarize(name: str, folder: Path) -> RunSummary:
-    """Return the summary of a run. If the run cannot be read, only ``error`` of the summary is filled in."""
+    """Return the summary of the run in ``folder``, which the viewer shows under ``name``.
+
+    If the run cannot be read, only ``name``, ``folder`` and ``error`` of the summary are filled in.
+    """
     try:
         with opened(folder) as reader:
             return summarize_reader(name, folder, reader)

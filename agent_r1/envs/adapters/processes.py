@@ -53,7 +53,8 @@ class WorkerProcess:
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
         """Create the object in the worker process, and return the outcome: success, failure or timeout.
 
-        ``name`` is ``module:class`` of the object, and ``keywords`` are the keyword arguments of the class.
+        ``name`` is ``module:class`` of the object, and ``keywords`` are the keyword arguments of the class. ``timeout``
+        is the time limit in seconds.
         """
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 

@@ -29,8 +29,9 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 def refusal_reason(gold: str, said: str, question: str) -> str | None:
     """Return the reason why the form of the answer ``said`` is refused; None if the form is acceptable.
 
-    For example, an uncomputed sum is refused. ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An
-    answer with the same text as the gold answer (:func:`same_text`) is never refused.
+    For example, an uncomputed sum is refused. ``gold`` is the right answer, and ``question`` the text of the question.
+    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the same text as the gold answer
+    (:func:`same_text`) is never refused.
     """
     if same_text(gold, said):
         return None

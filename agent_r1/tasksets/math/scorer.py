@@ -52,11 +52,11 @@ class AnswerChecker:
         self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Compare an agent's answer (``said``) with the gold answer of a question, and return the result.
+        """Compare an agent's answer ``said`` with the right answer ``gold``, and return the result.
 
-        If the comparison fails or exceeds the time limit, math-verify compares the gold answer with itself. If this
-        second comparison works, the agent's answer cannot be computed and is wrong. Otherwise ``correct`` of the result
-        is None.
+        ``question`` is the text of the question. If the comparison fails or exceeds the time limit, the package
+        math-verify compares ``gold`` with itself. If this second comparison works, the agent's answer cannot be
+        computed and is wrong. Otherwise ``correct`` of the result is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

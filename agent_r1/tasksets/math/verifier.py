@@ -24,7 +24,7 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Compare the answer ``said`` with the gold answer. Return (correct, reason).
+        """Compare the answer ``said`` to ``question`` with the right answer ``gold``. Return (correct, reason).
 
         If the form of ``said`` is refused (see the module ``form``), ``correct`` is False and ``reason`` says why. In
         all other cases ``reason`` is "".
@@ -36,9 +36,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute the gold answer, so that it finds the gold answer equal to itself.
+        """Return whether math-verify can compute the right answer ``gold``, so that it finds ``gold`` equal to itself.
 
-        As in :meth:`check`, the gold answer is first normalized, which also needs ``said``.
+        As in :meth:`check`, ``gold`` is first normalized, which also needs ``said``.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

@@ -167,6 +167,8 @@ def _sentence(name: str, relation: Relation, value: str, first: bool, held_out: 
 
     Args:
         name: the name of the person.
+        relation: the relation of the fact.
+        value: the value of the fact.
         first: whether the sentence is the first sentence of the page. The first sentence contains the name, other
             sentences contain a pronoun.
         held_out: whether to use the wording that no page of training uses.

@@ -88,6 +88,8 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str 
 def _splits(settings: Settings, questions: Mapping[str, tuple[Question, ...]], seed: int) -> Splits[Question]:
     """Return the questions by split. The test questions of each kind, such as ``2-hop``, are a split of their own.
 
+    ``settings`` choose the kinds of training questions, and ``seed`` determines the order of the training questions.
+
     Raises InvalidInput if there are no training or no test questions.
     """
     train = [one for one in questions["train"] if _kind(one) in settings.kinds]

@@ -149,7 +149,9 @@ def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
     """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
 
     A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
-    Return the folder. Raises CheckpointError if the model cannot be written.
+    Return the folder ``run/model``. ``disk`` has the file system operations.
+
+    Raises CheckpointError if the model cannot be written.
     """
     folder = run / MODEL
     with _write_errors(folder):
