@@ -272,7 +272,7 @@ def _group_title(report: AttemptReport) -> str:
 
 def _siblings(report: AttemptReport) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
-    header = ("", "attempt", "reward", "advantages", "turns", "tokens", "errors", "status")
+    header = ("", "attempt", "reward", "credit", "turns", "tokens", "errors", "status")
     for name in header:
         grid.add_column(justify="right" if name in header[2:7] else "left", no_wrap=True)
     grid.add_row(*(Text(name, "dim") for name in header))

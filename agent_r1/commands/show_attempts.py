@@ -24,7 +24,7 @@ MAX_CANDIDATES = 5
 WORDS: Mapping[str, str] = {
     "best": "the newest of the attempts with the highest reward",
     "worst": "the newest of the attempts with the lowest reward",
-    "failed": "the newest attempt that failed",
+    "failed": "the newest attempt that failed, or whose reward could not be computed",
     "longest": "the attempt with the most tokens",
     "last": "the newest attempt that has ended",
 }
@@ -80,8 +80,8 @@ def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilte
 
 def _by_word(reader: RunReader, word: str, where: AttemptFilter) -> AttemptSummary | None:
     if word == "failed":
-        failed = [status for status in Status if STATUS_POLICY[status] != "train"]
-        newest = [_newest(reader, replace(where, status=status)) for status in failed]
+        scored = {status: False if policy == "train" else None for status, policy in STATUS_POLICY.items()}
+        newest = [_newest(reader, replace(where, status=status, has_reward=flag)) for status, flag in scored.items()]
         return max((one for one in newest if one is not None), key=lambda one: one.attempt.sort_key, default=None)
     if word == "last":
         ended = [_newest(reader, replace(where, status=status)) for status in Status]
@@ -118,7 +118,7 @@ def status_text(summary: AttemptSummary) -> Text:
     return Text(summary.status.value.replace("_", " "), style)
 
 
-_RIGHT = frozenset({"step", "reward", "advantages", "turns", "tokens", "calls", "errors"})
+_RIGHT = frozenset({"step", "reward", "credit", "turns", "tokens", "calls", "errors"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class AttemptTable:
     total: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        names = ["attempt", "step", "reward", "advantages", "turns", "tokens", "errors", "status"]
+        names = ["attempt", "step", "reward", "credit", "turns", "tokens", "errors", "status"]
         names += ["fate", "reason"] if options.max_width >= 110 else []
         grid = Table.grid(padding=(0, 2, 0, 0))
         for name in names:
@@ -155,7 +155,7 @@ def _cells(one: AttemptSummary) -> dict[str, str]:
         "attempt": short_id(one.attempt),
         "step": "" if one.step is None else str(one.step),
         "reward": number(one.reward, 3),
-        "advantages": number(one.credit, 3),
+        "credit": number(one.credit, 3),
         "turns": str(one.turns),
         "tokens": str(one.action_tokens),
         "errors": str(one.call_errors or ""),

@@ -33,8 +33,6 @@ _RESULT_KINDS = frozenset({"tools", "validation", "table", "fingerprint", "check
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
 
-_SIGNALS = ("SIGINT", "SIGTERM")
-
 
 @dataclass(frozen=True, slots=True)
 class Validation:
@@ -54,7 +52,6 @@ class RunReport:
     """The content of ``agent-r1 show RUN``.
 
     Attributes:
-        state: complete, training, stopped (by a signal, or killed), or failed (by an error or a health check).
         process: the id of the process that writes the run; None if there is no such process or its id is not known.
         seconds: the time from the start of the run to its last event, or to now if the run is still training.
         settings: the settings that differ from their defaults.
@@ -71,7 +68,6 @@ class RunReport:
 
     folder: Path
     summary: RunSummary
-    state: str
     process: int | None
     seconds: float
     settings: tuple[Setting, ...]
@@ -94,7 +90,7 @@ class RunReport:
         summary = self.summary
         return {
             "run": str(self.folder),
-            "state": self.state,
+            "state": summary.state,
             "detail": summary.detail,
             "seconds": self.seconds,
             "step": summary.step,
@@ -130,7 +126,6 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
     return RunReport(
         folder=folder,
         summary=summary,
-        state=_state(summary),
         process=writing_process(folder),
         seconds=time.time() - reader.segments()[0].time if summary.state == "training" else summary.seconds,
         settings=own_settings(reader.config(), {**defaults, "run": reader.config().get("run")}),
@@ -144,12 +139,6 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
         events=tuple(shown[-MAX_EVENTS:]),
         warnings=sum(event.event.kind == "warning" for event in events),
     )
-
-
-def _state(summary: RunSummary) -> str:
-    if summary.state != "stopped":
-        return summary.state
-    return "failed" if summary.detail and summary.detail not in _SIGNALS else "stopped"
 
 
 def _validations(reader: RunReader, curves: Mapping[str, Curve]) -> Iterator[Validation]:
@@ -196,12 +185,12 @@ class RunText:
 def _head(report: RunReport) -> Text:
     summary = report.summary
     parts = [f"step {summary.step} of {summary.steps}", duration(report.seconds)]
-    if report.state == "training":
+    if summary.state == "training":
         parts.append(f"process {report.process}")
         parts.append(f"last record {duration(max(0.0, time.time() - summary.updated))} ago")
     elif summary.detail:
         parts.append(one_line(summary.detail))
-    text = Text.assemble((summary.name, "bold"), "  ", (report.state, f"bold {_STATES[report.state]}"))
+    text = Text.assemble((summary.name, "bold"), "  ", (summary.state, f"bold {_STATES[summary.state]}"))
     return text.append_text(Text("  " + " · ".join(parts)))
 
 
@@ -214,7 +203,7 @@ def _facts(report: RunReport) -> Table:
         "model": summary.model,
         "algorithm": summary.algorithm,
         "not default": settings or "nothing",
-        "attempts": f"{summary.attempts:,}: {_counts(report.fates)}",
+        "attempts": f"{summary.attempts:,}: {_counts(report.fates)}" if summary.attempts else "none yet",
         "endings": _counts(report.statuses),
         "validation": _validation_text(report),
         "warnings": str(report.warnings) if report.warnings else "",
@@ -283,8 +272,12 @@ def _events(events: Sequence[RecordedEvent]) -> Table:
 
 def _hints(report: RunReport) -> Text:
     run = run_argument(report.folder)
-    lines = [f"agent-r1 show {run} --metric reward", f"agent-r1 show {run} --attempts", f"agent-r1 show {run} worst"]
-    if report.state in ("stopped", "failed"):
+    lines = [f"agent-r1 view {run}"]
+    if report.summary.attempts:
+        lines = [f"agent-r1 show {run} --attempts", f"agent-r1 show {run} worst", *lines]
+    if report.curves:
+        lines.insert(0, f"agent-r1 show {run} --metric reward")
+    if report.summary.state in ("stopped", "failed"):
         file = "" if report.summary.taskset in TASKSETS else "FILE.py "
         lines.insert(0, f"agent-r1 train {file}--run {run} --resume")
     return Text("\n".join(lines), "dim")

@@ -38,6 +38,7 @@ class AttemptFilter:
     Attributes:
         step: the attempt was trained or dropped at this optimizer step.
         task: the attempt was made at the task with this id.
+        has_reward: true: the reward is known; false: the attempt has not ended, or a reward could not be computed.
         reward_below: the reward is known and below this number.
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
@@ -52,6 +53,7 @@ class AttemptFilter:
     fate: AttemptFateName | None = None
     task: str | None = None
     group_id: int | None = None
+    has_reward: bool | None = None
     reward_below: float | None = None
     reward_from: float | None = None
     reward_to: float | None = None
@@ -128,10 +130,11 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
     return Query(sql, (*condition.parameters, limit, offset))
 
 
-def count_query(where: AttemptFilter) -> Query:
-    """Return the query that counts the attempts that meet all conditions."""
+def count_query(where: AttemptFilter, most: int | None = None) -> Query:
+    """Return the query that counts the attempts that meet all conditions, at most up to ``most``."""
     condition = condition_query(where)
-    return Query(f"SELECT count(*) FROM {TABLES} WHERE {condition.sql}", condition.parameters)
+    rows = f"SELECT 1 FROM {TABLES} WHERE {condition.sql} LIMIT ?"
+    return Query(f"SELECT count(*) FROM ({rows})", (*condition.parameters, -1 if most is None else most))
 
 
 def condition_query(where: AttemptFilter) -> Query:
@@ -144,16 +147,19 @@ def condition_query(where: AttemptFilter) -> Query:
         "split = ?": where.split,
         "step = ?": where.step,
         "status = ?": where.status,
-        "coalesce(fate, 'pending') = ?": where.fate,
+        "fate = ?": None if where.fate == "pending" else where.fate,
         "attempts.task = ?": where.task,
         "attempts.group_id = ?": where.group_id,
         f"{_RECORDED} = ?": where.recorded,
+        "(reward IS NOT NULL) = ?": where.has_reward,
         "reward < ?": where.reward_below,
         "reward >= ?": where.reward_from,
         "reward <= ?": where.reward_to,
     }
     sql = [condition for condition, value in conditions.items() if value is not None]
     parameters: list[Any] = [value for value in conditions.values() if value is not None]
+    if where.fate == "pending":
+        sql.append("fate IS NULL")
     if where.text is not None:
         pattern = "%" + re.sub(r"([\\%_])", r"\\\1", where.text) + "%"
         columns = ("attempt", "outcomes.reason", "attempts.reason")

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from agent_r1.core.attempt_id import AttemptId
@@ -84,11 +83,12 @@ def read_page(
     If the list has a text, the search ends after SEARCH_SECONDS. The page can then have fewer than ``limit`` attempts.
     """
     query = _rows_query(connection, listed, after, backwards)
-    rows = (row_id for (row_id,) in connection.execute(query.sql, query.parameters))
     if listed.text is None:
-        ids = list(islice(rows, limit + 1))
+        # With LIMIT, the database keeps the first rows while it sorts; without, it sorts all rows.
+        ids = [row_id for (row_id,) in connection.execute(f"{query.sql} LIMIT ?", (*query.parameters, limit + 1))]
         found = _summaries(connection, ids[:limit])
         return AttemptPage(found, found[-1].attempt if len(ids) > limit else None)
+    rows = (row_id for (row_id,) in connection.execute(query.sql, query.parameters))
     ids, searched = [], 0
     last: AttemptId | None = None
     contains, end = _text_matcher(listed.text), time.monotonic() + SEARCH_SECONDS

@@ -157,9 +157,9 @@ class RunReader:
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
-    def count_attempts(self, where: AttemptFilter = AttemptFilter()) -> int:  # noqa: B008
-        """Return the number of attempts that meet all conditions."""
-        query = count_query(where)
+    def count_attempts(self, where: AttemptFilter = AttemptFilter(), most: int | None = None) -> int:  # noqa: B008
+        """Return the number of attempts that meet all conditions; ``most`` if there are more."""
+        query = count_query(where, most)
         return int(next(self._rows(query.sql, *query.parameters))[0])
 
     def page_attempts(

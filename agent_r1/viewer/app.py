@@ -30,9 +30,9 @@ from agent_r1.viewer.catalog import Catalog, opened, read_curves, summarize, sum
 from agent_r1.viewer.panels import draw_comparison, draw_other, draw_run
 from agent_r1.viewer.results import listed_events, read_table
 from agent_r1.viewer.settings import algorithm_settings, differing_settings, own_settings
-from agent_r1.viewer.table import FATES, ORDERS, PAGE, TableQuery
+from agent_r1.viewer.table import FATES, PAGE, TableQuery
 from agent_r1.viewer.text import MAX_SHOWN, MAX_WHOLE, as_json, duration, number, one_line, visible
-from agent_r1.viewer.tokens import Scale, find_tokenizer, load_tokenizer
+from agent_r1.viewer.tokens import MAX_TOKENS, Scale, find_tokenizer, load_tokenizer
 
 HERE = Path(__file__).parent
 STATIC: Mapping[str, str] = {"style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -48,6 +48,9 @@ COLUMN_TEXT = 4000
 """The largest number of characters of a text if attempts stand side by side."""
 
 MAX_EVENTS = 200
+
+MAX_COUNTED = 1000
+"""The largest number of attempts with a condition that is counted exactly. More would take too long."""
 
 Settings = Mapping[str, Any]
 
@@ -150,15 +153,17 @@ class Viewer:
             last = self._summary(reader, query.after).attempt if query.after else None
             with damage_refused():
                 found = reader.page_attempts(query.listed, after=last, limit=PAGE)
+            matching = _count_matching(reader, query, found)
             return self._page(
                 "attempts.html",
                 run=name,
                 query=query,
                 found=found,
+                matching=matching,
+                counted=MAX_COUNTED,
                 total=sum(reader.count_fates().values()),
                 statuses=list(Status),
                 fates=FATES,
-                orders=ORDERS,
             )
 
     def attempt(self, request: Request) -> Response:
@@ -244,7 +249,9 @@ class Viewer:
         with_records = [one.attempt for one in group if one.has_token_records][:MAX_SCALED]
         of_group = [record for attempt in with_records for record in reader.token_records(attempt)]
         scales = shared_scales(filter(None, recorded), of_group)
-        return scales, [None if one is None else make_conversation(one, scales, tokenizer, most) for one in recorded]
+        each = MAX_TOKENS // max(1, len(recorded))
+        views = [None if one is None else make_conversation(one, scales, tokenizer, most, each) for one in recorded]
+        return scales, views
 
     def _page(self, template: str, **values: Any) -> Response:
         return HTMLResponse(self._pages.get_template(template).render(now=time.time(), **values))
@@ -284,6 +291,16 @@ def damage_refused() -> Iterator[None]:
         raise HTTPException(422, line) from error
 
 
+def _count_matching(reader: RunReader, query: TableQuery, found: AttemptPage) -> int | None:
+    """Return how many attempts meet the conditions of a table, at most MAX_COUNTED + 1; None without conditions."""
+    listed = query.listed
+    if listed.text is not None or listed.where == AttemptFilter():
+        return None
+    if found.last is None and not query.after:
+        return len(found.attempts)
+    return reader.count_attempts(listed.where, MAX_COUNTED + 1)
+
+
 def _first(page: AttemptPage) -> AttemptId | None:
     return page.attempts[0].attempt if page.attempts else None
 
@@ -321,7 +338,7 @@ def _environment() -> Environment:
         "attempt_path": attempt_path,
         "ago": lambda then, now: duration(round(max(0.0, now - then))),
         "clock": lambda then: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(then)),
-        "setting": lambda value: one_line(as_json(value) if isinstance(value, list | dict) else value, 500),
+        "setting": lambda value: one_line(value if isinstance(value, str) else as_json(value), 500),
     }
     pages.globals |= {"urlencode": urlencode}
     return pages

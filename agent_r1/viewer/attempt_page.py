@@ -12,7 +12,7 @@ from agent_r1.core.messages import Media, Message, Text, ToolCall
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.viewer.text import MAX_SHOWN, as_json, duration, number, shortened, visible
+from agent_r1.viewer.text import as_json, duration, number, shortened, visible
 from agent_r1.viewer.tokens import Scale, Token, TokenFigures, figures_of, make_scales, make_tokens, token_texts
 
 
@@ -67,8 +67,7 @@ class TurnView:
         versions: the numbers of the weights that sampled the action, such as "3" or "3, 4".
         context: the number of tokens that the policy saw before the action.
         num_tokens: the number of tokens of the action.
-        tokens: the tokens of the action that the page shows one by one.
-        hidden_tokens: the number of further tokens of the action, which the page does not show one by one.
+        tokens: the tokens of the action; () if the page does not show them one by one.
     """
 
     index: int
@@ -80,9 +79,7 @@ class TurnView:
     context: int
     num_tokens: int
     tokens: tuple[Token, ...]
-    hidden_tokens: int
     text: str
-    reasoning: str
     rewards: tuple[Reward, ...]
     calls: tuple[CallView, ...]
     observation: tuple[MessageText, ...]
@@ -96,12 +93,14 @@ class Conversation:
         start: the messages before the first turn.
         rewards: the rewards of the whole trajectory.
         branches: the number of branches of the trajectory tree; 1 if no turn rewrote the context.
+        is_shortened: whether a text is longer than its part on the page.
     """
 
     start: tuple[MessageText, ...]
     turns: tuple[TurnView, ...]
     rewards: tuple[Reward, ...]
     branches: int
+    is_shortened: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenReco
 
 
 def make_conversation(
-    attempt: RecordedAttempt, scales: Sequence[Scale], tokenizer: Tokenizer | None, most: int = MAX_SHOWN
+    attempt: RecordedAttempt, scales: Sequence[Scale], tokenizer: Tokenizer | None, most: int, most_tokens: int
 ) -> Conversation:
     """Return the conversation of an attempt for a page.
 
@@ -139,19 +138,33 @@ def make_conversation(
         scales: the color scales of the tokens.
         tokenizer: decodes the tokens. If it is None, each token is shown as its id.
         most: the maximum number of characters in each text.
+        most_tokens: the maximum number of tokens that are shown one by one, in turns from the first one on.
     """
     trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
     contexts = _context_lengths(trajectory.turns)
-    views = []
+    views, left = [], most_tokens
     for turn, figures in zip(trajectory.turns, attempt.figures(), strict=True):
-        tokens = tuple(make_tokens(turn, figures, scales, token_texts(turn.action_ids, tokenizer)))
+        fits = len(turn.action_ids) <= left
+        texts = token_texts(turn.action_ids, tokenizer) if fits else []
+        tokens = tuple(make_tokens(turn, figures, scales, texts)) if fits else ()
+        left -= len(tokens)
         views.append(_turn_view(turn, tokens, branches[turn.index], contexts[turn.index], most))
     return Conversation(
         start=tuple(_message(message, most) for message in trajectory.start),
         turns=tuple(views),
         rewards=tuple(_rewards(trajectory.rewards)),
         branches=len(set(branches.values())),
+        is_shortened=any(len(text) > most for text in _texts(trajectory)),
     )
+
+
+def _texts(trajectory: Trajectory) -> Iterator[str]:
+    """Yield every text of a conversation. The arguments of calls are parts of the text of an action."""
+    for message in trajectory.start:
+        yield from (message.text, message.reasoning or "")
+    for turn in trajectory.turns:
+        yield turn.action.text
+        yield from (message.text for message in turn.observation)
 
 
 def _turn_view(turn: Turn, tokens: tuple[Token, ...], branch: int, context: int, most: int) -> TurnView:
@@ -171,9 +184,7 @@ def _turn_view(turn: Turn, tokens: tuple[Token, ...], branch: int, context: int,
         context=context,
         num_tokens=len(turn.action_ids),
         tokens=tokens,
-        hidden_tokens=len(turn.action_ids) - len(tokens),
         text=visible(shortened(turn.action.text, most)),
-        reasoning=visible(shortened(message.reasoning or "", most)),
         rewards=tuple(_rewards(turn.rewards)),
         calls=calls,
         observation=tuple(_message(message, most) for message in rest),

@@ -16,8 +16,12 @@ from agent_r1.store.writer import writing_process
 from agent_r1.viewer.charts import sparkline
 from agent_r1.viewer.panels import BEST_BY, Curves, best_step
 
-RunState = Literal["complete", "training", "stopped"]
-"""complete: all steps were taken. training: a process is writing the run. stopped: neither."""
+RunState = Literal["complete", "training", "stopped", "failed"]
+"""complete: all steps were taken. training: a process is writing the run. stopped: a signal or a kill ended it before.
+failed: an error or a health check ended it."""
+
+_SIGNALS = ("SIGINT", "SIGTERM")
+"""The reasons of runs that a signal stopped."""
 
 
 class Catalog:
@@ -106,14 +110,12 @@ class RunSummary:
     taskset: str = ""
     model: str = ""
     algorithm: str = ""
-    seed: object = None
     attempts: int = 0
     reward: float | None = None
     best: Validation | None = None
     tokens_per_second: float | None = None
     seconds: float = 0.0
     updated: float = 0.0
-    warnings: int = 0
     spark: str = ""
     error: str = ""
 
@@ -135,28 +137,28 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
     curves = {metric: reader.curve(metric) for metric in ("reward", BEST_BY, "tokens_per_second")}
     best, reward = best_step(curves), curves["reward"]
     events, segments = reader.recent_events(50), reader.segments()
-    complete = reader.is_complete()
+    training = writing_process(folder) is not None
     last = events[-1] if events else None
     updated = max([event.time for event in events] + [segment.time for segment in segments], default=0.0)
     stopped = last.event.detail if last is not None and last.event.kind == "stopped" else ""
+    ended: RunState = "failed" if stopped and stopped not in _SIGNALS else "stopped"
+    state: RunState = "complete" if reader.is_complete() else "training" if training else ended
     return RunSummary(
         name=name,
         folder=folder,
-        state="complete" if complete else "training" if writing_process(folder) is not None else "stopped",
-        detail="" if complete else stopped,
+        state=state,
+        detail=stopped if state in ("stopped", "failed") else "",
         step=reader.last_step(),
         steps=_integer(config.get("steps")),
         taskset=str(config.get("taskset") or ""),
         model=str(config.get("model") or ""),
         algorithm=algorithm_name(config),
-        seed=config.get("seed"),
         attempts=sum(reader.count_fates().values()),
         reward=_last(reward),
         best=None if best is None else Validation(curves[BEST_BY][best], best),
         tokens_per_second=_last(curves["tokens_per_second"]),
         seconds=updated - segments[0].time if segments else 0.0,
         updated=max(updated, _modified(folder)),
-        warnings=sum(event.event.kind == "warning" for event in events),
         spark=sparkline(reward),
     )
 

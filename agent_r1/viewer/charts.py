@@ -18,6 +18,9 @@ largest value are drawn, so that no peak disappears."""
 
 NUM_COLORS = 8
 
+MAX_COVERED = 3
+"""The number of patterns of dashes."""
+
 Curve = Mapping[int, float]
 """Values by step."""
 
@@ -51,7 +54,9 @@ class DrawnLine:
 
     Attributes:
         path: the attribute ``d`` of the SVG path.
-        dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points.
+        dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another one.
+        covered: the number of earlier lines that this line covers everywhere, at most MAX_COVERED. Such a line is
+            dashed, so that the others show through.
         mark: the point (x, y) that gets a mark; None for no mark.
         values: (x, step, y, value) of each point, for the text that appears at the pointer.
         last: the last value, as text.
@@ -61,6 +66,7 @@ class DrawnLine:
     label: str
     color: int
     path: str
+    covered: int
     dots: tuple[tuple[float, float], ...]
     mark: tuple[float, float] | None
     values: tuple[tuple[float, int, float, float], ...]
@@ -70,7 +76,12 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The geometry of a chart, which the template draws. If no line has a finite value, the chart has no lines."""
+    """The geometry of a chart, which the template draws. If no line has a finite value, the chart has no lines.
+
+    Attributes:
+        note: a remark on the vertical axis, beside the unit.
+        missing: the text in place of a chart without lines; "" for the usual text.
+    """
 
     title: str
     unit: str
@@ -78,6 +89,7 @@ class Chart:
     x_ticks: tuple[Tick, ...] = ()
     y_ticks: tuple[Tick, ...] = ()
     note: str = ""
+    missing: str = ""
 
     @property
     def empty(self) -> bool:
@@ -126,9 +138,13 @@ def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, fro
     y_marks = _log_marks(min(values), max(values)) if log else _marks(min(values), max(values), from_zero)
     x = _Scale(min(steps), max(steps), LEFT, WIDTH - RIGHT)
     y = _Scale(y_marks[0], y_marks[-1], HEIGHT - BOTTOM, TOP, log)
-    drawn = tuple(_draw_line(line, curve, x, y) for line, curve in zip(lines, curves, strict=True) if curve)
+    drawn = tuple(
+        _draw_line(line, curve, _count_covered(curve, curves[:index]), x, y)
+        for index, (line, curve) in enumerate(zip(lines, curves, strict=True))
+        if curve
+    )
     x_ticks = tuple(Tick(x(step), number(step)) for step in _step_marks(min(steps), max(steps)))
-    y_ticks = tuple(Tick(y(mark), number(mark)) for mark in y_marks)
+    y_ticks = tuple(Tick(y(mark), f"{mark:.0e}" if log and mark < 0.01 else number(mark)) for mark in y_marks)
     return Chart(title, unit, drawn, x_ticks, y_ticks, "logarithmic" if log else "")
 
 
@@ -146,7 +162,13 @@ def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
     return _path([(x(step), y(value)) for step, value in _thin(points)])
 
 
-def _draw_line(line: Line, curve: Curve, x: _Scale, y: _Scale) -> DrawnLine:
+def _count_covered(curve: Curve, earlier: Sequence[Curve]) -> int:
+    """Return the number of earlier curves that have the values of ``curve`` at all of its steps."""
+    equal = [other for other in earlier if all(other.get(step) == value for step, value in curve.items())]
+    return min(len(equal), MAX_COVERED)
+
+
+def _draw_line(line: Line, curve: Curve, covered: int, x: _Scale, y: _Scale) -> DrawnLine:
     points = _thin(list(curve.items()))
     values = tuple((x(step), step, y(value), value) for step, value in points)
     places = [(place, height) for place, _, height, _ in values]
@@ -158,7 +180,8 @@ def _draw_line(line: Line, curve: Curve, x: _Scale, y: _Scale) -> DrawnLine:
         label=label,
         color=line.color % NUM_COLORS,
         path=_path(places),
-        dots=tuple(places) if len(places) <= 40 else (),
+        covered=covered,
+        dots=tuple(places) if len(places) <= 40 and not covered else (),
         mark=mark,
         values=values,
         last=number(last),

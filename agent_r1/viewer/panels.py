@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.core.trajectory import Status
 from agent_r1.viewer.charts import Chart, Curve, Line, draw
@@ -30,6 +30,7 @@ class Panel:
         select: returns the curves of the chart with their labels, from all curves of a run.
         log: as in :func:`~agent_r1.viewer.charts.draw`.
         from_zero: as in :func:`~agent_r1.viewer.charts.draw`.
+        missing: the text in place of the chart if a run has no such values. Charts without this text are left out.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Panel:
     select: Callable[[Curves], Named]
     log: bool = False
     from_zero: bool = False
+    missing: str = ""
 
 
 def best_step(curves: Curves) -> int | None:
@@ -54,7 +56,7 @@ def _only(*names: str) -> Callable[[Curves], Named]:
 
 def _rewards(curves: Curves) -> Named:
     named = [(name.removeprefix("reward/"), curve) for name, curve in curves.items() if name.startswith("reward/")]
-    total = [("return", curves["reward"])] if "reward" in curves else []
+    total = [("total", curves["reward"])] if "reward" in curves else []
     return [*total, *named]
 
 
@@ -103,6 +105,16 @@ def _label(name: str) -> str:
     )
 
 
+def _unless_zero(select: Callable[[Curves], Named]) -> Callable[[Curves], Named]:
+    """Return a selection that is empty if all values are 0, as the staleness of a synchronous run."""
+
+    def select_others(curves: Curves) -> Named:
+        selected = select(curves)
+        return selected if any(any(curve.values()) for _, curve in selected) else []
+
+    return select_others
+
+
 def _sum(curves: Iterable[Curve]) -> Curve:
     total: dict[int, float] = {}
     for curve in curves:
@@ -116,8 +128,8 @@ def _share(curve: Curve, whole: Curve, scale: float = 1.0) -> Curve:
 
 
 PANELS = (
-    Panel("Reward", "mean over attempts", _rewards),
-    Panel("Validation", "mean over questions", _validation),
+    Panel("Reward", "mean over attempts", _rewards, missing="No step yet"),
+    Panel("Validation", "mean over questions", _validation, missing="No validation: --evaluate_every sets how often"),
     Panel("Entropy", "nats per token", _only("entropy"), from_zero=True),
     Panel("Length", "sampled tokens per attempt", _per_attempt("tokens"), from_zero=True),
     Panel("Tool calls", "per attempt", _per_attempt("calls"), from_zero=True),
@@ -125,16 +137,14 @@ PANELS = (
     Panel("Endings", "% of attempts", _endings, from_zero=True),
     Panel("Throughput", "tokens per second", _only("tokens_per_second"), from_zero=True),
     Panel("Time of a step", "seconds", _seconds, from_zero=True),
-    Panel("Staleness", "steps", _only("staleness"), from_zero=True),
+    Panel("Staleness", "steps", _unless_zero(_only("staleness")), from_zero=True),
     Panel("Log-probability gap", "|trainer - engine|", _only("logprob_gap", "logprob_gap_mean"), log=True),
-    Panel("KL divergence", "nats per token", _only("kl_old", "kl_reference")),
+    Panel("KL divergence", "nats per token", _unless_zero(_only("kl_old", "kl_reference"))),
     Panel("Gradient norm", "before clipping", _ending_with("gradient_norm"), from_zero=True),
     Panel("Loss", "per term", _ending_with("_loss")),
     Panel("Critic", "explained variance", _only("critic/explained_variance")),
 )
-"""The charts of a run page. A chart without curves is left out, except Reward and Validation."""
-
-_ALWAYS = ("Reward", "Validation")
+"""The charts of a run page."""
 
 _SHOWN = frozenset({*(status.value for status in Status), "tokens", "calls", "invalid_calls", "failed_calls", "reward"})
 
@@ -145,13 +155,14 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
     charts = []
     for panel in PANELS:
         selected = panel.select(curves)
-        if selected or panel.title in _ALWAYS:
+        if selected or panel.missing:
             marked = best if panel.title == "Validation" else None
             lines = [
                 Line(label, curve, color, marked if label == BEST_BY.removeprefix(VALIDATION) else None)
                 for color, (label, curve) in enumerate(selected)
             ]
-            charts.append(draw(panel.title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero))
+            chart = draw(panel.title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero)
+            charts.append(replace(chart, missing=panel.missing))
     return tuple(charts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 from urllib.parse import urlencode
 
 from agent_r1.core.trajectory import Status
@@ -20,18 +21,7 @@ MAX_TEXT = 200
 
 FATES: Sequence[AttemptFateName] = ("trained", "dropped", "pending")
 
-ORDERS: Mapping[AttemptOrder, str] = {
-    "started": "attempt",
-    "step": "step",
-    "reward": "return",
-    "credit": "credit",
-    "turns": "turns",
-    "tokens": "tokens",
-    "calls": "calls",
-    "errors": "errors",
-    "seconds": "time",
-}
-"""The headings of the columns that sort the table."""
+ORDERS: Sequence[AttemptOrder] = get_args(AttemptOrder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Text of trajectories for a page: every character is visible, and long texts are shortened.
 
 Models and tools write the text, so it can contain anything: terminal control sequences, characters that reverse the
-direction of the text, and lines of a megabyte. The templates escape it; see :func:`agent_r1.viewer.pages.make_pages`.
+direction of the text, and lines of a megabyte. The templates escape it.
 """
 
 from __future__ import annotations

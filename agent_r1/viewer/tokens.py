@@ -20,8 +20,8 @@ Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
 TokenFigures = Mapping[str, float | None]
 """The numbers of one token: by the name of the coloring, and ``trainer`` (log-probability) and ``weight``."""
 
-MAX_TOKENS = 4000
-"""The largest number of tokens of a turn that are shown one by one."""
+MAX_TOKENS = 20_000
+"""The largest number of tokens of a page that are shown one by one. The texts of further turns are shown as a whole."""
 
 TOKENIZER = "tokenizer.json"
 
@@ -175,16 +175,14 @@ def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
 def make_tokens(
     turn: Turn, figures: Sequence[TokenFigures], scales: Sequence[Scale], texts: Sequence[str]
 ) -> Iterator[Token]:
-    """Yield the action tokens of a turn for the page, at most MAX_TOKENS.
+    """Yield the action tokens of a turn for the page.
 
     Args:
         figures: the numbers of each action token (see :func:`figures_of`).
         scales: the scales that determine the colors.
         texts: the text of each action token (see :func:`token_texts`).
     """
-    for index, (token_id, text, own) in enumerate(zip(turn.action_ids, texts, figures, strict=True)):
-        if index == MAX_TOKENS:
-            return
+    for token_id, text, own in zip(turn.action_ids, texts, figures, strict=True):
         levels = ((scale.code, scale.level(own.get(scale.coloring))) for scale in scales)
         classes = " ".join(f"{code}{level}" for code, level in levels if level is not None)
         if own.get("weight") == 0:

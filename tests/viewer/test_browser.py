@@ -91,7 +91,7 @@ def test_filter_sort_and_search_by_mouse(window: Window) -> None:
     assert window.rows() == ["5.1", "4.1", "3.1", "2.1", "1.1", "0.1"]
     page.click("[data-sort=credit]")
     page.wait_for_url("**order=credit")
-    assert page.locator("[aria-sort=descending]").inner_text() == "Credit↓"
+    assert page.locator("[aria-sort=descending]").text_content() == "Credit↓"
     page.click("[data-sort=credit]")
     page.wait_for_url("**direction=up")
     assert window.rows()[0] == "0.1"
@@ -134,7 +134,7 @@ def test_the_keyboard_leads_through_list_attempts_turns_and_pages(window: Window
 def test_charts_and_tokens_show_exact_figures_to_pointer_and_keyboard(window: Window) -> None:
     page = window.go("/run/alba")
     page.locator(".plot svg").first.hover(position={"x": 60, "y": 60})
-    assert page.locator(".tip").inner_text().split("\n")[:3] == ["step 1", "return", "0.1"]
+    assert page.locator(".tip").inner_text().split("\n")[:3] == ["step 1", "total", "0.1"]
     page.locator(".plot svg").nth(2).focus()
     window.press("ArrowLeft")
     assert page.locator(".tip").inner_text().startswith("step 5\nentropy\n0.4")
@@ -176,6 +176,35 @@ def test_the_theme_follows_the_system_and_can_be_switched(chromium: Any, server:
         window.context.close()
         assert window.complaints == []
     assert colors["light"] != colors["dark"]
+
+
+LOW_CONTRAST = """() => {
+  const channels = (color) => [...color.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
+  const luminance = (rgb) => rgb.map((one) => one / 255)
+    .map((one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, one, index) => sum + one * [0.2126, 0.7152, 0.0722][index], 0);
+  const ground = (element) => {
+    const color = channels(getComputedStyle(element).backgroundColor);
+    return color[3] === 1 ? color.slice(0, 3) : ground(element.parentElement);
+  };
+  const hasText = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  return [...document.querySelectorAll("body *")].filter(hasText).filter((element) => {
+    if (!element.getClientRects().length || element.matches(".sep, .sr, :disabled, .off")) return false;
+    const style = getComputedStyle(element);
+    const color = channels(element.closest("svg") ? style.fill : style.color).slice(0, 3);
+    const [low, high] = [luminance(color), luminance(ground(element))].sort((one, other) => one - other);
+    return (high + 0.05) / (low + 0.05) < 4.5;
+  }).map((element) => `${element.tagName}.${element.getAttribute("class")}: ${element.textContent.slice(0, 40)}`);
+}"""
+"""Returns the elements with text whose contrast is below 4.5, the minimum of WCAG 2.1 (level AA)."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_enough_contrast(chromium: Any, server: ViewerServer, scheme: str) -> None:
+    window = Window(chromium, server, color_scheme=scheme)
+    for path in ("/run/alba", "/run/alba/attempts", "/run/alba/group/1?show=1.0&show=2.0&show=3.0"):
+        assert window.go(path).evaluate(LOW_CONTRAST) == [], path
+    window.context.close()
 
 
 def test_a_page_grows_with_its_run_and_keeps_what_is_chosen(chromium: Any, growing: tuple[Path, RunWriter]) -> None:

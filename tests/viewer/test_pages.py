@@ -13,9 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from recorded_runs import record_all
 from viewed_runs import step_events
 
-from agent_r1.store import RunWriter
+from agent_r1.core.events import LogEvent
+from agent_r1.store import RunWriter, create_run
 from agent_r1.viewer import Catalog, ViewerServer, create_app
 
 
@@ -61,7 +63,7 @@ def rows(answer: httpx.Response) -> list[str]:
 
 def test_the_list_of_runs_has_state_progress_and_best_validation(client: httpx.Client) -> None:
     text = plain(client.get("/"))
-    assert "alba complete 6 / 6 tinywiki tiny-base grpo 0.6 0.5 at 6 24" in text
+    assert "alba complete 6 / 6 0.6 0.5 at 6 24 tinywiki tiny-base grpo" in text
     assert "bruno stopped 3 / 3" in text
 
 
@@ -76,13 +78,43 @@ def test_a_folder_without_runs_says_how_to_start_one(tmp_path: Path) -> None:
 def test_a_run_page_has_a_curve_for_each_reward_and_the_best_validation_marked(client: httpx.Client) -> None:
     page = client.get("/run/alba").text
     labels = re.findall(r'data-label="([^"]+)"', page)
-    assert labels[:3] == ["return", "exact_match", "steps"]
-    for label in ("em", "entropy", "tokens", "failure of the tool", "tokens per second", "staleness", "largest"):
+    assert labels[:3] == ["total", "exact_match", "steps"]
+    for label in ("em", "entropy", "tokens", "failure of the tool", "tokens per second", "largest"):
         assert label in labels
+    assert "staleness" not in labels  # 0 in every step
     validation = page[page.index(">Validation<") : page.index(">Entropy<")]
     assert validation.count('class="mark"') == 1
     mark = re.search(r'class="mark" cx="([\d.]+)"', validation)
     assert mark is not None and float(mark[1]) == 410.0  # of the equal steps 4 and 6, the later one is the best
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [("SIGTERM", "stopped"), ("RunStopped: the loss is not finite", "failed")]
+)
+def test_a_run_that_an_error_ended_has_failed_and_says_why(tmp_path: Path, reason: str, state: str) -> None:
+    with closing(create_run(tmp_path / "run", {"steps": 9, "trainer": {"lora": True}})) as writer:
+        record_all(writer, [LogEvent("stopped", reason)])
+    with ViewerServer(create_app(Catalog([tmp_path]), {}, lambda name: None)) as server, httpx.Client() as browser:
+        assert f"run {state} 0 / 9" in plain(browser.get(server.url, follow_redirects=True))
+        page = plain(browser.get(f"{server.url.split('/?')[0]}/run/run"))
+    assert f"run {state}" in page and f"{state.capitalize()}: {reason}" in page
+    assert "No step yet" in page and "No validation: --evaluate_every sets how often" in page
+    assert "trainer.lora true" in page  # as in a configuration file
+
+
+def test_a_list_with_conditions_says_how_many_attempts_meet_them(client: httpx.Client) -> None:
+    assert "12 of 24 in this run" in plain(client.get("/run/alba/attempts?status=completed"))
+    assert "Attempts 24 in this run" in plain(client.get("/run/alba/attempts?order=reward"))
+
+
+def test_only_an_attempt_with_longer_texts_offers_to_show_them_whole(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/run/alba/attempt/1.0.0%3Astyle-a%2F1"
+    assert "Show long texts whole" not in client.get(path).text
+    monkeypatch.setattr("agent_r1.viewer.app.MAX_SHOWN", 10)
+    assert "Show long texts whole" in client.get(path).text
+    assert "Show long texts whole" not in client.get(f"{path}?whole=1").text
 
 
 def test_a_run_page_shows_settings_that_differ_warnings_and_counts(client: httpx.Client) -> None:
@@ -229,3 +261,24 @@ def test_a_page_shows_new_records_while_the_run_is_written(growing: tuple[Path, 
         asyncio.run(writer.record(*step_events("bruno", 4)))
         assert browser.get(f"{base}/revision?run=bruno").text != before
         assert "Step 4 / 3" in plain(browser.get(f"{base}/run/bruno"))
+
+
+def test_many_attempts_that_meet_the_conditions_are_counted_up_to_a_limit(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.viewer.app.MAX_COUNTED", 5)
+    monkeypatch.setattr("agent_r1.viewer.app.PAGE", 4)
+    page = client.get("/run/alba/attempts?fate=trained")
+    assert "more than 5 of 24 in this run" in plain(page) and len(rows(page)) == 4
+    assert "Attempts 3 of 24 in this run" in plain(client.get("/run/alba/attempts?fate=trained&step=2"))
+    assert "Attempts 1 of 13 in this run" in plain(client.get("/run/bruno/attempts?fate=pending"))
+
+
+def test_a_page_shows_at_most_so_many_tokens_one_by_one_and_further_turns_as_text(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_r1.viewer.app.MAX_TOKENS", 5)
+    page = client.get("/run/alba/attempt/1.0.0%3Astyle-a%2F1").text  # two turns of three tokens
+    assert page.count(" data-f=") == 3
+    assert page.count("because the page has too many tokens") == 1
+    assert "&lt;search&gt;Where was Bruno born?&lt;/search&gt;" in page

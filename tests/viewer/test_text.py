@@ -62,9 +62,16 @@ def test_axes_have_round_numbers_that_enclose_the_curve(values: list[float], tic
 
 def test_a_logarithmic_axis_has_powers_of_ten_and_leaves_zeros_out() -> None:
     chart = draw("Gap", "", [Line("a", {1: 0.0, 2: 3e-8, 3: 2e-5}, 0)], log=True)
-    assert [tick.label for tick in chart.y_ticks] == ["1e-08", "1e-07", "1e-06", "1e-05", "0.0001"]
+    assert [tick.label for tick in chart.y_ticks] == ["1e-08", "1e-07", "1e-06", "1e-05", "1e-04"]
     assert [value[1] for value in chart.lines[0].values] == [2, 3]
     assert draw("Gap", "", [Line("a", {1: 0.0}, 0)], log=True).note == ""
+
+
+def test_a_line_that_covers_others_everywhere_is_dashed() -> None:
+    curves = [{1: 0.5, 2: 1.0}, {1: 0.5, 2: 1.0}, {2: 1.0}, {1: 0.5, 2: 0.9}]
+    lines = draw("Reward", "", [Line(str(index), curve, index) for index, curve in enumerate(curves)]).lines
+    assert [line.covered for line in lines] == [0, 1, 2, 0]
+    assert [len(line.dots) for line in lines] == [2, 0, 0, 2]
 
 
 def test_a_long_curve_keeps_its_peaks() -> None:

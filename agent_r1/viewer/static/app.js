@@ -52,7 +52,11 @@ const tip = {
 
 // ---- charts
 
-const precise = (value) => Number(value.toPrecision(6)).toLocaleString("en-US", { maximumSignificantDigits: 6 });
+const precise = (value) => {
+  const rounded = Number(value.toPrecision(6));
+  if (rounded && Math.abs(rounded) < 1e-4) return rounded.toExponential().replace(/e([+-])(\d)$/, "e$10$2");
+  return rounded.toLocaleString("en-US", { maximumSignificantDigits: 6 });
+};
 
 const chartLines = (svg) => {
   // The points are parsed once per drawing of the chart.
