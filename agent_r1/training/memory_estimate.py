@@ -184,7 +184,7 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
     Args:
         model: the policy.
         config: the settings of the run.
-        context: the number of tokens in a sequence.
+        context: the number of tokens in a sequence. Sequences that share prefixes are merged, and then can be longer.
         tokens: the number of tokens in a micro-batch.
     """
     shares_prefixes = wants_sharing(config.trainer, [model])
