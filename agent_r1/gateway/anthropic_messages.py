@@ -296,4 +296,5 @@ def error_json(error: RequestError) -> Json:
 
 # Anthropic's client appends /v1/messages to its base URL. The second path accepts the base URL for OpenAI's clients,
 # which ends with /v1.
-ANTHROPIC_MESSAGES = Dialect(("/v1/messages", "/v1/v1/messages"), read, error_json)
+PATHS = ("/v1/messages", "/v1/v1/messages")
+ANTHROPIC_MESSAGES = Dialect(PATHS, read, error_json, tuple(f"{path}/count_tokens" for path in PATHS))

@@ -203,3 +203,7 @@ class ChatModel(Protocol):
         While a model that streams samples the answer, it writes the tokens so far to ``live``.
         """
         ...
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request's prompt. Raise RequestError if it cannot be rendered."""
+        ...

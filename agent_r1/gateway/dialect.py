@@ -65,11 +65,13 @@ class Dialect:
         paths: the URL paths of requests in this dialect, such as ``/v1/chat/completions``.
         read: converts the JSON body of a request to an :class:`Exchange`. Raises RequestError if the body is invalid.
         error: returns the JSON body of a response with an error.
+        count_paths: the URL paths of requests for the number of tokens of a prompt.
     """
 
     paths: tuple[str, ...]
     read: Callable[[Json], Exchange]
     error: Callable[[RequestError], Json]
+    count_paths: tuple[str, ...] = ()
 
 
 class Strict(BaseModel):

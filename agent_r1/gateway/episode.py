@@ -93,6 +93,14 @@ class EpisodeModel:
         answer = Answer(secrets.token_hex(12), choices, len(prompt.token_ids))
         return Draft(answer, partial(self._deliver, number, request, prompt, samples, answer))
 
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request's prompt. Raise RequestError if it cannot be rendered."""
+        messages = self._resolve(request)
+        if exceeds(messages, request.tools, self._agent.context_length):
+            raise context_error(self._agent.context_length)
+        with isolate(unsupported):
+            return len(self._session.prompt(messages, request.tools).token_ids)
+
     def _resolve(self, request: ChatRequest) -> Messages:
         """Return the whole conversation of a request. Actions of this session are replaced by the sampled messages."""
         if request.previous is not None:

@@ -14,7 +14,7 @@ from agent_r1.gateway.episode import as_error, context_error, exceeds, unsupport
 from agent_r1.gateway.sampled_choice import generate, sampled_choice
 from agent_r1.gateway.streams import settled_message
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.session import Session, Stopped
+from agent_r1.rollout.session import Session, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_CONCURRENT = 256
@@ -38,15 +38,8 @@ class ServedModel:
 
         If the request asks for one choice, the tokens so far are written to ``live``.
         """
-        if request.previous is not None:
-            message = "this endpoint keeps no responses: send the whole conversation as input"
-            raise RequestError(404, message, code="previous_response_not_found", param="previous_response_id")
-        if exceeds(request.conversation, request.tools, self._agent.context_length):
-            raise context_error(self._agent.context_length)
-        session = self._session(request, live)
+        prompt, session = self._prompt(request), self._session(request, live)
         try:
-            with isolate(unsupported):
-                prompt = session.new_branch(request.conversation, request.tools)
             id = secrets.token_hex(12)
             if request.n == 1:
                 live.opening, live.read = Opening(id, len(prompt.token_ids)), partial(self._read, request)
@@ -59,6 +52,19 @@ class ServedModel:
                 raise as_error(result, len(prompt.token_ids), self._agent.context_length)
             choices.append(_with_new_ids(sampled_choice(result, request, self._agent.renderer)))
         return Draft(Answer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request's prompt. Raise RequestError if it cannot be rendered."""
+        return len(self._prompt(request).token_ids)
+
+    def _prompt(self, request: ChatRequest) -> SessionPrompt:
+        if request.previous is not None:
+            message = "this endpoint keeps no responses: send the whole conversation as input"
+            raise RequestError(404, message, code="previous_response_not_found", param="previous_response_id")
+        if exceeds(request.conversation, request.tools, self._agent.context_length):
+            raise context_error(self._agent.context_length)
+        with isolate(unsupported):
+            return self._session(request, LiveAnswer()).new_branch(request.conversation, request.tools)
 
     def _read(self, request: ChatRequest, token_ids: tuple[int, ...]) -> Message:
         """Return the message that the tokens of an unfinished answer form. Parts that can still change are left out."""

@@ -156,29 +156,15 @@ class Gateway:
 
     def _app(self) -> Starlette:
         routes = [
-            Route(path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS for path in dialect.paths
+            Route(path, _endpoint(dialect, answer), methods=["POST"])
+            for dialect in DIALECTS
+            for answer, paths in ((self._answer, dialect.paths), (self._count, dialect.count_paths))
+            for path in paths
         ]
         routes += [Route(path, self._list_models, methods=["GET"]) for path in ("/v1/models", "/v1/models/{name:path}")]
         app = Starlette(routes=routes)
         app.add_exception_handler(HTTPException, _refuse_path)
         return app
-
-    def _endpoint(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        """Return the function that answers the HTTP requests of a dialect. Any failure becomes an error response."""
-
-        async def endpoint(request: Request) -> Response:
-            try:
-                return await self._answer(request, dialect)
-            except RequestError as error:
-                return _error_response(dialect.error(error), error)
-            except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads this response
-            except Exception:
-                log.exception("a request to the gateway failed")
-                failure = RequestError(500, "the gateway failed; its log has the reason")
-                return _error_response(dialect.error(failure), failure)
-
-        return endpoint
 
     async def _answer(self, request: Request, dialect: Dialect) -> Response:
         access = self._authenticate(request)
@@ -198,6 +184,14 @@ class Gateway:
         response = _response(exchange, pending.answer)
         pending.deliver()  # only now, because an answer without a response would be a turn that the agent never saw
         return response
+
+    async def _count(self, request: Request, dialect: Dialect) -> Response:
+        access = self._authenticate(request)
+        async with access.admit():
+            self._authenticate(request)
+            body = _parse(await _read(request))
+            exchange = dialect.read({"max_tokens": 1, **body})  # a count has no limit of tokens
+            return JSONResponse({"input_tokens": access.model.count_tokens(exchange.chat)})
 
     def _authenticate(self, request: Request) -> _Access:
         """Return the access that the API key of a request gives.
@@ -223,6 +217,26 @@ class Gateway:
         if (name := request.path_params.get("name")) is not None:
             return JSONResponse({**entry, "id": name})
         return JSONResponse({"object": "list", "data": [entry]})
+
+
+def _endpoint(
+    dialect: Dialect, answer: Callable[[Request, Dialect], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function that answers the HTTP requests of a dialect. Any failure becomes an error response."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(request, dialect)
+        except RequestError as error:
+            return _error_response(dialect.error(error), error)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads this response
+        except Exception:
+            log.exception("a request to the gateway failed")
+            failure = RequestError(500, "the gateway failed; its log has the reason")
+            return _error_response(dialect.error(failure), failure)
+
+    return endpoint
 
 
 def _response(exchange: Exchange, answer: Answer) -> Response:

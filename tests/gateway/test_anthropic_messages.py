@@ -74,3 +74,18 @@ def test_the_mark_of_a_failed_tool_has_no_effect(episodes, caplog):
 
     dialect.warn_once.cache_clear()
     assert len(episodes.play(run).turns) == 1 and "is_error of tool results, which has no effect" in caplog.text
+
+
+def test_the_tokens_of_a_prompt_are_counted_without_a_turn(episodes):
+    def run(base_url, api_key, task):
+        with anthropic.Anthropic(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            prompt = {"model": "any", "messages": [QUESTION], "tools": TOOLS, "system": "Be brief."}
+            count = client.messages.count_tokens(**prompt).input_tokens
+            assert count == client.messages.create(max_tokens=9, **prompt).usage.input_tokens > 20
+            with pytest.raises(anthropic.BadRequestError, match="context"):
+                client.messages.count_tokens(model="any", messages=[{"role": "user", "content": "x" * 200_000}])
+            with pytest.raises(anthropic.AuthenticationError):
+                client.with_options(api_key="sk-other").messages.count_tokens(**prompt)
+
+    trajectory = episodes.play(run)
+    assert trajectory.status is Status.COMPLETED and len(trajectory.turns) == 1, trajectory.reason

@@ -193,6 +193,16 @@ def test_a_stream_begins_while_the_answer_is_sampled(renderer, read):
     assert "".join(texts) == LOOK + '{"query": "Alba", "k": 2}'
 
 
+def test_a_served_model_counts_tokens(renderer):
+    async def visit(client):
+        base_url = str(client.base_url).removesuffix("/v1/")
+        async with anthropic.AsyncAnthropic(base_url=base_url, api_key=client.api_key) as other:
+            count = await other.messages.count_tokens(model="any", messages=[QUESTION])
+        assert count.input_tokens == (await client.chat.completions.create(**BODY)).usage.prompt_tokens
+
+    serve(renderer, visit)
+
+
 def test_a_stream_ends_its_answer_when_the_client_leaves(renderer):
     async def visit(client):
         async with await client.chat.completions.create(**BODY, stream=True) as stream:
