@@ -63,7 +63,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
-    """Return a value as text for an error message.
+    """Return ``value`` as text for an error message.
 
     If the text has more than ``most`` characters, return its first ``most // 2`` characters and its length.
     """

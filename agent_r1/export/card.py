@@ -254,7 +254,7 @@ def _is_hub_name(name: str) -> bool:
 
 
 def _short(name: str) -> str:
-    """Return the last part of an absolute path.
+    """Return the last part of ``name`` if it is an absolute path: "/data/qwen" -> "qwen".
 
     Any other name, such as the name of a model on the hub, is not shortened.
     """

@@ -160,7 +160,7 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
 
 
 def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the names of the given arguments that would change the sampling, such as ``frequency_penalty``.
+    """Return the names of the arguments in ``body`` that would change the sampling, such as ``frequency_penalty``.
 
     These arguments have no effect, because the model always samples from its own distribution. Raise RequestError if
     ``tool_choice`` forces one of several tools.

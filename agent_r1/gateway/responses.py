@@ -171,7 +171,7 @@ def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Messag
 
 
 def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the names of the given arguments that would change the sampling, such as ``text.verbosity``.
+    """Return the names of the arguments given in ``body`` that would change the sampling, such as ``text.verbosity``.
 
     These arguments have no effect, because the model always samples from its own distribution. Raise RequestError if
     ``tool_choice`` forces one of several tools.

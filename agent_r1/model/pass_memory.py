@@ -104,7 +104,7 @@ def settings_of(model: PreTrainedModel) -> str:
 
 
 def kv_bytes_per_token(model: PreTrainedModel, dtype: Dtype) -> int:
-    """Return how many bytes the keys and values of one token take in a KV cache of type ``dtype``."""
+    """Return how many bytes the keys and values of one token of ``model`` take in a KV cache of type ``dtype``."""
     return _kv_bytes(type(model), settings_of(model), dtype)  # type: ignore[arg-type]
 
 

@@ -28,7 +28,7 @@ class Passage:
 
 
 def read_corpus(path: Path) -> tuple[Passage, ...]:
-    """Read the passages of a file whose rows have the fields ``title`` and ``text``.
+    """Read the passages of the JSON or JSONL file ``path``, whose rows have the fields ``title`` and ``text``.
 
     Raises InvalidInput, which names the file and the row, if a row cannot be read.
     """

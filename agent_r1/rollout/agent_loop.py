@@ -63,7 +63,7 @@ class AgentLoop:
     env: Env
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task and return its trajectory.
+        """Make one attempt at the task and return a tuple with its trajectory.
 
         If the attempt failed, the trajectory holds the turns that were completed before the failure.
         """

@@ -139,7 +139,7 @@ CREATE TRIGGER no_restart_after_fate BEFORE INSERT ON attempts
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Return a connection for writing. A commit returns after its rows are on the disk.
+    """Return a connection to the database ``path`` for writing. A commit returns after its rows are on the disk.
 
     The caller must begin each transaction explicitly.
     """

@@ -89,7 +89,7 @@ class CallBatcher:
             _resolve(rest, [CallFailure("its batch was given up")] * len(rest))
 
     async def _execute(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
-        """Execute a batch and return one outcome per call.
+        """Execute the batch ``calls`` and return one outcome per call. ``timeout`` is its time limit in seconds.
 
         If the batch raises an exception or returns a wrong number of outputs, execute its calls one by one. Then only
         the faulty calls fail. If the batch exceeds its time limit, all its calls fail.

@@ -202,7 +202,7 @@ class _Connection:
 
     @classmethod
     async def open(cls, server: Server, seed: int | None = None) -> _Connection:
-        """Open a connection and return it. Raise ConnectionError if the server cannot be reached."""
+        """Open a connection to ``server`` and return it. Raise ConnectionError if the server cannot be reached."""
         connection = cls(server, seed)
         try:
             async with asyncio.timeout(START_SECONDS):

@@ -131,7 +131,7 @@ class _TrackerThread(threading.Thread):
         self._jobs.put(job)
 
     def hangs(self, limit: float) -> str | None:
-        """Return an error message if the current call takes longer than ``limit`` seconds; otherwise None."""
+        """Return an error message if the current call of the tracker takes longer than ``limit`` seconds; else None."""
         called = self._called
         if called is None or time.monotonic() - called <= limit:
             return None

@@ -138,9 +138,9 @@ def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dic
 
 
 def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Tensor:
-    """Return the policy's entropy at each token, from the first pass that read the token: (N,).
+    """Return the policy's entropy at each token of the batch, from the first pass that read the token: (N,).
 
-    The entropy is NaN at tokens that no pass read.
+    ``passes`` are the passes of the update, in order. The entropy is NaN at tokens that no pass read.
     """
     entropy = torch.full((len(prepared.batch.ids),), math.nan, dtype=torch.float64)
     for one in reversed(passes):

@@ -94,7 +94,7 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def parameters(self, module: Module) -> list[nn.Parameter]:
-        """Return the trained parameters of a module."""
+        """Return the trained parameters of the module "policy" or "critic"."""
         return list(self._parameters[module].values())
 
     def tensors(self) -> dict[str, Tensor]:

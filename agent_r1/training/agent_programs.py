@@ -22,7 +22,7 @@ AGENT_MODULE = "agent_program"
 
 
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return the task set with an agent program as its agent.
+    """Return a copy of ``taskset`` with an agent program as its agent.
 
     The agent program is ``config.agent``, or the task set's own agent program if ``config.agent`` is empty. If there is
     neither, return the task set unchanged. Baselines keep their own environments.

@@ -71,7 +71,7 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
 
 
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
-    """Return the validation split in a list; [] if the run has no validation.
+    """Return a list with the name of the validation split; [] if the run has no validation.
 
     Raises InvalidInput if ``evaluate_every`` is set, but the task set has no validation split.
     """

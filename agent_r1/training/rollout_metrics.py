@@ -11,7 +11,7 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return metrics of the attempts of one step. Greedy attempts are left out.
+    """Return metrics of the attempts in ``groups``, the groups of one step. Greedy attempts are left out.
 
     If a failed attempt was retried, the failed attempt and the retry both count. The metrics are:
 

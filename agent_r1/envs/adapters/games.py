@@ -85,7 +85,7 @@ class GameEnv:
     tools: tuple[ToolSpec, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> GameEpisode:
-        """Start a game and return the episode. Raise AgentR1Error if the game cannot be started."""
+        """Start the game of ``task`` and return the episode. Raise AgentR1Error if the game cannot be started."""
         process = await start_process(self.package, self.game, self.keywords, self.timeout)
         episode = GameEpisode(self, process, ())
         try:

@@ -128,7 +128,7 @@ def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a numpy scalar as a Python number, with ``inner``. A ``longdouble`` is rounded to a float."""
+    """Encode a numpy scalar as a Python number, with the encoder ``inner``. A ``longdouble`` is rounded to a float."""
     # item() would return a longdouble unchanged
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))

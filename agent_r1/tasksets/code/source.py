@@ -39,7 +39,7 @@ def assigned_names(source: str) -> set[str]:
 
 
 def imported_packages(source: str) -> set[str]:
-    """Return the names of the top-level packages that the source imports."""
+    """Return the names of the top-level packages that the source imports, such as {"numpy", "os"}."""
     nodes = list(ast.walk(parse_source(source)))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}

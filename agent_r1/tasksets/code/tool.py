@@ -25,7 +25,7 @@ _WAIT = 600.0
 
 
 def run_tests_tool(sandbox: Sandbox) -> Tool:
-    """Return the tool ``run_tests``.
+    """Return the tool ``run_tests``, which runs a solution in ``sandbox`` on the public examples of a task.
 
     The ``data`` of a tool result is the :class:`ExecutionResult` of the call. The output is not a verdict about the
     solution, because the solution can print any text.

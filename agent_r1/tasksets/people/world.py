@@ -86,7 +86,7 @@ class World:
         )
 
     def chain(self, hops: int, last: frozenset[str], rng: random.Random) -> Chain | None:
-        """Draw a chain of ``hops`` facts in which no person occurs twice.
+        """Draw a random chain of ``hops`` facts in which no person occurs twice.
 
         Return None if the drawn facts lead to a person without a suitable next fact. The caller can then draw again.
 
