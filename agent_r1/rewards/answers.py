@@ -97,3 +97,7 @@ def gold_answers(task: Task) -> Sequence[str]:
     if isinstance(answers, list | tuple) and answers and all(isinstance(answer, str) for answer in answers):
         return answers
     raise InvalidInput(f"task {task.id}", got=f"answers={answers!r}", do='put a tuple of text into data["answers"]')
+
+
+ANSWER_REWARDS = (exact_match, f1, sub_match, gated_exact_match)
+"""The reward functions that read ``task.data["answers"]``."""

@@ -242,7 +242,7 @@ class TrainSettings(RunConfig):
 
     reward_weights: dict[str, float] = Field(default_factory=dict)
     """Weights of rewards by name, as --reward_weights.NAME X. A reward without a weight has weight 1. A reward with
-    weight 0 is ignored."""
+    weight 0 is recorded and shown, but not trained on."""
 
     shuffle_rewards: bool = False
     """Control run: shuffle the rewards among the attempts at each task, so that they teach nothing. Process rewards of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,6 +11,7 @@ from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.returns import Zero
 from agent_r1.algorithms.ops.importance_sampling import importance_ratio
 from agent_r1.algorithms.policy_losses import PolicyLoss
+from agent_r1.algorithms.registry import parameters
 from agent_r1.algorithms.token_masks import SecondMoment
 from agent_r1.algorithms.types import TokenOutputs
 from agent_r1.rollout.context_policy import Append, build_context_policy
@@ -48,6 +49,21 @@ def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
     """
     found = (_of_ratio(config), _of_mismatch(config), _of_critic(config), _of_limits(config))
     return tuple(settings for group in found for settings in group)
+
+
+def chosen_inactive_settings(config: TrainConfig) -> Iterator[InactiveSettings]:
+    """Yield the inactive settings whose values are not those of the default algorithm, so that somebody chose them."""
+    default, chosen = parameters(TrainConfig().algorithm), parameters(config.algorithm)
+    for settings in inactive_settings(config):
+        keys = tuple(key for key in settings.keys if _values(chosen, key) != _values(default, key))
+        if keys:
+            yield replace(settings, keys=keys)
+
+
+def _values(parameters: Mapping[str, object], key: str) -> dict[str, object]:
+    """Return the values of the setting ``key``, such as ``algorithm.loss``, and of the settings below it."""
+    name = key.removeprefix("algorithm.")
+    return {own: value for own, value in parameters.items() if own == name or own.startswith(f"{name}.")}
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:

@@ -30,7 +30,7 @@ from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_s
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
 from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, make_table, measure_pass_at_k
-from agent_r1.training.inactive_settings import inactive_settings
+from agent_r1.training.inactive_settings import chosen_inactive_settings
 from agent_r1.training.loop import TrainingRun, train_loop
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import Progress
@@ -121,8 +121,12 @@ def _train_and_close(
 ) -> TrainReport:
     config, taskset, agent = runtime.config, runtime.taskset, runtime.agent
     progress.print_line(f"run: {tracked.folder}")
-    for inactive in inactive_settings(config):
+    for inactive in chosen_inactive_settings(config):
         progress.print_line(f"note: {inactive}")
+    if taskset.validation is not None and config.evaluate_every == 0:
+        progress.print_line(
+            f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"
+        )
     if taskset.sandbox is not None:
         start = replace(start, events=(*start.events, LogEvent("sandbox", taskset.sandbox)))
     for event in start.events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -16,9 +16,11 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.reference_solution import ReferenceSolutions
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import Scorer
 from agent_r1.envs import ToolEnv
 from agent_r1.envs.user_env import UserEnv
 from agent_r1.rewards import FunctionScorer
+from agent_r1.rewards.answers import ANSWER_REWARDS, gold_answers
 from agent_r1.rewards.scoring import RewardFunction, functions_by_name
 from agent_r1.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.store import is_run, run_folder
@@ -55,8 +57,8 @@ def make_taskset(
 
     Raises:
         InvalidInput: ``env`` is not an environment; ``rewards`` is not a list of functions; neither ``env`` nor
-            ``rewards`` gives a reward; ``tasks`` is not a list of tasks; two tasks have the same id; or no task has the
-            split ``train``.
+            ``rewards`` gives a reward; ``tasks`` is not a list of tasks; two tasks have the same id; no task has the
+            split ``train``; or a reward such as ``exact_match`` cannot read the answers of a task.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
@@ -68,6 +70,9 @@ def make_taskset(
     if not scorers:
         raise InvalidInput("env", got="no rewards", do="give rewards=[...]: training needs them")
     valid_tasks = _validate(tasks)
+    if any(function in ANSWER_REWARDS for scorer in scorers for function in _functions_of(scorer)):
+        for task in valid_tasks:
+            gold_answers(task)
     splits = dict.fromkeys(task.split for task in valid_tasks)
     test_splits = tuple(split for split in splits if split not in ("train", VALIDATION))
     return TaskSet(
@@ -81,6 +86,10 @@ def make_taskset(
         solutions=solutions,
         sandbox=_weakest_sandbox([env, *scorers], valid_tasks),
     )
+
+
+def _functions_of(scorer: Scorer) -> Iterable[RewardFunction]:
+    return scorer.functions.values() if isinstance(scorer, FunctionScorer) else ()
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:

@@ -42,6 +42,8 @@ def test_every_current_attempt_is_in_the_list_once(reader: RunReader) -> None:
         (AttemptFilter(task="style-a/1"), [(1, 0, 0), (1, 1, 0), (1, 2, 0)]),
         (AttemptFilter(status=Status.COMPLETED), []),
         (AttemptFilter(fate="pending"), []),
+        (AttemptFilter(has_reward=True), []),  # the reward of the judge is None
+        (AttemptFilter(has_reward=False, group_id=2), [(2, 0, 0), (2, 1, 0), (2, 2, 0)]),
         (AttemptFilter(fate="dropped", step=3), [(2, 2, 0)]),
         (AttemptFilter(split="test"), []),
         (AttemptFilter(text="ENGINE failed", step=1), [(0, 2, 0)]),
@@ -80,6 +82,8 @@ def test_the_reward_of_a_summary_is_the_weighted_sum_of_all_rewards(folder: Path
     with closing(RunReader(folder)) as reader:
         [summary] = reader.list_attempts()
         assert reader.list_attempts(AttemptFilter(reward_below=0)) == ()
+        assert reader.list_attempts(AttemptFilter(has_reward=True)) == (summary,)
+        assert reader.list_attempts(AttemptFilter(has_reward=False)) == ()
     # exact_match 1, steps 3 * 0.5, format 3 * -0.5, and two calls with found 10 * 1 and cost -0.1 / 3
     assert summary.reward == pytest.approx(21 - 0.2 / 3)
 

@@ -14,7 +14,13 @@ from agent_r1.core.trajectory import Status
 from agent_r1.data.training_sample import Excluded
 from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.training.monitor.checks import tool_warnings
-from agent_r1.training.monitor.circuit_breaker import ADVICE, CALL_WINDOW, CircuitBreaker
+from agent_r1.training.monitor.circuit_breaker import (
+    ADVICE,
+    CALL_WINDOW,
+    MAX_REASON_LENGTH,
+    CircuitBreaker,
+    shorten_reason,
+)
 
 
 def test_it_opens_when_more_than_the_share_of_a_window_failed() -> None:
@@ -40,10 +46,17 @@ def test_the_diagnosis_groups_reasons_with_an_example_and_advice() -> None:
         "         for example run:1.0.0:t: agent-r1 show RUN 1.0.0",
         "what to do",
         f"  engine_failed: {ADVICE[Status.ENGINE_FAILED]}",
-        "  unscored: a reward is not finite, or the policy sampled no token: "
-        "call the scorer on the example's trajectory",
+        "  unscored: a reward function raised or returned no finite number, or the policy sampled no token: "
+        "test the function (docs/rewards.md)",
         "  to continue nevertheless: --monitor.failure_share 1",
     ]
+
+
+def test_a_long_reason_keeps_the_place_in_the_users_file() -> None:
+    reason = f"environment_failed: the agent raised ValueError: {'no page ' * 20}(agent.py:12, in find)"
+    assert shorten_reason(reason).endswith("no page no p.. (agent.py:12, in find)")
+    assert len(shorten_reason(reason)) == len(shorten_reason("x" * 500)) == MAX_REASON_LENGTH
+    assert shorten_reason("ValueError: short (agent.py:12, in find)") == "ValueError: short (agent.py:12, in find)"
 
 
 def test_the_diagnosis_fits_on_one_screen_whatever_failed() -> None:

@@ -97,9 +97,9 @@ def test_other_weights_and_reduced_memory_are_found() -> None:
     assert less is not None and less.patience is None and "700 tokens" in str(less)
 
 
-def without_signal(*reasons: str, skipped: float = 0.0) -> UpdateReport:
+def without_signal(*reasons: str, skipped: float = 0.0, failed: float = 0.0) -> UpdateReport:
     outcomes = tuple(Excluded(AttemptId("run", "t", 0, n), reason) for n, reason in enumerate(reasons))
-    metrics = {"reward": 0.25, "skipped_steps": skipped}
+    metrics = {"reward": 0.25, "skipped_steps": skipped, "failed": failed}
     return UpdateReport(1, version(), metrics, outcomes, TrainConfig().trainer.micro_tokens)
 
 
@@ -115,6 +115,16 @@ def test_a_step_without_signal_is_found_with_its_most_common_reasons() -> None:
     assert (
         check_no_signal(replace(some, outcomes=(*some.outcomes, Trained(AttemptId("run", "t", 0, 9), 1.0))), 20) is None
     )
+
+
+def test_a_step_without_signal_advises_on_failures_if_most_attempts_failed() -> None:
+    reasons = ["reward em could not be scored: KeyError: 'gold' (agent.py:12, in em)"] * 3 + ["zero variance"]
+    failing, equal = (check_no_signal(without_signal(*reasons, failed=failed), 20) for failed in (3.0, 2.0))
+    assert failing is not None and failing.do.startswith("remove the cause of the failures")
+    assert failing.value.startswith(
+        "3 x reward em could not be scored: KeyError: 'gold' (agent.py:12, in em), 1 x zero"
+    )
+    assert equal is not None and equal.do.startswith("use tasks that are solved sometimes")
 
 
 @pytest.mark.parametrize(("steps_of_run", "last"), [(2, None), (3, None), (20, None), (21, 20), (50, 20)])

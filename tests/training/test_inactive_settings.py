@@ -167,17 +167,37 @@ def test_the_command_names_the_settings_that_cannot_act(options: list[str], key:
     assert any(key in sentence for sentence in found["inactive"]) == is_named
 
 
-def test_a_run_accepts_a_setting_that_cannot_act_and_names_it_in_one_line(micro: TaskSet, tmp_path: Path) -> None:
-    class Lines(SilentProgress):
-        def __init__(self) -> None:
-            self.lines: list[str] = []
+class Lines(SilentProgress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
 
-        def print_line(self, text: str) -> None:
-            self.lines.append(text)
+    def print_line(self, text: str) -> None:
+        self.lines.append(text)
 
-    given = {**MICRO, "algorithm": "grpo", "algorithm.loss.clip_high": 0.28, "steps": 1, "checkpoint_every": 0}
-    given |= {"groups_per_step": 1, "group_size": 2, "run": str(tmp_path / "run")}
+
+def notes_of(micro: TaskSet, folder: Path, **given: object) -> list[str]:
+    """Return the notes that a short run prints at its start."""
+    small = {"steps": 1, "checkpoint_every": 0, "groups_per_step": 1, "group_size": 2, "run": str(folder)}
     lines = Lines()
-    train(resolve_config(TrainConfig, [Layer("test", given)], micro), micro, lines)
-    notes = [line for line in lines.lines if line.startswith("note:")]
+    train(
+        resolve_config(TrainConfig, [Layer("test", {**MICRO, "algorithm": "grpo", **small, **given})], micro),
+        micro,
+        lines,
+    )
+    return [line for line in lines.lines if line.startswith("note:")]
+
+
+def test_a_run_accepts_a_setting_that_cannot_act_and_names_it_in_one_line(micro: TaskSet, tmp_path: Path) -> None:
+    notes = notes_of(replace(micro, validation=None), tmp_path / "run", **{"algorithm.loss.clip_high": 0.28})
     assert len(notes) == 1 and "algorithm.loss.clip_high" in notes[0] and "cannot act" in notes[0]
+    assert "clip_low" not in notes[0]  # nobody chose it
+
+
+def test_a_run_with_the_default_algorithm_prints_no_note(micro: TaskSet, tmp_path: Path) -> None:
+    assert inactive_settings(TrainConfig())  # control: settings of the default algorithm cannot act
+    assert notes_of(replace(micro, validation=None), tmp_path / "run") == []
+
+
+def test_a_run_without_validation_says_that_the_validation_tasks_are_not_used(micro: TaskSet, tmp_path: Path) -> None:
+    notes = notes_of(micro, tmp_path / "run")
+    assert len(notes) == 1 and "the split 'validation' is not used; set evaluate_every" in notes[0]

@@ -70,6 +70,9 @@ BROKEN = {
     r"tasks\[1\]: got an object of type str; make it a Task": AGENT + "tasks = [tasks[0], 'x']",
     r"tasks\[1\]: got a second task with id '0'": AGENT + "tasks = [tasks[0], tasks[0]]",
     "tasks: got none in the split 'train'": AGENT + "tasks = []",
+    r"task 7: got answers='x'; put a tuple of text": AGENT
+    + "tasks += [Task('7', 'Double 7', {'answers': 'x'}, 'test')]",
+    "task 7: got answers=None; put": AGENT + "tasks += [Task('7', 'Double 7')]",
     "max_turns: got 0": AGENT + "env = ToolEnv([double], [exact_match], max_turns=0)",
 }
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import Dtype, PolicyVersion
 from agent_r1.trainer.outcomes import Trained
 from agent_r1.trainer.updater import UpdateReport
-from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_reason
+from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_reason, shorten_reason
 from agent_r1.training.monitor.config import MonitorConfig
 
 _STOP_AT_ONCE = 1
@@ -20,6 +20,11 @@ _SPIKE_HISTORY = 20
 _SPIKE_MIN_HISTORY = 5
 _MIN_EXPLAINED_VARIANCE = 0.05
 _MIN_EFFECTIVE_SHARE = 0.5
+_ADVICE_EQUAL_REWARDS = (
+    "use tasks that are solved sometimes, a reward that distinguishes attempts, or a larger group_size; "
+    "if the reward is at its maximum, training is done"
+)
+_ADVICE_FAILURES = "remove the cause of the failures: most attempts could not be trained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +185,26 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None
-    causes = Counter(normalize_reason(one.reason) for one in update.outcomes if not isinstance(one, Trained))
-    reasons = [f"{count} x {cause}" for cause, count in causes.most_common(_MAX_REASONS)]
-    reasons += [f"{len(causes) - _MAX_REASONS} other reasons"] if len(causes) > _MAX_REASONS else []
+    untrained = [one.reason for one in update.outcomes if not isinstance(one, Trained)]
+    reasons = list(_count_reasons(untrained))
+    others = len(reasons) - _MAX_REASONS
+    reasons[_MAX_REASONS:] = [f"{others} other reasons"] if others > 0 else []
     return Finding(
         check="nothing_learned",
         what="no attempt of the step was trained",
         value=f"{', '.join(reasons)}; mean reward {update.metrics['reward']:.3g}",
         limit="too few steps to stop the run" if patience is None else f"at most {patience} such steps in a row",
-        do=(
-            "use tasks that are solved sometimes, a reward that distinguishes attempts, or a larger group_size; "
-            "if the reward is at its maximum, training is done"
-        ),
+        do=_ADVICE_FAILURES if 2 * update.metrics["failed"] > len(untrained) else _ADVICE_EQUAL_REWARDS,
         patience=patience,
     )
+
+
+def _count_reasons(reasons: Sequence[str]) -> Iterator[str]:
+    """Yield each reason with its count, the most common one first. Reasons that differ only in numbers count as one."""
+    causes = Counter(map(normalize_reason, reasons))
+    for cause, count in causes.most_common():
+        texts = {shorten_reason(reason) for reason in reasons if normalize_reason(reason) == cause}
+        yield f"{count} x {cause if len(texts) > 1 else texts.pop()}"
 
 
 def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:

@@ -24,16 +24,22 @@ MAX_REASONS = 5
 MAX_REASON_LENGTH = 110
 
 ADVICE: Mapping[str, str] = {
-    Status.ENVIRONMENT_FAILED: "the environment raised: open it with the example's task and step through it by hand",
+    Status.ENVIRONMENT_FAILED: "the environment or your agent raised: run it by hand with the example's task",
     Status.ENGINE_FAILED: "the engine could not generate: if memory ran out, lower --concurrency or --context",
     Status.REWARD_FAILED: "a scorer raised or took too long: call it on the example's trajectory; see --score_seconds",
     Status.CANCELLED: "by the engine, or after --episode_seconds, see the reason: find what hangs, or raise the limit",
 }
 UNSCORED = "unscored"
-_ADVICE_UNSCORED = "a reward is not finite, or the policy sampled no token: call the scorer on the example's trajectory"
+_ADVICE_UNSCORED = (
+    "a reward function raised or returned no finite number, or the policy sampled no token: "
+    "test the function (docs/rewards.md)"
+)
 _ADVICE_TOOL = (
     "the tool always fails: call it by hand; for errors of the agent it should return text instead of raising"
 )
+
+_PLACE = re.compile(r" \([^()]{1,50}:\d+, in [^()]{1,30}\)$")
+"""The place of an exception at the end of a reason, such as " (agent.py:12, in find)"."""
 
 _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolErrorKind.BAD_RESULT})
 
@@ -179,7 +185,7 @@ class CircuitBreaker:
         return "\n".join(
             (
                 f"the last {len(failed)} calls of the tool {name!r} all failed, for one reason",
-                f"{len(failed):>6} x {_shorten(failed[-1].reason)}",
+                f"{len(failed):>6} x {shorten_reason(failed[-1].reason)}",
                 _example(failed[-1].attempt, self.run),
                 "what to do",
                 f"  {name}: {_ADVICE_TOOL}",
@@ -208,7 +214,7 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str
     ranked = sorted(by_reason.values(), key=lambda same: -len(same))
     yield f"{len(failures)} of the last {total} attempts failed; {limit}"
     for same in ranked[:MAX_REASONS]:
-        yield f"{len(same):>6} x {_shorten(same[0].reason)}"
+        yield f"{len(same):>6} x {shorten_reason(same[0].reason)}"
         yield _example(same[0].attempt, run)
     if others := sum(map(len, ranked[MAX_REASONS:])):
         yield f"{others:>6} x {len(ranked) - MAX_REASONS} other reasons"
@@ -245,6 +251,20 @@ def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall |
                 yield call.name, FailedToolCall(trajectory.attempt, text)
             elif result.error not in INVALID_CALL_KINDS:
                 yield call.name, None
+
+
+def shorten_reason(reason: str) -> str:
+    """Return a reason in at most MAX_REASON_LENGTH characters. The place in the user's file at its end is kept.
+
+    Example:
+        "ValueError: a long text that is.. (agent.py:12, in find)"
+    """
+    text = " ".join(reason.split())
+    if len(text) <= MAX_REASON_LENGTH:
+        return text
+    place = _PLACE.search(text)
+    end = f"..{place[0]}" if place else ".."
+    return text[: MAX_REASON_LENGTH - len(end)] + end
 
 
 def _shorten(reason: str) -> str:
