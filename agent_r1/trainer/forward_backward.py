@@ -188,14 +188,8 @@ def forward_backward(
 ) -> PassStats:
     """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
 
-    The loss is the sum over all sequences of the batch. The batch must have at least one sequence.
-
-    Args:
-        models: the models that compute the loss.
-        algorithm: defines the loss.
-        prepared: the batch with the advantages and weights of its tokens.
-        scale: the factor on the loss.
-        modules: "policy", "critic" or both. Without "policy", only the value loss is computed.
+    The loss is the sum over all sequences of the batch. The batch must have at least one sequence. ``modules`` is a set
+    with "policy", "critic" or both. Without "policy", only the value loss is computed.
     """
     plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
     prefixes = _read_prefix(models, plan.prefix, modules)
