@@ -117,6 +117,8 @@ class Capabilities:
         media: whether the engine accepts prompts with images.
         dtype: the data type of the weights in the engine; None if the engine keeps the data type of the published
             weights.
+        checksum: whether the engine can compute a checksum of its weights. An engine that cannot must compare
+            log-probabilities with the trainer's before it serves new weights.
     """
 
     transports: frozenset[Transport]
@@ -125,6 +127,7 @@ class Capabilities:
     stop_condition: bool = True
     media: bool = False
     dtype: Dtype | None = None
+    checksum: bool = True
 
 
 class InferenceEngine(Protocol):
@@ -147,8 +150,8 @@ class InferenceEngine(Protocol):
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights, drop the KV caches of older weights, and return the version that the engine now serves.
 
-        If ``update.version`` has a checksum, the returned checksum is computed from the engine's own weights. Raise
-        EngineError if the engine cannot load the weights.
+        If ``update.version`` has a checksum, the returned checksum is computed from the engine's own weights. An engine
+        without the capability ``checksum`` gets no checksum. Raise EngineError if the engine cannot load the weights.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,25 @@ class PolicyVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class CanaryPrompt:
+    """A fixed prompt with log-probabilities that the trainer computed, to test which weights a server serves.
+
+    Attributes:
+        token_ids: (n,) the tokens of the prompt.
+        logprobs: (n - 1,) the log-probability of each token except the first, at temperature 1.
+        next_logprobs: the log-probabilities of the most likely next tokens, by token, at the temperature of the canary.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    next_logprobs: Mapping[int, float]
+
+
+Canary = tuple[CanaryPrompt, ...]
+"""The fixed prompts with their log-probabilities under the weights of one version."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """A reference to new weights. The update itself contains no tensors.
 
@@ -41,6 +61,8 @@ class WeightUpdate:
         transport: how the engine obtains the tensors.
         handle: the module ("shared_memory"), the folder ("safetensors", "lora") or the name of the process group
             ("nccl").
+        canary: log-probabilities that the engine must have with these weights; () if the engine proves its weights by a
+            checksum.
 
     Example:
         WeightUpdate(PolicyVersion(3, step=3), "safetensors", Path("/dev/shm/run/version-3"))
@@ -49,3 +71,4 @@ class WeightUpdate:
     version: PolicyVersion
     transport: Transport
     handle: object
+    canary: Canary = ()

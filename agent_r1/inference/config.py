@@ -1,14 +1,77 @@
-"""Settings of the embedded engine. Importing this module does not import torch, so that the command line is fast."""
+"""Settings of the inference engine. Importing this module does not import torch, so that the command line is fast."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from agent_r1.core.weights import Dtype
 
+Backend = Literal["embedded", "vllm"]
+"""The implementation of the inference engine."""
+
+
+class VllmConfig(BaseModel):
+    """The vLLM servers of a run: the servers at ``urls``, or servers that the run starts with ``python``.
+
+    Example:
+        VllmConfig(python="/opt/vllm/bin/python", arguments="--enforce-eager")
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    python: str = ""
+    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. The run starts engine.replicas
+    servers on loopback with it, and ends them."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md has the options that
+    they need, and how they get at the weights."""
+
+    arguments: str = ""
+    """Further arguments of each server that the run starts, as on a command line: "--tensor-parallel-size 2"."""
+
+    devices: tuple[str, ...] = ()
+    """GPUs of each server that the run starts, separated by commas, one entry per replica: 1,2 or, with two GPUs per
+    server, 1+2,3+4. Empty: each server sees all GPUs."""
+
+    weights_folder: Path | None = None
+    """Folder through which the servers get the weights. All of them must be able to read it under this path. Empty:
+    /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
+
+    start_seconds: float = Field(default=900.0, gt=0)
+    """Time limit for the start of the servers, in seconds."""
+
+    update_seconds: float = Field(default=600.0, gt=0)
+    """Time limit for each phase of an update of the weights, in seconds. A server that exceeds it is left out."""
+
+    stall_seconds: float = Field(default=120.0, gt=0)
+    """A server that has requests and answers nothing for this time, in seconds, is left out."""
+
+    @field_validator("urls")
+    @classmethod
+    def _require_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is not an address: give one such as http://127.0.0.1:8000")
+            if "@" in url:  # a run stores its settings, but must not store credentials
+                raise ValueError("give addresses without user and password")
+        if len(set(value)) < len(value):
+            raise ValueError("a server is named twice")
+        return value
+
+    @field_validator("urls")
+    @classmethod
+    def _require_one_source(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if value and info.data.get("python"):
+            raise ValueError("give engine.vllm.python to start servers, or engine.vllm.urls to use servers, not both")
+        return value
+
 
 class EngineConfig(BaseModel):
-    """The size of a decode batch, the data type, and the memory of the KV cache of the embedded engine.
+    """The inference engine: its implementation, the number of requests at a time, data type, and memory.
 
     Example:
         EngineConfig(max_sequences=64, kv_cache_gib=8.0)
@@ -20,8 +83,41 @@ class EngineConfig(BaseModel):
     """Data type of the engine's weights, activations and KV cache. Log-probabilities are computed in float32."""
 
     max_sequences: int = Field(default=64, ge=1)
-    """Maximum number of sequences in one decode batch. The engine adds decode batches while the KV cache has room."""
+    """Maximum number of sequences in one decode batch. The embedded engine adds decode batches while the KV cache has
+    room; a vLLM server has at most so many requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """Memory for the KV cache, in GiB. Sequences that do not fit wait, but one sequence always runs. None: on a CPU,
-    half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory."""
+    half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their own default."""
+
+    backend: Backend = "embedded"
+    """embedded: generate in the process of the run. vllm: generate on vLLM servers."""
+
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """Number of vLLM servers that the run starts."""
+
+    vllm: VllmConfig = Field(default=VllmConfig(), validate_default=True)
+    """The vLLM servers."""
+
+    @field_validator("replicas")
+    @classmethod
+    def _require_servers(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("backend") != "vllm":
+            raise ValueError("several replicas need engine.backend vllm: the embedded engine is one")
+        return value
+
+    @field_validator("vllm")
+    @classmethod
+    def _require_backend(cls, value: VllmConfig, info: ValidationInfo) -> VllmConfig:
+        is_vllm, replicas = info.data.get("backend") == "vllm", info.data.get("replicas", 1)
+        if value != VllmConfig() and not is_vllm:
+            raise ValueError(
+                "these settings have an effect only with engine.backend vllm: give that, or leave them out"
+            )
+        if is_vllm and not (value.python or value.urls):
+            raise ValueError("give engine.vllm.python to start servers, or engine.vllm.urls to use servers that run")
+        if value.urls and replicas > 1:
+            raise ValueError("leave out engine.replicas: each of engine.vllm.urls is a replica")
+        if value.devices and len(value.devices) != replicas:
+            raise ValueError(f"engine.vllm.devices has {len(value.devices)} entries for {replicas} replicas")
+        return value

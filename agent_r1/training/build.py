@@ -31,6 +31,7 @@ from agent_r1.training.preflight import (
     check_taskset,
     validation_splits,
 )
+from agent_r1.training.vllm_servers import VllmServers
 
 
 def _torch_engine(policy: Policy, config: RunConfig) -> InferenceEngine:
@@ -62,9 +63,11 @@ EMBEDDED = Placement()
 """The default placement: engine and trainer run in this process."""
 
 
-def resolve_placement(placement: Placement | None) -> Placement:
-    """Return ``placement``, or the default placement if ``placement`` is None."""
-    return EMBEDDED if placement is None else placement
+def resolve_placement(placement: Placement | None, config: RunConfig) -> Placement:
+    """Return ``placement``, or the placement that the configuration names if ``placement`` is None."""
+    if placement is not None:
+        return placement
+    return replace(EMBEDDED, engine=VllmServers().engine) if config.engine.backend == "vllm" else EMBEDDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
 
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
-    placement = resolve_placement(placement)
+    placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)

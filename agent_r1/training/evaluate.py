@@ -13,6 +13,7 @@ import torch
 
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
@@ -240,20 +241,20 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
         progress: shows how many attempts are finished.
         placement: makes the engine; None: the engine runs in this process.
     """
-    placement = resolve_placement(placement)
+    placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
     taskset = with_agent(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
     run = run_folder(config.model)
     if not is_run(run):
         base = load_policy(config, taskset, config.engine.dtype)
         check_taskset(base, taskset, taskset.evaluation)
-        return run_protected(_evaluate(config, taskset, placement, base, None, progress))
+        return _evaluate_on(placement, config, taskset, [base], progress)
     folders = _base_model(run), str(find_trained_model(run))
     base, trained = (
         load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in folders
     )
     check_taskset(trained, taskset, taskset.evaluation)
-    return run_protected(_evaluate(config, taskset, placement, base, trained, progress))
+    return _evaluate_on(placement, config, taskset, [base, trained], progress)
 
 
 def _base_model(run: Path) -> str:
@@ -264,16 +265,21 @@ def _base_model(run: Path) -> str:
     return str(config["model"])
 
 
+def _evaluate_on(
+    placement: Placement, config: EvalConfig, taskset: TaskSet, policies: Sequence[Policy], progress: Progress
+) -> Table:
+    """Return the table for the base model and, if there are two policies, the trained model."""
+    engines = [placement.engine(policy, config) for policy in policies]
+    return run_protected(_evaluate(config, taskset, policies, engines, progress))
+
+
 async def _evaluate(
     config: EvalConfig,
     taskset: TaskSet,
-    placement: Placement,
-    base: Policy,
-    trained: Policy | None,
+    policies: Sequence[Policy],
+    engines: Sequence[InferenceEngine],
     progress: Progress,
 ) -> Table:
-    policies = [base] if trained is None else [base, trained]
-    engines = [placement.engine(policy, config) for policy in policies]
     agents = [policy.agent(engine, config, 0.0) for policy, engine in zip(policies, engines, strict=True)]
     methods = list_methods(taskset, agents[0], *agents[1:])
     try:

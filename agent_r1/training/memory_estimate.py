@@ -117,10 +117,11 @@ def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> Iterator[MemoryUse]:
     """Yield the parts of the memory that a run needs, except the weights of ``model``."""
     yield from _uses_for_weights(model, config)
-    attempts = min(config.concurrency, config.groups_per_step * config.group_size)
-    rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
-    cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
-    yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
+    if config.engine.backend == "embedded":
+        attempts = min(config.concurrency, config.groups_per_step * config.group_size)
+        rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
+        cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
+        yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
     largest = max(tokens, context)  # the longest sequence is a micro-batch, also if it is longer than ``tokens``
     size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, largest)))
     yield MemoryUse(f"micro-batches of {largest} tokens", size)

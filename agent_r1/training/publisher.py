@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from safetensors import SafetensorError
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.model.adapter import has_adapter, merged_copy
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.precision import DTYPES
-
-SHARED_MEMORY = Path("/dev/shm")
-KEPT_VERSIONS = 2
-"""Number of newest weight folders that are kept. The engine can still be reading the second newest folder."""
 
 
 class WeightPublisher:
@@ -29,9 +22,8 @@ class WeightPublisher:
 
     If the engine and the trainer share memory, the engine gets the trainer's model, with the adapter if there is one.
 
-    Otherwise the weights are written to a safetensors folder for the engine. An adapter is merged into the written
-    weights. The folder is in /dev/shm, or in the run's folder if /dev/shm has too little room. Until all files are
-    written, the folder has a temporary name.
+    Otherwise the weights are written to a safetensors folder for the engine, in /dev/shm or in the run's folder (see
+    :class:`~agent_r1.inference.weight_folders.WeightFolders`). An adapter is merged into the written weights.
 
     The engine gets the checksum of the weights in the form in which it serves them. This checksum differs from the
     trainer's checksum if an adapter was merged, or if the engine converts the weights to another data type.
@@ -43,9 +35,7 @@ class WeightPublisher:
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
         self._engine = engine
-        self._run_folder = run_folder
-        self._root: Path | None = None
-        self._folders: list[Path] = []
+        self._folders = WeightFolders(run_folder, engine.capabilities.dtype)
 
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
         """Send the weights of ``update`` to the engine, and return the version that the engine serves afterwards.
@@ -70,11 +60,14 @@ class WeightPublisher:
         """Convert an update of the trainer to the update for the engine.
 
         - An adapter is merged into the model if engine and trainer do not share memory.
-        - If ``update`` has a checksum, the result has the checksum of the model in the engine's data type.
+        - If ``update`` has a checksum, the result has the checksum of the model in the engine's data type, or none if
+          the engine cannot compute checksums.
 
         If the handle of ``update`` is not a model, return ``update`` unchanged.
         """
         capabilities, model = self._engine.capabilities, update.handle
+        if not capabilities.checksum:
+            update = replace(update, version=replace(update.version, checksum=None))
         if not isinstance(model, PreTrainedModel):
             return update
         if update.transport not in capabilities.transports and has_adapter(model):
@@ -87,38 +80,8 @@ class WeightPublisher:
 
     def close(self) -> None:
         """Remove all folders of weights that were written."""
-        if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
-
-    def _make_root(self, model: PreTrainedModel) -> Path:
-        """Return a new folder: in shared memory, or in the run's folder if shared memory has too little room."""
-        needed = (KEPT_VERSIONS + 1) * sum(tensor.nbytes for tensor in model.state_dict().values())
-        fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
-        return Path(tempfile.mkdtemp(prefix="agent-r1-weights-", dir=SHARED_MEMORY if fits else self._run_folder))
-
-    def _weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights by name, in the engine's data type. Tied weights stay tied."""
-        dtype = self._engine.capabilities.dtype
-        state = model.state_dict()
-        if dtype is None:
-            return state
-        cast = {tensor.data_ptr(): tensor.to(DTYPES[dtype]) for tensor in state.values()}
-        return {name: cast[tensor.data_ptr()] for name, tensor in state.items()}
+        self._folders.close()
 
     def _write(self, update: WeightUpdate) -> Path:
         assert isinstance(update.handle, PreTrainedModel)
-        try:
-            if self._root is None:
-                self._root = self._make_root(update.handle)
-            folder = self._root / f"version-{update.version.number}"
-            if folder in self._folders:
-                return folder
-            temporary = folder.with_suffix(".tmp")
-            update.handle.save_pretrained(temporary, state_dict=self._weights(update.handle))
-            temporary.rename(folder)
-        except (OSError, SafetensorError) as error:
-            raise EngineError(f"the weights could not be written for the engine: {error}") from error
-        self._folders.append(folder)
-        while len(self._folders) > KEPT_VERSIONS:
-            shutil.rmtree(self._folders.pop(0), ignore_errors=True)
-        return folder
+        return self._folders.write(update.handle, update.version.number)

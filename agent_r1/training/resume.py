@@ -9,7 +9,7 @@ from typing import Any
 
 from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
-from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store import RunReader, is_run, run_folder
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.config import TrainConfig, TrainSettings
@@ -22,6 +22,7 @@ CHANGEABLE = (
     *("data", "corpus", "model"),
     "trainer.micro_tokens",
     *(f"engine.{name}" for name in EngineConfig.model_fields if name != "dtype"),
+    *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
 """The settings that can differ from the stored configuration of a run:
@@ -29,7 +30,7 @@ CHANGEABLE = (
 - The folder of the run.
 - The number of steps, which must be at least the number of steps that the run has taken.
 - Settings of checkpoints, records and reports.
-- Settings for the machine. ``trainer.micro_tokens`` changes results only by rounding.
+- Settings for the machine and the engine. ``trainer.micro_tokens`` changes results only by rounding.
 - Limits of the monitor.
 - The paths of data, corpus and model. The contents of data and corpus must be unchanged, which
   :mod:`agent_r1.training.data_fingerprint` checks. The initial weights must have the same checksum.

@@ -1,1 +1,36 @@
+"""What the tests of engines share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
 from engine_fixtures import tiny_model  # noqa: F401
+from transformers import PreTrainedModel
+
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.policy_engine import write_weights
+from agent_r1.inference.weight_folders import WeightFolders
+
+
+@pytest.fixture(scope="package")
+def versions(
+    tiny_model: PreTrainedModel,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[list[WeightUpdate]]:
+    """Two versions of the weights of a model with tied weights, which differ as little as after a small step."""
+    folders = WeightFolders(tmp_path_factory.mktemp("weights"), "float32", tied=False, shared_memory=False)
+    model = copy.deepcopy(tiny_model)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    torch.manual_seed(0)
+    updates = []
+    for number in range(2):
+        updates.append(write_weights(folders, model, PolicyVersion(number, step=number)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.5e-5 * torch.randn_like(parameter))
+    yield updates
+    folders.close()

@@ -1,0 +1,130 @@
+"""The canary: log-probabilities of fixed prompts, by which a server proves which weights it serves.
+
+A server can report success and serve other weights than it was sent: the output head or an adapter stays old, or keys
+and values of old weights remain in its cache. Its checksums can be of empty tensors. The log-probabilities that it
+computes cannot hide this. So the trainer computes log-probabilities of fixed prompts with each version of the weights,
+and a server must have the same ones, up to rounding, before it serves a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
+
+NUM_PROMPTS, PROMPT_LENGTH = 2, 144
+"""Long enough that a prefix cache has a whole block of a prompt (16 to 128 tokens)."""
+
+TEMPERATURE = 0.7
+"""The temperature of next tokens. It is not 1, so that a server that does not scale its log-probabilities is found."""
+
+NUM_NEXT = 32
+"""How many of the most likely next tokens are stored for a prompt."""
+
+NUM_COMPARED = 5
+"""How many of the most likely next tokens a server returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The largest differences between server and trainer, in nats, that rounding explains.
+
+    Attributes:
+        mean: the largest mean difference of all log-probabilities.
+        maximum: the largest difference of a log-probability.
+        floor: the largest difference between the changes of a log-probability in server and trainer by an update.
+    """
+
+    mean: float
+    maximum: float
+    floor: float
+
+
+BANDS: Mapping[Dtype, Band] = {
+    "float32": Band(mean=2e-4, maximum=2e-3, floor=2e-5),
+    "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
+}
+"""The bands by the data type of the server."""
+
+SAME_CHANGE = 0.25
+"""The largest difference between the changes in server and trainer, as a share of the largest change in the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryReading:
+    """The log-probabilities that a server has for one prompt of the canary.
+
+    Attributes:
+        logprobs: as in :class:`~agent_r1.core.weights.CanaryPrompt`.
+        next_logprobs: the log-probabilities of the next tokens that are most likely for the server, from the prefix
+            cache if the server uses it.
+    """
+
+    logprobs: tuple[float, ...]
+    next_logprobs: Mapping[int, float]
+
+
+@torch.no_grad()
+def compute_canary(model: PreTrainedModel) -> Canary:
+    """Return the canary of a model: the same prompts for each version, with the model's log-probabilities."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)  # (B, T)
+    logits = model(input_ids=ids.to(model.device), use_cache=False).logits.cpu().float()  # (B, T, V)
+    logprobs = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (B, T - 1)
+    following = (logits[:, -1] / TEMPERATURE).log_softmax(-1).topk(min(NUM_NEXT, vocabulary))  # (B, NUM_NEXT)
+    return tuple(
+        CanaryPrompt(tuple(prompt), tuple(scores), dict(zip(tokens, values, strict=True)))
+        for prompt, scores, tokens, values in zip(
+            ids.tolist(), logprobs.tolist(), following.indices.tolist(), following.values.tolist(), strict=True
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryResult:
+    """What a server had for the canary of the weights that it serves."""
+
+    canary: Canary
+    readings: tuple[CanaryReading, ...]
+
+
+def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
+    """Return how the server's log-probabilities contradict the trainer's weights; None if rounding explains it.
+
+    Two things are compared: the log-probabilities themselves, and how much they changed since ``before``, the last
+    result that matched. The second finds weights that stayed old after a small step. In the changes, most of the
+    rounding cancels out.
+    """
+    band = BANDS[dtype]
+    expected, found = _values(now.canary), _values(now.readings)
+    if not found.keys() <= expected.keys():
+        return "its most likely tokens are not among the trainer's"
+    gaps = [abs(expected[place] - logprob) for place, logprob in found.items()]
+    mean, largest = sum(gaps) / len(gaps), max(gaps)
+    if not (mean <= band.mean and largest <= band.maximum):  # NaN is a mismatch, because the comparison is false
+        limits = f"at most {band.mean:g} and {band.maximum:g} in {dtype}"
+        return f"its log-probabilities differ from the trainer's by {mean:.3g}, at most {largest:.3g} ({limits})"
+    if before is None:
+        return None
+    old_expected, old_found = _values(before.canary), _values(before.readings)
+    places = found.keys() & old_found.keys() & old_expected.keys()
+    changes = [(expected[place] - old_expected[place], found[place] - old_found[place]) for place in places]
+    wanted = max(abs(trainer) for trainer, _ in changes)
+    missed = max(abs(trainer - server) for trainer, server in changes)
+    if missed > band.floor + SAME_CHANGE * wanted:
+        return f"its log-probabilities missed a change of {missed:.3g} in an update that changed them by {wanted:.3g}"
+    return None
+
+
+def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
+    """Return all log-probabilities by their place: the prompt, and either an index in the prompt or a next token."""
+    values: dict[tuple[int, bool, int], float] = {}
+    for number, prompt in enumerate(prompts):
+        values |= {(number, False, index): logprob for index, logprob in enumerate(prompt.logprobs)}
+        values |= {(number, True, token): logprob for token, logprob in prompt.next_logprobs.items()}
+    return values

@@ -1,0 +1,86 @@
+"""Generations that are made of several requests, because a server aborted a request, died, or stopped too early."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import Completion, FinishReason, PolicyVersionSpan, Prompt, SamplingParams
+
+MAX_ABORTS = 20
+"""How many times in a row a request is aborted without a new token, before the generation fails."""
+
+ABORT_SECONDS = 0.05
+"""The pause after the first abort, in seconds. Each further pause is twice as long, at most ``MAX_ABORT_SECONDS``."""
+
+MAX_ABORT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The answer to one request: a part of a completion.
+
+    ``finish_reason`` is "abort" if the server ended the request for a reason of its own.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version_spans: tuple[PolicyVersionSpan, ...]
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
+"""Sends one request to a server."""
+
+
+async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
+    """Return a completion. As long as it is not complete, request its continuation from the tokens sampled so far.
+
+    A generation is continued if the server aborted it, or if the server stopped at a stop string that does not meet the
+    stop condition (for example, a stop string inside a thought). Each request has a seed of its own, because the same
+    random numbers must not be used for two tokens.
+
+    Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
+    """
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    spans: tuple[PolicyVersionSpan, ...] = ()
+    aborts = 0
+    while True:
+        rest = replace(params, max_tokens=params.max_tokens - len(tokens), seed=seed_at(params.seed, len(tokens)))
+        piece = await request(replace(prompt, token_ids=prompt.token_ids + tokens), rest)
+        added = tuple(replace(span, start=span.start + len(tokens)) for span in piece.version_spans)
+        spans += added[1:] if spans and added and spans[-1].version == added[0].version else added
+        tokens, logprobs = tokens + piece.token_ids, logprobs + piece.logprobs
+        if reason := _finish_reason(piece, tokens, params):
+            return Completion(tokens, logprobs, reason, spans)
+        aborts = aborts + 1 if piece.finish_reason == "abort" and not piece.token_ids else 0
+        if aborts >= MAX_ABORTS:
+            raise EngineError(f"the server aborted the same request {aborts} times")
+        if piece.finish_reason == "abort":
+            await asyncio.sleep(min(ABORT_SECONDS * 2**aborts, MAX_ABORT_SECONDS))
+
+
+def _finish_reason(piece: Piece, tokens: tuple[int, ...], params: SamplingParams) -> FinishReason | None:
+    """Return why the generation is complete; None if it must be continued."""
+    if tokens and tokens[-1] in params.stop_token_ids:
+        return "stop"
+    condition = params.stop_condition
+    if piece.token_ids and condition is not None and condition.is_met(tokens):
+        return "stop"
+    return "length" if len(tokens) >= params.max_tokens else None
+
+
+def seed_at(seed: int, position: int) -> int:
+    """Return the seed of a request that continues a generation at the token ``position``, below 2^63.
+
+    The first request has the seed of the generation.
+    """
+    if position == 0:
+        return seed % 2**63
+    digest = hashlib.sha256(f"{seed} {position}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 2**63

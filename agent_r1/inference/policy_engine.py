@@ -1,0 +1,134 @@
+"""Engines for several policies on one pool of servers, which serves the weights of one policy at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
+from agent_r1.core.threads import run_in_thread
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.canary import compute_canary
+from agent_r1.inference.pool import EnginePool
+from agent_r1.inference.weight_folders import WeightFolders
+from agent_r1.model.adapter import has_adapter, merged_copy
+
+
+class SharedPool:
+    """A pool of servers that several policies use in turn, such as the trained policy and its base model.
+
+    Args:
+        stop: called when the last engine on the pool is closed. It can take seconds.
+    """
+
+    def __init__(self, pool: EnginePool, stop: Callable[[], None]) -> None:
+        self.pool = pool
+        self._stop = stop
+        self._engines = 0
+        self._owner: PolicyEngine | None = None
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._switching = asyncio.Lock()
+
+    def open(self) -> None:
+        """Count an engine on the pool. Each is closed with :meth:`close`."""
+        self._engines += 1
+
+    async def close(self) -> None:
+        self._engines -= 1
+        if self._engines == 0:
+            await self.pool.close()
+            await run_in_thread(self._stop)
+
+    @asynccontextmanager
+    async def turn(self, engine: PolicyEngine) -> AsyncIterator[EnginePool]:
+        """Wait until the servers have the weights of ``engine``'s policy. They keep them until the block ends."""
+        while self._owner is not engine:
+            async with self._switching:
+                if self._owner is not engine:
+                    await self._install(engine, await engine.current_weights())
+        self._running += 1
+        try:
+            yield self.pool
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self._idle.set()
+
+    async def update(self, engine: PolicyEngine, update: WeightUpdate) -> None:
+        """Load new weights of ``engine``'s policy. Its own generations continue, those of other policies end first."""
+        async with self._switching:
+            await self._install(engine, update)
+
+    async def _install(self, engine: PolicyEngine, update: WeightUpdate) -> None:
+        while self._owner is not engine and self._running:
+            self._idle.clear()
+            await self._idle.wait()
+        self._owner = None
+        await self.pool.update_weights(update)
+        self._owner = engine
+
+
+class PolicyEngine:
+    """An ``InferenceEngine`` for one policy on a shared pool of servers.
+
+    The weights of the policy are written to folders, from which the servers load them. An adapter is merged into the
+    written weights.
+
+    Args:
+        model: the model that is served until the first update of the weights.
+    """
+
+    def __init__(self, shared: SharedPool, model: PreTrainedModel, folders: WeightFolders) -> None:
+        self._shared, self._folders = shared, folders
+        self._model: PreTrainedModel | None = model
+        self._weights: WeightUpdate | None = None
+        self._is_closed = False
+        shared.open()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self._shared.pool.capabilities, transports=frozenset({"shared_memory"}))
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        async with self._shared.turn(self) as pool:
+            return await pool.generate(prompt, params, session_id=session_id)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        if update.transport != "shared_memory" or not isinstance(update.handle, PreTrainedModel):
+            raise EngineError(f"this engine takes a language model in shared memory, got {update.transport!r}")
+        self._weights = await run_in_thread(write_weights, self._folders, update.handle, update.version)
+        self._model = None
+        await self._shared.update(self, self._weights)
+        return update.version
+
+    async def current_weights(self) -> WeightUpdate:
+        """Return the newest weights of the policy, in a folder."""
+        if self._weights is None:
+            assert self._model is not None
+            self._weights = await run_in_thread(write_weights, self._folders, self._model, PolicyVersion(0, step=0))
+            self._model = None
+        return self._weights
+
+    async def release(self, session_id: str) -> None:
+        await self._shared.pool.release(session_id)
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            await self._shared.close()
+            self._folders.close()
+
+
+def write_weights(folders: WeightFolders, model: PreTrainedModel, version: PolicyVersion) -> WeightUpdate:
+    """Write the weights of a model, with its adapter merged, and return the update by which servers load them.
+
+    Raise EngineError if the weights cannot be written.
+    """
+    whole = merged_copy(model) if has_adapter(model) else model
+    return WeightUpdate(version, "safetensors", folders.write(whole, version.number), compute_canary(model))

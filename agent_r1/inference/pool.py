@@ -1,0 +1,339 @@
+"""A pool of inference servers that serve the same weights, as one inference engine.
+
+All turns of a session go to the same server, which has their keys and values. A server that fails is fenced: it gets no
+more requests, and its requests are continued on other servers. New weights are loaded in two phases, so that no two
+servers sample from different versions: all servers stage the weights while they sample nothing, and then all commit. A
+server serves new weights only after its log-probabilities agree with the trainer's (see ``inference.canary``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.tasks import child_task, shared_task
+from agent_r1.core.weights import Canary, PolicyVersion, WeightUpdate
+from agent_r1.inference.continuation import Piece, generate_in_pieces
+from agent_r1.inference.vllm import ReplicaError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_FAILURES = 3
+"""After this many failed requests in a row, a server is fenced, also if it reports that it is healthy."""
+
+
+class Replica(InferenceEngine, Protocol):
+    """An inference server in a pool. Its methods raise ReplicaError if the server failed."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
+        """Send one request, and return the tokens that the server sampled until it ended the request."""
+        ...
+
+    async def stage(self, update: WeightUpdate) -> None:
+        """Load the weights. The server samples no token from now on until :meth:`commit`."""
+        ...
+
+    async def commit(self, version: PolicyVersion) -> None:
+        """Serve the staged weights."""
+        ...
+
+    async def verify(self, canary: Canary) -> None:
+        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise ReplicaError if the server reports that it cannot work."""
+        ...
+
+    async def probe(self) -> None:
+        """Sample one token. The caller limits the time."""
+        ...
+
+    async def recover(self) -> None:
+        """Let a paused server continue, and sample one token. The caller limits the time."""
+        ...
+
+
+RECOVERY_SECONDS = 10.0
+"""The time that a fenced server has to show that it works again, before each update of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Limits of a pool.
+
+    Attributes:
+        in_flight: the largest number of requests that a server has at the same time.
+        update_seconds: the time limit for each phase of an update of the weights.
+        stall_seconds: a server with requests that answers nothing for this time, not even a request for one token, is
+            fenced.
+    """
+
+    in_flight: int = 64
+    update_seconds: float = 600.0
+    stall_seconds: float = 120.0
+
+
+class EnginePool:
+    """An ``InferenceEngine`` over several servers.
+
+    Update the weights before the first generation, so that no server serves without a canary.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], limits: PoolLimits | None = None) -> None:
+        self._limits = limits or PoolLimits()
+        self._members = [_Member(replica, self._limits.in_flight) for replica in replicas]
+        self._sessions: dict[str, _Member] = {}
+        self._updating = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the first server. All servers of a pool have the same ones."""
+        return self._members[0].replica.capabilities
+
+    @property
+    def num_serving(self) -> int:
+        """The number of servers that are not fenced."""
+        return sum(member.fenced is None for member in self._members)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        """Return a completion. If a server fails, another one continues from the tokens that the failed one returned.
+
+        Raise EngineError if no server is left, or if a server refuses the request.
+        """
+
+        async def request(prompt: Prompt, params: SamplingParams) -> Piece:
+            return await self._request(prompt, params, session_id)
+
+        return await generate_in_pieces(request, prompt, params)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        """Load new weights into all servers, and return the version that they serve.
+
+        Requests in flight pause and continue with the new weights, in a new version span. Fenced servers take part: a
+        server that works again and passes the canary serves again. Servers that fail are fenced. Raise EngineError if
+        no server serves the new weights.
+        """
+        async with self._updating:
+            self._open.clear()
+            try:
+                await asyncio.gather(*(self._recover(member) for member in self._members if member.fenced))
+                working = [member for member in self._members if member.fenced is None or member.is_recovered]
+                staged = await self._for_each(working, lambda replica: replica.stage(update))
+                committed = await self._for_each(staged, lambda replica: replica.commit(update.version))
+                verified = await self._for_each(committed, lambda replica: replica.verify(update.canary))
+                for member in verified:
+                    member.readmit(update.version.number)
+            finally:
+                self._open.set()
+        if not verified:
+            raise EngineError(f"no server serves version {update.version.number} of the weights: {self.reasons()}")
+        return update.version
+
+    async def release(self, session_id: str) -> None:
+        member = self._sessions.pop(session_id, None)
+        if member is not None:
+            await member.replica.release(session_id)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for member in self._members:
+            member.end("the engine was closed")
+            await member.replica.close()
+
+    async def _request(self, prompt: Prompt, params: SamplingParams, session_id: str | None) -> Piece:
+        """Return the answer of the first server that does not fail."""
+        if self._watcher is None and not self._is_closed:
+            self._watcher = shared_task(self._watch())
+        while True:
+            await self._open.wait()
+            member = self._choose(session_id)
+            with member.request():
+                async with member.slots:
+                    if self._open.is_set() and member.fenced is None:
+                        piece = await self._request_from(member, prompt, params)
+                        if piece is not None:
+                            return piece
+
+    async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
+        """Return the answer of a server; None if the server failed or was fenced meanwhile."""
+        before = member.version
+        try:
+            piece = await member.run(member.replica.request(prompt, params))
+            member.last_answer = time.monotonic()
+            await self._open.wait()  # if weights were updated meanwhile, the canary decides about the new tokens
+            member.check_version(piece, before)
+        except ReplicaError as error:
+            await self._on_failure(member, str(error))
+            return None
+        member.num_failures = 0
+        return piece if member.fenced is None else None
+
+    def _choose(self, session_id: str | None) -> _Member:
+        """Return the server of the session; for a new session, or if its server is fenced, the one with least to do."""
+        serving = [member for member in self._members if member.fenced is None]
+        if not serving:
+            raise EngineError(f"no inference server is left: {self.reasons()}")
+        known = None if session_id is None else self._sessions.get(session_id)
+        if known is not None and known.fenced is None:
+            return known
+        least = min(serving, key=lambda member: member.num_requests)
+        if session_id is not None:
+            self._sessions[session_id] = least
+        return least
+
+    async def _on_failure(self, member: _Member, reason: str) -> None:
+        """Fence a server after a failed request, unless it is healthy and failed less than ``MAX_FAILURES`` times."""
+        member.num_failures += 1
+        if member.num_failures >= MAX_FAILURES:
+            member.fence(reason)
+        try:
+            await member.replica.check_health()
+        except ReplicaError:
+            member.fence(reason)
+
+    async def _for_each(self, members: Sequence[_Member], work: Callable[[Replica], Awaitable[None]]) -> list[_Member]:
+        """Run ``work`` on servers at the same time. Fence the servers that fail, and return the others."""
+
+        async def attempt(member: _Member) -> bool:
+            try:
+                async with asyncio.timeout(self._limits.update_seconds):
+                    await work(member.replica)
+            except EngineError as error:
+                member.fence(str(error))
+                return False
+            except TimeoutError:
+                member.fence(f"an update of the weights took longer than {self._limits.update_seconds:g} s")
+                return False
+            return True
+
+        done = await asyncio.gather(*map(attempt, members))
+        return [member for member, succeeded in zip(members, done, strict=True) if succeeded]
+
+    async def _recover(self, member: _Member) -> None:
+        """Find out whether a fenced server works again. It serves only after the next update of the weights."""
+        member.is_recovered = False
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                await member.replica.recover()
+                member.is_recovered = True
+
+    async def _watch(self) -> None:
+        """Fence servers that have requests, but answer nothing for ``stall_seconds``."""
+        while True:
+            await asyncio.sleep(self._limits.stall_seconds / 4)
+            silent = [member for member in self._members if member.is_silent(self._limits.stall_seconds / 4)]
+            await asyncio.gather(*map(self._probe, silent if self._open.is_set() else []))
+
+    async def _probe(self, member: _Member) -> None:
+        try:
+            async with asyncio.timeout(self._limits.stall_seconds):
+                await member.replica.probe()
+            member.last_answer = time.monotonic()
+        except TimeoutError:
+            if self._open.is_set():  # during an update, no server samples
+                member.fence(f"it answered nothing for {self._limits.stall_seconds:g} s")
+        except EngineError as error:
+            member.fence(str(error))
+
+    def reasons(self) -> str:
+        """Return why servers are left out, in one line; "" if all serve."""
+        return "; ".join(f"{member.replica.name}: {member.fenced}" for member in self._members if member.fenced)
+
+
+class _Member:
+    """A server of a pool, and its state.
+
+    Attributes:
+        slots: limits the requests that the server has at the same time.
+        version: the number of the weights that the server serves; None before the first update.
+        fenced: why the server gets no requests; None if it serves.
+        is_recovered: whether a fenced server takes part in the next update of the weights.
+        num_requests: the number of requests that the server has, or that wait for a slot.
+        num_failures: the number of failed requests since the last answer.
+        last_answer: when the server answered last, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, replica: Replica, in_flight: int) -> None:
+        self.replica = replica
+        self.slots = asyncio.Semaphore(in_flight)
+        self.version: int | None = None
+        self.fenced: str | None = None
+        self.is_recovered = False
+        self.num_requests, self.num_failures = 0, 0
+        self.last_answer = time.monotonic()
+        self._on_fence: set[asyncio.Future[None]] = set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request until the ``with`` block ends."""
+        if self.num_requests == 0:
+            self.last_answer = time.monotonic()
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a request. Raise ReplicaError as soon as the server is fenced."""
+        fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = child_task(work)
+        self._on_fence.add(fenced)
+        try:
+            either: set[asyncio.Future[Any]] = {request, fenced}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if request.done():
+                return request.result()
+            raise ReplicaError(self.fenced or "it is fenced")
+        finally:
+            self._on_fence.discard(fenced)
+            request.cancel()
+
+    def fence(self, reason: str) -> None:
+        """Send no more requests to the server, and end its requests with ReplicaError."""
+        if self.fenced is None:
+            log.warning("the inference server %s is left out: %s", self.replica.name, reason)
+        self.end(reason)
+
+    def end(self, reason: str) -> None:
+        """End the requests of the server with ReplicaError. It gets no more."""
+        self.fenced = self.fenced or reason
+        for future in self._on_fence:
+            if not future.done():
+                future.set_result(None)
+
+    def readmit(self, version: int) -> None:
+        """Send requests to the server, which now serves ``version``."""
+        if self.fenced is not None:
+            log.warning("the inference server %s serves again", self.replica.name)
+        self.fenced, self.num_failures, self.version = None, 0, version
+
+    def is_silent(self, seconds: float) -> bool:
+        """Return whether the server has requests and answered none for ``seconds``."""
+        waits = self.fenced is None and self.num_requests > 0
+        return waits and time.monotonic() - self.last_answer > seconds
+
+    def check_version(self, piece: Piece, before: int | None) -> None:
+        """Raise ReplicaError if a token was sampled by other weights than those of ``before`` and of now."""
+        versions = {span.version for span in piece.version_spans}
+        if before is not None and not versions <= {before, self.version}:
+            raise ReplicaError(f"it sampled with version {min(versions)} of the weights instead of {self.version}")

@@ -1,0 +1,74 @@
+"""A server in a process group of its own, which ends when the run ends, however the run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+GUARD = Path(__file__).with_name("server_guard.py")
+
+STOP_SECONDS = 5.0
+"""How long a server has to end after SIGTERM, in seconds."""
+
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Variables of this process's Python environment, which a server in another environment must not get."""
+
+
+class ServerProcess:
+    """A running server. Its output goes to the file ``log``.
+
+    Args:
+        environment: variables that the server gets in addition to those of this process.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", str(GUARD), *command],
+                env={**inherited, **environment},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The id of the process group."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the server and all its children. Do nothing if it has ended."""
+        if self.is_running:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # then the guard kills what is left
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """Return the last line of the output that names an error; otherwise the last line."""
+        lines = [line.strip() for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        return (errors or lines or ["nothing was printed"])[-1]
+
+
+def free_port() -> int:
+    """Return a port on loopback that no server uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

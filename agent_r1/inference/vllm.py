@@ -1,0 +1,277 @@
+"""A client of one vLLM server: token ids in, token ids and log-probabilities out, weights by a folder.
+
+The server must be vLLM 0.32 or newer, with the options in ``SERVER_OPTIONS`` and VLLM_SERVER_DEV_MODE=1. Then vLLM
+offers the endpoints for token ids, pauses and weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams
+from agent_r1.core.redaction import redact_url
+from agent_r1.core.weights import Canary, Dtype, PolicyVersion, WeightUpdate
+from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
+from agent_r1.inference.continuation import Piece, generate_in_pieces
+
+SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+"""Options that a server needs: the endpoint for token ids, log-probabilities at the sampling temperature, and no
+default sampling parameters from the model's folder."""
+
+CONNECT_SECONDS = 10.0
+"""The time limit for a connection and for a check of health, in seconds."""
+
+GENERATE = "/inference/v1/generate"
+
+
+class ReplicaError(EngineError):
+    """A server failed: it cannot be reached, reports an internal error, or its answer contradicts the request."""
+
+
+class _Answer(BaseModel):
+    """Part of a JSON answer. Other fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Logprob(_Answer):
+    logprob: float
+
+
+class _TokenLogprob(_Logprob):
+    token_id: int
+    top_logprobs: list[_TokenLogprob] = []
+
+
+class _Logprobs(_Answer):
+    content: list[_TokenLogprob] = []
+
+
+class _VersionSpan(_Answer):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(_Answer):
+    token_ids: list[int] = []
+    finish_reason: Literal["stop", "length", "abort"]
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_VersionSpan] | None = None
+
+
+class _Generated(_Answer):
+    choices: list[_Choice]
+    prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
+
+
+class VllmEngine:
+    """An ``InferenceEngine`` over the vLLM server at ``url``.
+
+    Args:
+        model: the name under which the server serves the model.
+        max_context: maximum number of tokens of a prompt and its completion together.
+        dtype: the data type in which the server serves the weights.
+        update_seconds: the time limit for loading weights.
+
+    Raises:
+        ReplicaError: (all methods) the server failed. Another server can take the request.
+        EngineError: (all methods) the server refuses the request. Any other server would refuse it too.
+    """
+
+    def __init__(
+        self, url: str, model: str, max_context: int, dtype: Dtype = "float32", update_seconds: float = 600.0
+    ) -> None:
+        self.name = redact_url(url)
+        self._model, self._dtype, self._max_context = model, dtype, max_context
+        self._update_seconds = update_seconds
+        self._passed: CanaryResult | None = None
+        self._client = http_client(url)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(frozenset({"safetensors"}), self._max_context, dtype=self._dtype, checksum=False)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
+
+        async def request(prompt: Prompt, params: SamplingParams) -> Piece:
+            return await self.request(prompt, params)
+
+        return await generate_in_pieces(request, prompt, params)
+
+    async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
+        """Send one request, and return the tokens that the server sampled until it ended the request."""
+        if params.top_p != 1.0 or params.top_k != 0:
+            raise EngineError("vLLM's log-probabilities are of the truncated distribution: give top_p 1 and top_k 0")
+        condition = params.stop_condition
+        sampling: dict[str, Any] = {
+            "temperature": params.temperature,
+            "max_tokens": params.max_tokens,
+            "stop_token_ids": params.stop_token_ids,
+            "ignore_eos": True,  # generations end at ``stop_token_ids`` only, whatever the model's configuration names
+            "seed": params.seed,
+            "logprobs": 0,  # of the sampled token alone
+        }
+        if condition is not None and condition.strings:
+            sampling |= {"stop": condition.strings, "include_stop_str_in_output": True}
+        return _piece(await self._generate(prompt, sampling), params)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        await self.stage(update)
+        await self.commit(update.version)
+        await self.verify(update.canary)
+        return update.version
+
+    async def stage(self, update: WeightUpdate) -> None:
+        """Pause the server, and load the weights. The server samples no token until :meth:`commit`."""
+        if update.transport != "safetensors":
+            raise EngineError(f"vLLM takes a folder of safetensors, got {update.transport!r}")
+        await self._post("/pause", params={"mode": "keep"})
+        load = {"method": "reload_weights", "kwargs": {"weights_path": str(update.handle)}}
+        await self._post("/collective_rpc", load, seconds=self._update_seconds)
+
+    async def commit(self, version: PolicyVersion) -> None:
+        """Name the loaded weights, drop the keys and values of older ones, and let the server continue."""
+        await self._post("/update_weight_version", {"new_version": str(version.number)})
+        reset = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+        if reset.json() != {"success": True}:
+            raise ReplicaError("it keeps the keys and values of older weights")
+        await self._post("/resume")
+
+    async def verify(self, canary: Canary) -> None:
+        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's."""
+        result = CanaryResult(canary, tuple([await self._read(prompt.token_ids) for prompt in canary]))
+        if mismatch := find_mismatch(result, self._passed, self._dtype):
+            raise ReplicaError(f"it does not serve the weights that it was sent: {mismatch}")
+        self._passed = result
+
+    async def check_health(self) -> None:
+        """Raise ReplicaError if the server reports that it cannot work."""
+        await self._send("GET", "/health", seconds=CONNECT_SECONDS)
+
+    async def probe(self) -> None:
+        """Sample one token. The caller limits the time: a server can hang and still report that it is healthy."""
+        await self._generate(Prompt((0,)), {"max_tokens": 1})
+
+    async def recover(self) -> None:
+        """Let a server that was left paused continue, and sample one token. The caller limits the time."""
+        await self.check_health()
+        await self._post("/resume")
+        await self.probe()
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing: vLLM's prefix cache drops what was not used for longest."""
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
+        """Return the server's log-probabilities of a prompt of the canary.
+
+        Log-probabilities of a prompt are computed without the prefix cache. So the next token is requested first, and
+        alone: if the cache has keys and values of older weights, they are used.
+        """
+        prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
+        following = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1})
+        scored = await self._generate(prompt, {**sampling, "prompt_logprobs": 0})
+        choice, scores = following.choices[0], scored.prompt_logprobs
+        if choice.logprobs is None or len(choice.logprobs.content) != 1 or len(scores or ()) != len(token_ids):
+            raise ReplicaError("its answer lacks log-probabilities")
+        found = [score.get(token) if score else None for score, token in zip(scores or (), token_ids, strict=True)][1:]
+        top = choice.logprobs.content[0].top_logprobs
+        logprobs = tuple(math.nan if each is None else each.logprob for each in found)
+        return CanaryReading(logprobs, {each.token_id: each.logprob for each in _most_likely(top)})
+
+    async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any]) -> _Generated:
+        body = {"model": self._model, "token_ids": prompt.token_ids, "sampling_params": sampling}
+        response = await self._post(GENERATE, body, seconds=None)
+        try:
+            generated = _Generated.model_validate_json(response.content)
+        except ValidationError as error:
+            raise ReplicaError(f"its answer is not vLLM's: {error.errors()[0]['msg']}") from error
+        if not generated.choices:
+            raise ReplicaError("its answer has no completion")
+        return generated
+
+    async def _post(
+        self, path: str, body: object = None, *, params: Mapping[str, str] | None = None, seconds: float | None = 60.0
+    ) -> httpx.Response:
+        return await self._send("POST", path, body, params=params, seconds=seconds)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        seconds: float | None,
+    ) -> httpx.Response:
+        limit = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        try:
+            response = await self._client.request(method, path, json=body, params=params, timeout=limit)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ReplicaError(f"{path} failed: {type(error).__name__}: {error}") from error
+        if response.status_code == 400 and path == GENERATE:
+            raise EngineError(f"{self.name} refuses a request: {error_message(response)}")
+        if not response.is_success:
+            raise ReplicaError(f"{path} answered {response.status_code}: {error_message(response)}")
+        return response
+
+
+def http_client(url: str) -> httpx.AsyncClient:
+    """Return a client for the server at ``url``, without a limit on connections and without proxies."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+    return httpx.AsyncClient(base_url=url, limits=limits, trust_env=False)
+
+
+def error_message(response: httpx.Response) -> str:
+    """Return the first line of the error in an answer, at most 200 characters."""
+    try:
+        body = response.json()
+        error = body.get("error", body) if isinstance(body, dict) else body
+        text = str(error["message"] if isinstance(error, dict) and "message" in error else error)
+    except ValueError:
+        text = response.text
+    return text.strip().partition("\n")[0][:200]
+
+
+def _most_likely(top: list[_TokenLogprob]) -> list[_TokenLogprob]:
+    """Return the most likely tokens of an answer to a request for ``NUM_COMPARED + 1`` tokens.
+
+    The sampled token is always among the tokens of the answer, in place of the last one if it is unlikely.
+    """
+    return sorted(top, key=lambda each: -each.logprob)[:NUM_COMPARED]
+
+
+def _piece(generated: _Generated, params: SamplingParams) -> Piece:
+    """Return the answer to a request, after a check that it is complete and consistent."""
+    choice = generated.choices[0]
+    content = [] if choice.logprobs is None else choice.logprobs.content
+    logprobs = tuple(each.logprob for each in content)
+    if [each.token_id for each in content] != choice.token_ids or len(logprobs) > params.max_tokens:
+        raise ReplicaError("its tokens and log-probabilities do not belong together")
+    if not all(math.isfinite(each) and each <= 1e-3 for each in logprobs):
+        raise ReplicaError("a log-probability is positive or not finite")
+    if choice.finish_reason != "abort" and not logprobs:
+        raise ReplicaError(f"a request ended with {choice.finish_reason!r} and without tokens")
+    return Piece(tuple(choice.token_ids), logprobs, _version_spans(choice), choice.finish_reason)
+
+
+def _version_spans(choice: _Choice) -> tuple[PolicyVersionSpan, ...]:
+    spans = choice.weight_versions or []
+    ends = [0, *(span.end for span in spans)]
+    if not choice.token_ids:
+        return ()
+    if [span.start for span in spans] != ends[:-1] or ends[-1] != len(choice.token_ids):
+        raise ReplicaError("its answer does not state which weights sampled each token (vLLM 0.32 or newer does)")
+    if not all(span.version.isdecimal() for span in spans):
+        raise ReplicaError(f"it serves the weights {spans[-1].version!r}, which this run did not send")
+    return tuple(PolicyVersionSpan(span.start, int(span.version)) for span in spans)

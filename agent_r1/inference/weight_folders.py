@@ -1,0 +1,128 @@
+"""Folders of safetensors files, from which engines in other processes load weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.weights import Dtype
+from agent_r1.model.precision import DTYPES
+
+SHARED_MEMORY = Path("/dev/shm")
+KEPT_VERSIONS = 2
+"""Number of newest weight folders that are kept. The engine can still be reading the second newest folder."""
+
+PREFIX = "agent-r1-weights-"
+
+ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
+"""The files of an untied model. An index file names both, because loaders read either an index or a single file."""
+
+
+class WeightFolders:
+    """Writes the weights of a model to a folder per version, and keeps the newest two.
+
+    A folder gets its final name when all files are written.
+
+    Args:
+        parent: where the folders are, unless they are in shared memory.
+        shared_memory: whether the folders are in /dev/shm if it has enough room.
+        dtype: the data type of the written weights; None: the data type of the model.
+        tied: whether tied weights are written once. A server that reloads weights can ignore the output head of a model
+            with tied weights; with ``tied`` false, the head is written as a tensor of its own, and the configuration
+            says so.
+    """
+
+    def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
+        self._parent, self._dtype, self._tied, self._shared_memory = parent, dtype, tied, shared_memory
+        self._root: Path | None = None
+        self._folders: list[Path] = []
+
+    def write(self, model: PreTrainedModel, number: int) -> Path:
+        """Write version ``number`` of the weights unless it is written already, and return its folder.
+
+        Raise EngineError if the weights cannot be written.
+        """
+        try:
+            if self._root is None:
+                self._root = self._make_root(model)
+            folder = self._root / f"version-{number}"
+            if folder in self._folders:
+                return folder
+            temporary = folder.with_suffix(".tmp")
+            weights = self._weights(model)
+            model.save_pretrained(temporary, state_dict=dict(weights))  # empties the dictionary that it gets
+            if not self._tied:
+                _untie(model, weights, temporary)
+            temporary.rename(folder)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"the weights could not be written for the engine: {error}") from error
+        self._folders.append(folder)
+        while len(self._folders) > KEPT_VERSIONS:
+            shutil.rmtree(self._folders.pop(0), ignore_errors=True)
+        return folder
+
+    def close(self) -> None:
+        """Remove all folders that were written."""
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def _make_root(self, model: PreTrainedModel) -> Path:
+        """Return a new folder in shared memory, or in ``parent`` if shared memory is too small or not used."""
+        needed = (KEPT_VERSIONS + 1) * sum(tensor.nbytes for tensor in model.state_dict().values())
+        fits = self._shared_memory and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
+        parent = SHARED_MEMORY if fits else self._parent
+        _remove_abandoned(parent)
+        return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+
+    def _weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the weights by name, in the data type of the folders. Tied weights stay tied."""
+        state = model.state_dict()
+        if self._dtype is None:
+            return state
+        cast = {tensor.data_ptr(): tensor.to(DTYPES[self._dtype]) for tensor in state.values()}
+        return {name: cast[tensor.data_ptr()] for name, tensor in state.items()}
+
+
+def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Add the output head to a folder in which it is tied to the input embeddings, and change the configuration.
+
+    Do nothing if the head is not tied.
+    """
+    config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
+    if not model.config.get_text_config().tie_word_embeddings:
+        return
+    head = model.get_output_embeddings()
+    name = next(name for name, module in model.named_modules() if module is head) + ".weight"
+    save_file({name: weights[name].detach().cpu().contiguous().clone()}, folder / HEAD_NAME, {"format": "pt"})
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.exists():
+        shards = json.loads(index.read_text("utf-8"))
+    else:
+        (folder / SAFE_WEIGHTS_NAME).rename(folder / ONLY_SHARD_NAME)
+        with safe_open(folder / ONLY_SHARD_NAME, "pt") as opened:
+            shards = {"metadata": {}, "weight_map": dict.fromkeys(opened.keys(), ONLY_SHARD_NAME)}
+    shards["weight_map"][name] = HEAD_NAME
+    index.write_text(json.dumps(shards), "utf-8")
+    for part in (config, config.get("text_config")):
+        if part is not None:
+            part["tie_word_embeddings"] = False
+    (folder / CONFIG_NAME).write_text(json.dumps(config), "utf-8")
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of processes that were killed before they could remove them."""
+    for folder in parent.glob(f"{PREFIX}*-*"):
+        process = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,211 @@
+"""The vLLM servers of a run: started or found before the run begins, and shared by its policies."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from agent_r1.core.errors import EngineError, InvalidInput
+from agent_r1.core.inference import InferenceEngine
+from agent_r1.core.redaction import redact_url
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.canary import PROMPT_LENGTH
+from agent_r1.inference.config import EngineConfig, VllmConfig
+from agent_r1.inference.policy_engine import PolicyEngine, SharedPool, write_weights
+from agent_r1.inference.pool import EnginePool, PoolLimits
+from agent_r1.inference.server_process import ServerProcess, free_port
+from agent_r1.inference.vllm import CONNECT_SECONDS, SERVER_OPTIONS, VllmEngine, error_message
+from agent_r1.inference.weight_folders import WeightFolders
+from agent_r1.training.config import RunConfig
+from agent_r1.training.policy import Policy
+
+SERVED_NAME = "policy"
+"""The name under which the servers that a run starts serve its model."""
+
+POLL_SECONDS = 0.2
+"""The time between two checks of a server that starts, in seconds."""
+
+FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+
+
+class VllmServers:
+    """Makes engines on the vLLM servers of a run. The first engine starts the servers, the last one ends them.
+
+    Example:
+        servers = VllmServers()
+        engine = servers.engine(policy, config)
+    """
+
+    def __init__(self) -> None:
+        self._shared: SharedPool | None = None
+
+    def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
+        """Return an engine that serves ``policy``. The first call must be outside an event loop.
+
+        Raise InvalidInput if the servers cannot be started or reached, do not fit the settings, or do not serve the
+        weights that they are sent.
+        """
+        folder, dtype = config.engine.vllm.weights_folder, config.engine.dtype
+        parent = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
+        folders = WeightFolders(parent, dtype, tied=False, shared_memory=folder is None)
+        if self._shared is None:
+            try:
+                self._shared = _start(policy, config, folders)
+            except BaseException:
+                folders.close()
+                raise
+        return PolicyEngine(self._shared, policy.model, folders)
+
+
+def _start(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedPool:
+    """Start or find the servers, send them the weights of the policy, and return them as a pool."""
+    engine, vllm = config.engine, config.engine.vllm
+    try:
+        weights = write_weights(folders, policy.model, PolicyVersion(0, step=0))
+    except EngineError as error:
+        raise InvalidInput("model", got=config.model, do=f"make room for its weights ({error})") from error
+    logs = Path(tempfile.mkdtemp(prefix="agent-r1-vllm-"))
+    context = max(policy.context_length, PROMPT_LENGTH + 1)
+    started: list[ServerProcess] = []
+
+    def stop() -> None:
+        for server in started:
+            server.stop()
+        shutil.rmtree(logs, ignore_errors=True)
+
+    try:
+        urls: Sequence[str] = vllm.urls
+        if not urls:
+            assert isinstance(weights.handle, Path)
+            policy.tokenizer.save_pretrained(weights.handle)  # the servers search for stop strings in the text
+            ports = [free_port() for _ in range(engine.replicas)]
+            urls = [f"http://127.0.0.1:{port}" for port in ports]
+            _require_vllm(vllm)
+            for number, port in enumerate(ports):
+                command = _command(engine, weights.handle, context, port)
+                started.append(ServerProcess(command, _environment(engine, number), logs / f"server-{number}.log"))
+            _wait(started, urls, vllm.start_seconds)
+        names = [_check(url, context) for url in urls]
+
+        def replicas() -> list[VllmEngine]:
+            seconds, served = vllm.update_seconds, zip(urls, names, strict=True)
+            return [VllmEngine(url, name, policy.context_length, engine.dtype, seconds) for url, name in served]
+
+        limits = PoolLimits(engine.max_sequences, vllm.update_seconds, vllm.stall_seconds)
+        asyncio.run(_send_first_weights(EnginePool(replicas(), limits), len(urls), weights, logs if started else None))
+    except BaseException as error:
+        for server in started:
+            server.stop()
+        if not isinstance(error, InvalidInput) or not started:
+            shutil.rmtree(logs, ignore_errors=True)  # a refusal of a server that was started names its log
+        raise
+    return SharedPool(EnginePool(replicas(), limits), stop)
+
+
+def _require_vllm(vllm: VllmConfig) -> None:
+    """Raise InvalidInput if ``vllm.python`` is not the Python of an environment with vLLM."""
+    do = "give the Python of an environment in which 'pip install vllm' was run, such as /opt/vllm/bin/python"
+    try:
+        found = subprocess.run([vllm.python, "-c", FIND_VLLM], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidInput("engine.vllm.python", got=vllm.python, do=f"{do} ({error})") from error
+    if found.returncode != 0:
+        raise InvalidInput("engine.vllm.python", got=f"{vllm.python}, which has no vllm", do=do)
+
+
+def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> list[str]:
+    """Return the command of a server. It works where the command ``vllm serve`` of a wheel does not."""
+    command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", engine.dtype, "--max-model-len", str(context), "--max-num-seqs", str(engine.max_sequences)]
+    return [*command, *SERVER_OPTIONS, *shlex.split(engine.vllm.arguments)]
+
+
+def _environment(engine: EngineConfig, number: int) -> dict[str, str]:
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if engine.kv_cache_gib is not None:
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(engine.kv_cache_gib)))
+    if engine.vllm.devices:
+        environment["CUDA_VISIBLE_DEVICES"] = engine.vllm.devices[number].replace("+", ",")
+    return environment
+
+
+def _wait(servers: Sequence[ServerProcess], urls: Sequence[str], seconds: float) -> None:
+    """Wait until all servers are healthy. Raise InvalidInput if one ends, or is not healthy in time."""
+    deadline = time.monotonic() + seconds
+    for server, url in zip(servers, urls, strict=True):
+        while not _is_healthy(url):
+            if not server.is_running:
+                got = f"a server that ended: {server.last_words()}"
+                raise InvalidInput("vLLM", got=got, do=f"read {server.log}, and change engine.vllm.arguments")
+            if time.monotonic() > deadline:
+                got = f"a server that did not start within {seconds:g} s: {server.last_words()}"
+                raise InvalidInput("vLLM", got=got, do=f"read {server.log}, or raise engine.vllm.start_seconds")
+            time.sleep(POLL_SECONDS)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=CONNECT_SECONDS, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _check(url: str, context: int) -> str:
+    """Return the name under which the server at ``url`` serves its model.
+
+    Raise InvalidInput if no vLLM server answers, or if the server lacks endpoints or context.
+    """
+    shown = redact_url(url)
+    do = f"start vLLM 0.32 or newer there with VLLM_SERVER_DEV_MODE=1 and {' '.join(SERVER_OPTIONS)}"
+    with httpx.Client(base_url=url, timeout=CONNECT_SECONDS, trust_env=False) as client:
+        try:
+            models = client.get("/v1/models")
+            served = models.json()["data"][0]
+            name, longest = str(served["id"]), int(served["max_model_len"])
+            info, probe = client.get("/weight_info"), client.post("/inference/v1/generate", json={})
+            text = client.post("/tokenize", json={"model": name, "prompt": "a"})
+        except httpx.HTTPError as error:
+            raise InvalidInput("vLLM server", got=shown, do=f"{do} ({type(error).__name__}: {error})") from error
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            got = f"{shown}, which answers {models.status_code} but is no vLLM server"
+            raise InvalidInput("vLLM server", got=got, do=do) from error
+    for path, answer in (("/weight_info", info), ("/inference/v1/generate", probe)):
+        if answer.status_code == 404:
+            raise InvalidInput("vLLM server", got=f"{shown}, without {path}", do=do)
+    if not text.is_success:
+        got = f"{shown}, which has no tokenizer ({error_message(text)})"
+        raise InvalidInput(
+            "vLLM server", got=got, do="start it without --skip-tokenizer-init: it searches for stop strings"
+        )
+    if longest < context:
+        got = f"{shown}, with a context of {longest} tokens"
+        raise InvalidInput("vLLM server", got=got, do=f"start it with --max-model-len {context}, or lower --context")
+    return name
+
+
+async def _send_first_weights(pool: EnginePool, size: int, weights: WeightUpdate, logs: Path | None) -> None:
+    """Raise InvalidInput unless all servers of the pool serve the weights of the policy after an update."""
+    try:
+        reasons = ""
+        try:
+            await pool.update_weights(weights)
+            reasons = pool.reasons()
+        except EngineError as error:
+            reasons = str(error)
+        if pool.num_serving < size:
+            do = (
+                "start it with this model, its vocabulary and its data type, untied, and with the folder of the weights"
+            )
+            do += f" in reach: {weights.handle}" if logs is None else f" in reach; its output is in {logs}"
+            raise InvalidInput("vLLM server", got=reasons, do=do)
+    finally:
+        await pool.close()

@@ -1,0 +1,281 @@
+"""A small server on loopback with the endpoints of vLLM that the client uses, around a TorchEngine.
+
+It can lie, abort, die and hang as real servers do: see ``Fault``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import Enum, auto
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+from transformers import PreTrainedModel
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.load import load_model, load_tokenizer
+
+LOADING = threading.Lock()
+"""transformers cannot load two models at the same time in one process."""
+
+
+class Fault(Enum):
+    """What a server does wrong. Each of these was seen with real servers or can happen to one."""
+
+    WRONG_LOGPROBS = auto()  # the log-probabilities are off by 0.5
+    RAW_LOGPROBS = auto()  # log-probabilities at temperature 1, whatever the temperature
+    NO_LOGPROBS = auto()  # the answer has no log-probabilities
+    OLD_HEAD = auto()  # an update leaves the output head old
+    OLD_WEIGHTS = auto()  # an update changes nothing, and reports success
+    OLD_CACHE = auto()  # the prefix cache survives an update
+    KEPT_CACHE = auto()  # the prefix cache is not reset, and the answer says so
+    OLD_VERSION = auto()  # tokens carry the version before
+    ABORT = auto()  # each request ends after three tokens, and every second one without any
+    ALWAYS_ABORT = auto()  # no request gets a token
+    DIE = auto()  # the next request kills the server
+    DIE_IN_UPDATE = auto()  # the next update kills the server
+    HANG = auto()  # requests for tokens get no answer, and the server is healthy
+    FAIL_ONCE = auto()  # the next request answers 500
+    NO_TOKENIZER = auto()  # stop strings are ignored
+    OTHER_SHAPES = auto()  # an update fails: the server has another model
+
+
+class FakeVllm(ThreadingHTTPServer):
+    """Serves the model in ``folder`` until it is closed. A context manager."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(
+        self, folder: str, context: int, faults: Iterable[Fault] = (), *, decode: Any = None, port: int = 0
+    ) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.faults, self.context, self.decode = set(faults), context, decode
+        self.model = load_model(folder, torch.float32)
+        self.cached: PreTrainedModel = self.model  # the model that computed the prefix cache
+        self.version, self.staged = "default", False
+        self.paths: list[str] = []  # of all requests
+        self.seeds: list[int] = []
+        self.num_requests = 0
+        self.hung, self.resumed = threading.Event(), threading.Event()
+        self.resumed.set()
+        self.engine, self.loop = TorchEngine(load_model(folder, torch.float32), context), asyncio.new_event_loop()
+        for work in (self.loop.run_forever, lambda: self.serve_forever(poll_interval=0.01)):
+            threading.Thread(target=work, daemon=True).start()
+
+    def die(self) -> None:
+        """Drop all connections, and accept no more."""
+        self.faults.add(Fault.DIE)
+        self.hung.set()
+        self.resumed.set()
+        threading.Thread(target=self.shutdown, daemon=True).start()
+        self.socket.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.hung.set()
+        self.resumed.set()
+        self.shutdown()
+        asyncio.run_coroutine_threadsafe(self.engine.close(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.server_close()
+
+    def answer(self, path: str, query: dict[str, list[str]], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.paths.append(path)
+        match path:
+            case "/health":
+                return 200, {}
+            case "/v1/models":
+                return 200, {"data": [{"id": "policy", "max_model_len": self.context}]}
+            case "/tokenize":
+                return (400, {"error": "no tokenizer"}) if Fault.NO_TOKENIZER in self.faults else (200, {"tokens": [1]})
+            case "/weight_info":
+                return 200, {"weight_version": self.version}
+            case "/pause":
+                self.resumed.clear()
+                return 200, {"status": "paused"}
+            case "/resume":
+                self.resumed.set()
+                return 200, {"status": "resumed"}
+            case "/collective_rpc":
+                return self.reload(body["kwargs"]["weights_path"])
+            case "/update_weight_version":
+                self.version = self.version if Fault.OLD_VERSION in self.faults else body["new_version"]
+                return 200, {"success": True}
+            case "/reset_prefix_cache":
+                self.cached = self.cached if Fault.OLD_CACHE in self.faults else self.model
+                return 200, {"success": Fault.KEPT_CACHE not in self.faults}
+            case "/inference/v1/generate":
+                return self.generate(body)
+        return 404, {"detail": "Not Found"}
+
+    def reload(self, folder: str) -> tuple[int, dict[str, Any]]:
+        if Fault.DIE_IN_UPDATE in self.faults:
+            self.die()
+        if Fault.OTHER_SHAPES in self.faults or not Path(folder).is_dir():
+            return 500, {"error": {"message": "Worker failed: shapes differ\nsee the log"}}
+        if Fault.OLD_WEIGHTS in self.faults:
+            return 200, {}
+        with LOADING:
+            new = load_model(folder, torch.float32)
+        old = self.model
+        if Fault.OLD_HEAD in self.faults:
+            new.config.tie_word_embeddings = False
+            new.lm_head.weight = torch.nn.Parameter(old.lm_head.weight.detach().clone())
+        number = int(Path(folder).name.rpartition("-")[2])
+        update = WeightUpdate(PolicyVersion(number, number), "shared_memory", new)
+        asyncio.run_coroutine_threadsafe(self.engine.update_weights(update), self.loop).result()
+        self.model = new
+        return 200, {}
+
+    def generate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if "token_ids" not in body:
+            return 400, {"error": {"message": "token_ids: Field required"}}
+        given, ids = body["sampling_params"], tuple(body["token_ids"])
+        if len(ids) + 1 > self.context:
+            return 400, {"error": {"message": f"the prompt has {len(ids)} tokens"}}
+        if Fault.FAIL_ONCE in self.faults:
+            self.faults.discard(Fault.FAIL_ONCE)
+            return 500, {"error": {"message": "internal error"}}
+        if Fault.DIE in self.faults:
+            self.die()
+        if Fault.HANG in self.faults:
+            self.hung.wait()
+        self.resumed.wait()
+        self.num_requests += 1
+        self.seeds.append(given.get("seed", 0))
+        if given.get("prompt_logprobs") is not None or given.get("logprobs", 0) > 0:
+            return 200, self.score(ids, given)
+        params = SamplingParams(
+            given.get("temperature", 1.0),
+            max_tokens=given["max_tokens"],
+            seed=given.get("seed", 0),
+            stop_token_ids=tuple(given.get("stop_token_ids", ())),
+            stop_condition=self.stop(given.get("stop", ())),
+        )
+        limit = params.max_tokens
+        if Fault.ABORT in self.faults:
+            limit = min(limit, 3 * (self.num_requests % 2))
+        if Fault.ALWAYS_ABORT in self.faults:
+            limit = 0
+        if limit == 0:
+            return 200, self.completed(Completion((), (), "cancelled", ()), "abort")
+        try:
+            work = self.engine.generate(Prompt(ids), replace(params, max_tokens=limit))
+            completion = asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        except EngineError as error:
+            return 400, {"error": {"message": str(error)}}
+        aborted = completion.finish_reason == "length" and limit < params.max_tokens
+        return 200, self.completed(completion, "abort" if aborted else completion.finish_reason)
+
+    def stop(self, strings: Iterable[str]) -> StopCondition | None:
+        strings = tuple(strings)
+        if not strings:
+            return None
+        return StopCondition(strings, lambda ids: any(string in self.decode(ids) for string in strings))
+
+    def completed(self, completion: Completion, reason: str) -> dict[str, Any]:
+        shift = 0.5 if Fault.WRONG_LOGPROBS in self.faults else 0.0
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        content = [{"token_id": token, "logprob": logprob - shift, "top_logprobs": []} for token, logprob in pairs]
+        starts = [span.start for span in completion.version_spans]
+        spans = [
+            {
+                "version": self.version if span.version == completion.version_spans[-1].version else str(span.version),
+                "start": span.start,
+                "end": end,
+            }
+            for span, end in zip(completion.version_spans, [*starts[1:], len(completion.token_ids)], strict=False)
+        ]
+        logprobs = None if Fault.NO_LOGPROBS in self.faults else {"content": content}
+        choice = {"token_ids": completion.token_ids, "finish_reason": reason, "logprobs": logprobs}
+        return {"choices": [{**choice, "weight_versions": spans}]}
+
+    @torch.no_grad()
+    def score(self, ids: tuple[int, ...], given: dict[str, Any]) -> dict[str, Any]:
+        """The log-probabilities of the prompt, or of the most likely next tokens, as vLLM answers them."""
+        shift = 0.5 if Fault.WRONG_LOGPROBS in self.faults else 0.0
+        read = torch.tensor([ids])
+        if given.get("prompt_logprobs") is not None:  # computed without the prefix cache
+            scores = self.model(read).logits[0, :-1].log_softmax(-1)
+            found = [{str(token): {"logprob": scores[i, token].item() - shift}} for i, token in enumerate(ids[1:])]
+            one = {"token_ids": [0], "finish_reason": "length"}
+            return {"choices": [one], "prompt_logprobs": None if Fault.NO_LOGPROBS in self.faults else [None, *found]}
+        temperature = 1.0 if Fault.RAW_LOGPROBS in self.faults else given["temperature"]
+        scores = (self.cached(read).logits[0, -1] / temperature).log_softmax(-1)
+        top = scores.topk(given["logprobs"] - 1)
+        pairs = [(len(scores) - 1, scores[-1].item()), *zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+        listed = [{"token_id": token, "logprob": logprob - shift} for token, logprob in pairs]
+        content = [{**listed[0], "top_logprobs": listed}]
+        return {"choices": [{"token_ids": [0], "finish_reason": "length", "logprobs": {"content": content}}]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeVllm
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.respond({})
+
+    def do_POST(self) -> None:
+        self.respond(json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}"))
+
+    def respond(self, body: dict[str, Any]) -> None:
+        parts = urlsplit(self.path)
+        status, answer = self.server.answer(parts.path, parse_qs(parts.query), body)
+        if Fault.DIE in self.server.faults:
+            self.close_connection = True
+            self.connection.close()
+            return
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (OSError, ValueError):  # the client or the server has closed the connection
+            self.close_connection = True
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except (OSError, ValueError):
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main() -> None:
+    """Serve like ``python -m vllm.entrypoints.openai.api_server``, until the process is ended."""
+    parser = argparse.ArgumentParser()
+    for option in ("--model", "--port", "--max-model-len"):
+        parser.add_argument(option, required=True)
+    options, _ = parser.parse_known_args()
+    torch.set_num_threads(1)
+    tokenizer = load_tokenizer(options.model)
+    FakeVllm(
+        options.model,
+        int(options.max_model_len),
+        decode=lambda ids: tokenizer.decode(list(ids)),
+        port=int(options.port),
+    )
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

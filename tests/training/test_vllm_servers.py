@@ -1,0 +1,219 @@
+"""`agent-r1 train` and `eval` on vLLM servers: the settings, the refusals, and whole runs on two servers."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from inference.fake_vllm import FakeVllm, Fault
+
+from agent_r1.cli import main
+from agent_r1.inference.server_process import ServerProcess
+from agent_r1.model.load import load_tokenizer
+from agent_r1.store import RunReader
+from agent_r1.store.verification import verify
+
+CONTEXT = 512
+OPTIONS = [
+    *("--steps", "2", "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0", "--evaluate_n", "2"),
+    *("--max_tokens", "20", "--reward_weights.found", "1.0", "--checkpoint_every", "1", "--context", str(CONTEXT)),
+    *("--splits", "style-a", "--pass_k", "0", "--quiet"),
+]
+
+
+@pytest.fixture
+def servers() -> Iterator[list[FakeVllm]]:
+    tokenizer = load_tokenizer("tiny-base")
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(FakeVllm("tiny-base", CONTEXT, decode=lambda ids: tokenizer.decode(list(ids))))
+            for _ in range(2)
+        ]
+
+
+def vllm(servers: list[FakeVllm]) -> list[str]:
+    return ["--engine.backend", "vllm", "--engine.vllm.urls", ",".join(server.url for server in servers)]
+
+
+def versions_of(folder: Path) -> Counter[int]:
+    """Check the ledger of a run. Return how many turns were sampled from each version of the weights."""
+    assert verify(folder).is_valid
+    with closing(RunReader(folder)) as reader:
+        turns = [turn for trajectory in reader.trajectories() for turn in trajectory.turns]
+        gaps = [step.values["logprob_gap"] for step in reader.metrics() if "logprob_gap" in step.values]
+        assert len(gaps) == 2 and max(gaps) < 1e-3
+    return Counter(span.version for turn in turns for span in turn.version_spans)
+
+
+def test_a_run_completes_although_a_server_dies_in_the_middle(
+    servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It dies in the second step. The base model and the trained one are then evaluated on the other server."""
+    reload = servers[0].reload
+
+    def die_after_second(folder: str) -> object:
+        result = reload(folder)
+        if servers[0].paths.count("/collective_rpc") == 3:  # the first check, version 0, version 1
+            servers[0].faults.add(Fault.DIE)
+        return result
+
+    servers[0].reload = die_after_second  # type: ignore[method-assign, assignment]
+    run = tmp_path / "run"
+    assert main(["train", *OPTIONS, *vllm(servers), "--run", str(run)]) == 0
+    assert set(versions_of(run)) == {0, 1}
+    assert servers[0].paths.count("/inference/v1/generate") > 8
+    assert "trained" in capsys.readouterr().out
+    assert not list(Path("/dev/shm").glob(f"agent-r1-weights-{os.getpid()}-*"))
+
+
+def test_eval_compares_base_and_trained_model_on_the_same_servers(
+    servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each policy's weights are loaded in turn; both policies are the same model here, so their rows are equal."""
+    options = ["--n", "2", "--splits", "style-a", "--max_tokens", "20", "--context", str(CONTEXT), "--quiet"]
+    assert main(["eval", "--model", "tiny-base", *options, "--pass_k", "0"]) == 0
+    embedded = capsys.readouterr().out
+    assert main(["eval", "--model", "tiny-base", *options, "--pass_k", "0", *vllm(servers)]) == 0
+    assert capsys.readouterr().out == embedded
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault.NO_TOKENIZER, "which has no tokenizer (no tokenizer); start it without --skip-tokenizer-init"),
+        (Fault.OTHER_SHAPES, "answered 500: Worker failed: shapes differ; start it with this model, its vocabulary"),
+        (Fault.RAW_LOGPROBS, "differ from the trainer's"),
+        (Fault.DIE, "start vLLM 0.32 or newer there with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"),
+    ],
+)
+def test_a_server_that_does_not_fit_is_refused_in_one_line(
+    servers: list[FakeVllm], fault: Fault, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers[1].faults.add(fault)
+    assert main(["train", *OPTIONS, *vllm(servers), "--run", str(tmp_path / "run")]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("agent-r1: ")]
+    assert len(lines) == 1 and servers[1].url in lines[0] and message in lines[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("--engine.backend vllm", "give engine.vllm.python to start servers, or engine.vllm.urls"),
+        ("--engine.replicas 2", "several replicas need engine.backend vllm"),
+        ("--engine.vllm.python /bin/python", "only with engine.backend vllm"),
+        ("--engine.backend vllm --engine.vllm.urls 127.0.0.1:80", "is not an address"),
+        ("--engine.backend vllm --engine.vllm.urls http://a,http://a", "named twice"),
+        ("--engine.backend vllm --engine.vllm.urls http://user:secret@a", "without user and password"),
+        ("--engine.backend vllm --engine.vllm.python p --engine.vllm.urls http://a", "not both"),
+        ("--engine.backend vllm --engine.replicas 2 --engine.vllm.urls http://a", "leave out engine.replicas"),
+        ("--engine.backend vllm --engine.vllm.python p --engine.vllm.devices 0,1", "2 entries for 1 replicas"),
+        ("--engine.backend vllm --engine.vllm.urls http://127.0.0.1:9", "ConnectError"),
+        ("--engine.backend vllm --engine.vllm.python /no/python", "pip install vllm"),
+        (f"--engine.backend vllm --engine.vllm.python {sys.executable}", "which has no vllm"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(
+    settings: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *OPTIONS, *settings.split(), "--run", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter for the environment of vLLM, in which the module of the server is the fake one."""
+    program = tmp_path / "python"
+    program.write_text(
+        textwrap.dedent(
+            f"""\
+            #!/bin/sh
+            [ "$1" = -c ] && exit 0
+            export PYTHONPATH={Path(__file__).parents[1]}:{Path(__file__).parents[2]}
+            exec {sys.executable} -m inference.fake_vllm "$@"
+            """
+        )
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+def test_a_run_starts_its_servers_and_ends_them(python: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ["--engine.backend", "vllm", "--engine.replicas", "2", "--engine.vllm.python", str(python)]
+    assert main(["train", *OPTIONS, *options, "--run", str(run)]) == 0
+    assert set(versions_of(run)) == {0, 1}
+    assert not processes("inference.fake_vllm")
+
+
+def test_a_server_that_does_not_start_is_refused_with_its_last_error(
+    python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python.write_text("#!/bin/sh\n[ $1 = -c ] && exit 0\necho 'ValueError: no such head size'\necho bye\nexit 1\n")
+    options = ["--engine.backend", "vllm", "--engine.vllm.python", str(python)]
+    assert main(["train", *OPTIONS, *options, "--run", str(tmp_path / "run")]) == 2
+    assert "a server that ended: ValueError: no such head size; read /" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are listed from /proc")
+@pytest.mark.parametrize("end", ["kill", "stop", "server"])
+def test_no_process_of_a_server_is_left(end: str, tmp_path: Path) -> None:
+    """After SIGKILL of the starting process, after ``stop``, and after the end of the server's first process."""
+    mark = f"{time.time_ns()}"
+    child = f"sleep 60{mark} & trap '' TERM; {'sleep 0.2' if end == 'server' else f'sleep 60{mark}'}"
+    program = f"""
+import pathlib, time
+from agent_r1.inference.server_process import ServerProcess
+import agent_r1.inference.server_process as module
+module.STOP_SECONDS = 0.1
+server = ServerProcess(["/bin/sh", "-c", {child!r}], {{}}, pathlib.Path({str(tmp_path / "log")!r}))
+print("started", flush=True)
+if {end!r} == "stop":
+    server.stop()
+time.sleep(60)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert driver.stdout is not None and driver.stdout.readline() == b"started\n"
+    if end == "kill":
+        while not processes(mark):
+            time.sleep(0.01)
+        driver.kill()
+    deadline = time.monotonic() + 60
+    try:
+        while processes(f"sleep\x0060{mark}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+def processes(mark: str) -> list[int]:
+    """Return the ids of the processes whose command contains ``mark``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "cmdline").read_bytes().decode("utf-8", "replace"):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_output_of_a_server_goes_to_its_log(tmp_path: Path) -> None:
+    server = ServerProcess(["/bin/sh", "-c", "echo $MARK $PYTHONPATH"], {"MARK": "here"}, tmp_path / "log")
+    while server.is_running:
+        time.sleep(0.01)
+    server.stop()
+    assert server.last_words() == "here"
