@@ -60,7 +60,7 @@ class _ToolResult(Lenient):
 
 class _User(Lenient):
     role: Literal["user"]
-    content: str | Annotated[list[Annotated[_Text | _ToolResult, Field(discriminator="type")]], Field(min_length=1)]
+    content: str | list[Annotated[_Text | _ToolResult, Field(discriminator="type")]]
 
 
 class _Assistant(Lenient):
@@ -148,8 +148,10 @@ def _chat_request(body: _Body) -> ChatRequest:
         raise refuse("messages", "the last message is the assistant's; an answer cannot be continued")
     choice = body.tool_choice or _ToolChoice(type="auto")
     messages: list[Message] = [] if body.system is None else [Message.system(_join(body.system))]
-    for given in body.messages:
+    for index, given in enumerate(body.messages):
         if isinstance(given, _User):
+            if given.content == []:
+                raise refuse(f"messages.{index}.content", "a message of the user needs content")
             messages += _user_messages(given)
         else:
             messages.append(_assistant_message(given))
