@@ -26,6 +26,7 @@ from agent_r1.store.turn_invariants import DECODING_ERRORS
 ORDERS = get_args(AttemptOrder)
 SORTS = [name for order in ORDERS for name in (order, f"-{order}")]
 FATES = ("trained", "dropped", "pending")
+POSITIVE = click.IntRange(1, 2**32 - 1)
 
 
 @click.command()
@@ -35,7 +36,7 @@ FATES = ("trained", "dropped", "pending")
 @click.option("--attempts", "lists", is_flag=True, help="List attempts.")
 @click.option("--status", type=click.Choice([str(status) for status in Status]), help="Attempts that ended so.")
 @click.option("--fate", type=click.Choice(FATES), help="Attempts with this fate.")
-@click.option("--step", type=click.IntRange(min=1), help="Attempts that this optimizer step trained or dropped.")
+@click.option("--step", type=POSITIVE, help="Attempts that this optimizer step trained or dropped.")
 @click.option("--task", metavar="ID", help="Attempts at this task.")
 @click.option("--reward_below", type=float, help="Attempts with a smaller reward.")
 @click.option("--text", metavar="TEXT", help="Attempts with this text in their id or in a reason.")
@@ -47,7 +48,7 @@ FATES = ("trained", "dropped", "pending")
     metavar="COLUMN",
     help=f"Column to sort by: {', '.join(ORDERS)}; with - in front, the largest first.",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True, help="Largest number of attempts.")
+@click.option("--limit", type=POSITIVE, default=30, show_default=True, help="Largest number of attempts.")
 @click.option("--tokens", is_flag=True, help="Print the numbers of each token of an attempt.")
 @json_option
 def show(

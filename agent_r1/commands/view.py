@@ -41,7 +41,8 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
     server = ViewerServer(create_app(catalog, default_settings(), find_model), port)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: server.stop())
-    print(f"{len(catalog.runs())} runs at {server.url}")
+    count = len(catalog.runs())
+    print(f"{count} run{'' if count == 1 else 's'} at {server.url}")
     print("Stop with Ctrl-C. From another machine: ssh -L", f"{server.port}:127.0.0.1:{server.port} HOST", flush=True)
     if opens:
         webbrowser.open(server.url)

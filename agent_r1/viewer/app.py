@@ -195,10 +195,11 @@ class Viewer:
     def group(self, request: Request) -> Response:
         name, folder = self._find(request)
         with opened(folder) as reader:
-            where = AttemptFilter(group_id=request.path_params["group"])
-            found = reader.list_attempts(where, limit=200)
+            group = request.path_params["group"]
+            # A larger number does not fit into the database.
+            found = reader.list_attempts(AttemptFilter(group_id=group), limit=200) if group < 2**63 else ()
             if not found:
-                raise HTTPException(404, f"there is no group {where.group_id} in this run")
+                raise HTTPException(404, f"there is no group {group} in this run")
             wanted = request.query_params.getlist("show")
             chosen = [one for one in found if f"{one.attempt.sample_index}.{one.attempt.retry}" in wanted][
                 :MAX_COMPARED
@@ -207,7 +208,7 @@ class Viewer:
             with damage_refused():
                 scales, conversations = self._conversations(folder, reader, shown, found, COLUMN_TEXT)
             columns = list(zip(shown, conversations, strict=True))
-            return self._page("group.html", run=name, group=where.group_id, found=found, columns=columns, scales=scales)
+            return self._page("group.html", run=name, group=group, found=found, columns=columns, scales=scales)
 
     def _find(self, request: Request) -> tuple[str, Path]:
         name = request.path_params["run"]

@@ -200,6 +200,7 @@ def test_conditions_apply_to_words(show: Show) -> None:
         (["demo", "--metric", "rewrd"], "metric: got 'rewrd'; did you mean 'reward'? there are: reward, reward/em"),
         (["demo", "20.1", "--attempts"], "give one of ATTEMPT, --metric and --attempts"),
         (["demo", "--tokens"], "name one: 'agent-r1 show RUN ATTEMPT --tokens'"),
+        (["demo", "--attempts", "--step", "1" * 30], "Invalid value for '--step'"),
         (["demo", "--attempts", "--sort", "colour"], "Invalid value for '--sort'"),
         (["demo", "--attempts", "--status", "bad"], "Invalid value for '--status'"),
         (["demo\0"], "run: got"),

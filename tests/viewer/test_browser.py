@@ -141,6 +141,12 @@ def test_charts_and_tokens_show_exact_figures_to_pointer_and_keyboard(window: Wi
     page = window.go("/run/alba/attempt/1.0.0%3Astyle-a%2F1")
     page.locator(".tokens .t").nth(1).hover()
     assert "gap\n0.25\nadvantage\n1.5" in page.locator(".tip").inner_text()
+    page.set_viewport_size({"width": 1360, "height": 500})
+    token = page.locator(".tokens .t").nth(4)
+    token.evaluate("token => token.scrollIntoView({block: 'end'})")
+    token.hover()  # at the lower end of the window, the figures stand above the token
+    token_box, tip_box = token.bounding_box(), page.locator(".tip").bounding_box()
+    assert tip_box["y"] + tip_box["height"] <= token_box["y"]
     page.locator(".tokens").first.focus()
     window.press("ArrowRight", "ArrowRight", "ArrowRight")
     assert "loss weight\n0\n" in page.locator(".tip").inner_text()

@@ -52,13 +52,17 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "choose another --port" in error and "in use" in error and len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_viewer_prints_its_address_and_a_signal_ends_it(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "agent_r1.cli", "view", "--port", "0", "runs", "alba"]
+@pytest.mark.parametrize(
+    ("number", "runs", "count"), [(signal.SIGINT, ["runs", "alba"], "3 runs"), (signal.SIGTERM, ["alba"], "1 run")]
+)
+def test_the_viewer_prints_its_address_and_a_signal_ends_it(
+    number: signal.Signals, runs: Sequence[str], count: str
+) -> None:
+    command = [sys.executable, "-m", "agent_r1.cli", "view", "--port", "0", *runs]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
-        found = re.fullmatch(r"3 runs at (http://127\.0\.0\.1:\d+/\?token=[\w-]{32})\n", line)
+        found = re.fullmatch(rf"{count} at (http://127\.0\.0\.1:\d+/\?token=[\w-]{{32}})\n", line)
         assert found is not None, line
         with httpx.Client() as client:
             assert client.get(found[1], follow_redirects=True).status_code == 200

@@ -220,7 +220,11 @@ def test_an_attempt_that_is_still_running_says_so(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/run/unknown", "/run/alba/attempt/9.9.9:x", "/run/alba/group/77", "/run/alba/attempts?after=x", "/x"]
+    "path",
+    [
+        *("/run/unknown", "/run/alba/attempt/9.9.9:x", "/run/alba/group/77", "/run/alba/attempts?after=x", "/x"),
+        *(f"/run/alba/group/{2**64}", f"/run/alba/attempt/{2**64}.0.0:x"),
+    ],
 )
 def test_what_does_not_exist_is_not_found(client: httpx.Client, path: str) -> None:
     answer = client.get(path)

@@ -31,7 +31,8 @@ function switchTheme() {
 
 const tip = {
   box: null,
-  show(title, rows, x, y) {
+  // The window is below y; if there is no room there, it ends over the position "above".
+  show(title, rows, x, y, above = y) {
     this.hide();
     this.box = element("div", "tip");
     this.box.append(element("div", "tip-title", title));
@@ -45,7 +46,7 @@ const tip = {
     const { width, height } = this.box.getBoundingClientRect();
     const left = x + 14 + width > innerWidth - 8 ? x - width - 14 : x + 14;
     this.box.style.left = `${Math.max(8, left)}px`;
-    this.box.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - height - 8))}px`;
+    this.box.style.top = `${y + 14 + height > innerHeight - 8 ? Math.max(8, above - height - 8) : y + 14}px`;
   },
   hide() { if (this.box) this.box.remove(); this.box = null; },
 };
@@ -110,7 +111,7 @@ function showToken(token) {
   const figures = JSON.parse(token.dataset.f);
   const rows = figures.map((value, index) => ({ label: FIGURES[index], value })).filter((row) => row.value !== "");
   const box = token.getClientRects()[0] || token.getBoundingClientRect();
-  tip.show(JSON.stringify(token.textContent), rows, box.left, box.bottom - 8);
+  tip.show(JSON.stringify(token.textContent), rows, box.left, box.bottom - 8, box.top);
 }
 
 function hideToken() {
