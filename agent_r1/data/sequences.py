@@ -20,11 +20,17 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    Of these tokens, n are tokens of the training batch, and s are the last tokens of actions.
+    n of them have a log-probability in the training batch, such as the tokens of actions. s is the number of actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
-        ids 5 6 7 3 8 4 9, position_ids 0 1 2 3 4 3 4, subtree_end 7 7 7 5 5 7 7, logit_positions 1 3 5,
-        token_positions 2 4 6, tokens 0 1 2, post_action_states 2 4 6, turns 0 1 2
+        ids                 5 6 7 3 8 4 9   (T)
+        position_ids        0 1 2 3 4 3 4   (T) the position of each token on its branch
+        subtree_end         7 7 7 5 5 7 7   (T) only the tokens before this index attend to the token
+        token_positions     2 4 6           (n) the indices of the actions' tokens 7 8 9 in ids
+        logit_positions     1 3 5           (n) the indices of the tokens from which 7 8 9 are predicted
+        tokens              0 1 2           (n) the indices of 7 8 9 in the batch
+        post_action_states  2 4 6           (s) the index of the last token of each action
+        turns               0 1 2           (s) the number of each action's turn in the batch
     """
 
     trajectory: int

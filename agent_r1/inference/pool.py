@@ -109,7 +109,7 @@ class EnginePool:
 
     @property
     def num_serving(self) -> int:
-        """The number of servers that are not fenced."""
+        """The number of servers that get requests. Servers that failed or serve wrong weights get none."""
         return sum(member.fenced is None for member in self._members)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:

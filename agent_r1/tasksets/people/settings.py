@@ -12,13 +12,13 @@ from agent_r1.core.errors import InvalidInput
 
 
 class Settings(BaseModel):
-    """The settings in a file: the hops of the training questions, the pages per search, and the turns of an episode.
+    """The settings of this task set, from the TOML file of ``--data``.
 
-    The questions of validation and test do not depend on the settings.
+    Validation and test questions do not depend on ``hops``.
 
     Example of a file:
-        hops = [1, 2, 2]
-        pages = 1
+        hops = [1, 2, 2]  # two thirds of the training questions have two hops
+        pages = 1         # a search returns one page
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
