@@ -12,7 +12,7 @@ from tests_tokenizer import hermes_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.algorithms.loss_terms import Kl
-from agent_r1.config import Layer, read_toml, resolve
+from agent_r1.config import Layer, from_text, read_toml, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.store import RunReader
@@ -46,6 +46,22 @@ def test_the_recipe_of_the_retriever_has_valid_settings() -> None:
     check(config)
     assert config.encoder.endswith("bge-large-en-v1.5")
     assert resolve(TrainConfig, [read_toml(PAPER)]).corpus == f"http://{config.host}:{config.port}"
+
+
+def test_the_stages_of_people_have_valid_settings_and_questions() -> None:
+    text = (RECIPES / "people.toml").read_text()
+    commands = re.findall(r"agent-r1 train (.*)", text)
+    assert len(commands) == 3
+    shares = []
+    for number, command in enumerate(commands, start=1):
+        options = dict(re.findall(r"--(\S+) (\S+)", command))
+        layer = from_text(TrainConfig, {key: value for key, value in options.items() if key != "config"})
+        config = resolve(TrainConfig, [layer, read_toml(RECIPES / "people.toml")])
+        assert config.run == f"runs/people-{number}"
+        assert config.model == ("smollm2-135m" if number == 1 else f"runs/people-{number - 1}/model")
+        questions = build(config.taskset, RECIPES.parent / config.data, None, config.seed).tasks("train")[:64]
+        shares.append([len(task.data["chain"].relations) for task in questions].count(1) / 64)
+    assert shares == [1 / 8, 1 / 4, 1 / 2]
 
 
 def test_an_unknown_setting_is_refused() -> None:
