@@ -56,9 +56,10 @@ def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> It
 def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
     """Return the weighted sum of all rewards of a trajectory (its return R).
 
-    ``weights`` holds the weights by the name of a reward. A reward without a weight has weight 1.
+    ``weights`` maps names of rewards to weights. A reward that is not in ``weights`` has weight 1. Rewards of weight 0
+    are ignored.
 
-    Return None if the attempt failed, or if a reward with a weight could not be computed or is not finite.
+    Return None if the attempt failed, or if a reward could not be computed or is not finite.
     """
     missing = any(reward is None for _, _, reward in with_weights(trajectory.rewards, weights))
     if missing or STATUS_POLICY[trajectory.status] != "train":

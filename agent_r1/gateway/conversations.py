@@ -123,10 +123,11 @@ def _begins(sampled: Message, text: str) -> bool:
 
 
 def _is_same(given: Message, sent: Message) -> bool:
-    """Return whether two messages are the same action: equal words, and equal calls in the same order.
+    """Return whether the message ``given`` in a client's request is the action ``sent`` that the client got before.
 
-    Differences in whitespace, in the ids of calls and in the spelling of JSON are ignored. The reasoning is compared
-    only if ``given`` has reasoning, because many clients do not send reasoning back.
+    They are the same if they have equal words, and equal calls in the same order. Differences in whitespace, in the ids
+    of calls and in the spelling of JSON are ignored. The reasoning is compared only if ``given`` has reasoning, because
+    many clients do not send reasoning back.
     """
     if given.text.split() != sent.text.split() or len(given.calls) != len(sent.calls):
         return False

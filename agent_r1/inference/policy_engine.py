@@ -47,7 +47,10 @@ class SharedPool:
 
     @asynccontextmanager
     async def turn(self, engine: PolicyEngine) -> AsyncIterator[EnginePool]:
-        """Wait until the servers have the weights of ``engine``'s policy. They keep them until the block ends."""
+        """Return a context manager that gives the servers the weights of ``engine``'s policy, and yields the servers.
+
+        The servers keep these weights until the ``async with`` block ends. The engines of other policies wait.
+        """
         while self._owner is not engine:
             async with self._switching:
                 if self._owner is not engine:

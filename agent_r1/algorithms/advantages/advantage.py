@@ -41,7 +41,7 @@ class Advantage(Component, ABC):
 
     @abstractmethod
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return the advantage of each of the N tokens of the batch: (N,), converted to float64 if necessary.
+        """Return the advantage of each of the N tokens of the batch: (N,), of any type of number.
 
         ``outputs`` are the outputs of the models for the batch, computed before the update.
         """

@@ -129,9 +129,9 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Return the path or hub name that the text ``data`` in a mixture file means.
+    """Return where a data set is: a file, or a name on the hub, which is returned unchanged.
 
-    A path is relative to the folder of the mixture file ``path``.
+    ``data`` is the text in the mixture file ``path``. The name of a file is relative to the folder of the mixture file.
     """
     return Path(data) if is_hub(Path(data)) else path.parent / data
 
