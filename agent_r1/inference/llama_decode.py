@@ -9,6 +9,7 @@ Shapes: R rows, E hidden size, K key-value heads, H attention heads, G = H / K, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from agent_r1.inference.kv_cache import CacheBlock, weighted_values
+from agent_r1.inference.kv_cache import CacheBlock, round_up, weighted_values
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
+
+ROWS_MULTIPLE = 16
+"""The number of rows in a decode step of running rows is padded to a multiple of this number. BLAS libraries compute
+products of fewer rows by other kernels, with other bits."""
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) -> mixed values (N, H * D). It appends keys
+and values to the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +95,79 @@ class LlamaDecoder:
             mask: (R, 1, 1, L) A mask that is added to the attention scores.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
-        hidden = functional.embedding(token_ids, self._embedding.weight)  # (R, E)
-        cos, sin = self._rotary(hidden[:, None], block.lengths[:, None])  # (R, 1, D)
+
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
+            keys[rows, :, block.lengths] = key
+            values[rows, :, block.lengths] = value
+            grouped = query.view(block.rows, key.shape[1], -1, query.shape[-1])  # (R, K, G, D)
+            scores = torch.matmul(grouped, keys[:, :, :visible].transpose(2, 3)) + mask  # (R, K, G, L)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            return weighted_values(weights, values[:, :, :visible]).view(block.rows, -1)  # (R, H * D)
+
+        return self._hidden_states(token_ids, block.lengths, attend)
+
+    def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
+        """Append one token to each of the A rows ``rows`` of ``block``, and return their last hidden states.
+
+        The result has the shape (N, E): A states, and padding up to the next multiple of ``ROWS_MULTIPLE``, so that
+        matrix products have few different shapes. ``token_ids`` (A,) holds the new token of each row. A row attends to
+        its own tokens alone, so nothing is computed for shorter rows beside longer ones.
+        """
+        places = torch.tensor(rows, device=token_ids.device)  # (A,)
+        lengths = block.lengths[places]  # (A,)
+        padding = (0, round_up(len(rows), ROWS_MULTIPLE) - len(rows))
+
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
+            keys[places, :, lengths] = key[: len(rows)]
+            values[places, :, lengths] = value[: len(rows)]
+            mixed = query.new_zeros(len(query), query[0].numel())  # (N, H * D)
+            for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+                grouped = query[number].view(key.shape[1], -1, query.shape[-1])  # (K, G, D)
+                scores = torch.matmul(grouped, keys[row, :, : length + 1].transpose(1, 2))  # (K, G, L)
+                weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+                mixed[number] = torch.matmul(weights, values[row, :, : length + 1]).flatten()
+            return mixed
+
+        return self._hidden_states(functional.pad(token_ids, padding), functional.pad(lengths, padding), attend)
+
+    def _hidden_states(self, token_ids: Tensor, lengths: Tensor, attend: Attention) -> Tensor:
+        """Return the last hidden states (N, E) of N tokens, each of which follows ``lengths`` (N,) other tokens."""
+        count = len(token_ids)
+        hidden = functional.embedding(token_ids, self._embedding.weight)  # (N, E)
+        cos, sin = self._rotary(hidden[:, None], lengths[:, None])  # (N, 1, D)
         for index, layer in enumerate(self._layers):
             normed = _rms_norm(hidden, layer.input_norm)
-            query = _linear(normed, layer.query).view(block.rows, -1, layer.head_size)  # (R, H, D)
-            key = _linear(normed, layer.key).view(block.rows, -1, layer.head_size)  # (R, K, D)
-            value = _linear(normed, layer.value).view(block.rows, -1, layer.head_size)  # (R, K, D)
+            query = _linear(normed, layer.query).view(count, -1, layer.head_size)  # (N, H, D)
+            key = _linear(normed, layer.key).view(count, -1, layer.head_size)  # (N, K, D)
+            value = _linear(normed, layer.value).view(count, -1, layer.head_size)  # (N, K, D)
             if layer.query_norm is not None and layer.key_norm is not None:
                 query, key = _rms_norm(query, layer.query_norm), _rms_norm(key, layer.key_norm)
             query = query * cos + _rotate_half(query) * sin
             key = key * cos + _rotate_half(key) * sin
-            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
-            keys[rows, :, block.lengths] = key
-            values[rows, :, block.lengths] = value
-            grouped = (query * layer.scaling).view(block.rows, key.shape[1], -1, layer.head_size)  # (R, K, G, D)
-            scores = torch.matmul(grouped, keys[:, :, :visible].transpose(2, 3)) + mask  # (R, K, G, L)
-            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-            mixed = weighted_values(weights, values[:, :, :visible]).view(block.rows, -1)  # (R, H * D)
-            hidden = hidden + _linear(mixed, layer.output)
+            hidden = hidden + _linear(attend(index, query * layer.scaling, key, value), layer.output)
             normed = _rms_norm(hidden, layer.mlp_norm)
             gated = functional.silu(_linear(normed, layer.gate)) * _linear(normed, layer.up)
             hidden = hidden + _linear(gated, layer.down)
         return _rms_norm(hidden, self._norm)
+
+    @torch.inference_mode()
+    def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
+        """Return whether a row of a matrix product has the same bits among all ``rows`` rows and among fewer rows.
+
+        All numbers of rows are rounded up to multiples of ``ROWS_MULTIPLE``. The matrix products are those of the first
+        layer and of ``head``, with random states.
+        """
+        random = torch.Generator().manual_seed(0)
+        for linear in (*self._layers[0].linears(), head):
+            weight = next(linear.parameters())
+            states = torch.randn((round_up(rows, ROWS_MULTIPLE), weight.shape[1]), generator=random).to(weight)
+            whole = linear(states)
+            parts = [linear(states[:count]) for count in range(ROWS_MULTIPLE, rows, ROWS_MULTIPLE)]
+            if not all(torch.equal(part, whole[: len(part)]) for part in parts):
+                return False
+        return True
 
 
 def _layer(module: Any) -> _Layer:

@@ -91,12 +91,14 @@ class PrefillChunk:
 class PrefixCopy:
     """A copy of keys and values that has to be made, from the slot ``source`` to the slot ``target``.
 
-    The keys and values of the first ``tokens`` tokens are copied.
+    The keys and values of the first ``tokens`` tokens are copied, except the first ``start`` tokens, which the slot
+    ``target`` already holds.
     """
 
     source: CacheSlot
     target: CacheSlot
     tokens: int
+    start: int = 0
 
 
 class ModelRunner:
@@ -114,6 +116,7 @@ class ModelRunner:
         self._llama = LlamaDecoder.of(model)
         is_large = model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL
         self.prefill_shape = NARROW_PASS if is_large else WIDE_PASS
+        self._row_decoder = self._llama if is_large and self._rows_are_independent() else None
 
     @property
     def vocab_size(self) -> int:
@@ -128,14 +131,14 @@ class ModelRunner:
     def copy_prefixes(self, copies: Sequence[PrefixCopy]) -> None:
         """Copy the keys and values of prefixes, in the order of ``copies``."""
         for copy in copies:
-            source, target, tokens = copy.source, copy.target, copy.tokens
+            source, target, columns = copy.source, copy.target, slice(copy.start, copy.tokens)
             origin, destination = self.blocks[source.block], self.blocks[target.block]
-            destination.reserve(tokens + 1)
+            destination.reserve(copy.tokens + 1)
             for index, (keys, values) in enumerate(zip(origin.keys, origin.values, strict=True)):
                 target_keys, target_values = destination.layer(index, keys)
-                target_keys[target.row, :, :tokens] = keys[source.row, :, :tokens]
-                target_values[target.row, :, :tokens] = values[source.row, :, :tokens]
-            destination.lengths[target.row] = tokens
+                target_keys[target.row, :, columns] = keys[source.row, :, columns]
+                target_values[target.row, :, columns] = values[source.row, :, columns]
+            destination.lengths[target.row] = copy.tokens
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
@@ -190,13 +193,18 @@ class ModelRunner:
         ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
         The logits are in the order of the mapping.
 
-        The step always computes all rows of the block, so that shapes do not depend on the number of running rows. In
-        the other rows, it writes only to positions that are overwritten before they are read.
+        For large models on a CPU, the step computes only the running rows, if their bits do not depend on the number of
+        rows. Otherwise it computes all rows of the block, so that shapes do not depend on the number of running rows.
+        In the other rows, it writes only to positions that are overwritten before they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
-        token_ids = torch.zeros(self.rows, dtype=torch.long)  # (R,)
         rows = torch.tensor(list(last_tokens), dtype=torch.long)
+        if self._row_decoder is not None:
+            hidden = self._row_decoder.decode_rows(torch.tensor(list(last_tokens.values())), block, list(last_tokens))
+            block.lengths[rows] += 1
+            return self.model.get_output_embeddings()(hidden)[: len(rows)].float()
+        token_ids = torch.zeros(self.rows, dtype=torch.long)  # (R,)
         token_ids[rows] = torch.tensor(list(last_tokens.values()), dtype=torch.long)
         visible = min(round_up(int(block.lengths.max()) + 1, LENGTH_MULTIPLE), block.capacity)
         # A row attends to its cached tokens and to the token that it appends, columns 0 .. length: (R, 1, 1, L)
@@ -210,6 +218,10 @@ class ModelRunner:
         rows = rows.to(self.model.device)
         block.lengths[rows] += 1
         return logits[rows].float()
+
+    def _rows_are_independent(self) -> bool:
+        head = self.model.get_output_embeddings()
+        return self._llama is not None and self._llama.has_independent_rows(head, self.rows)
 
     def _additive_mask(self, visible: Tensor) -> Tensor:
         zeros = torch.zeros(visible.shape, dtype=self.model.dtype)

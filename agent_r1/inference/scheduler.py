@@ -43,12 +43,21 @@ class Request:
         return (*self.prompt, *self.token_ids)[:-1]
 
 
+Prefills = tuple[tuple[int, int], ...]
+"""The chunks of a sequence that were prefilled, as pairs (start, end). Decode steps computed the tokens in between."""
+
+
 @dataclass(slots=True)
 class _Session:
-    """The slot of a session, and the tokens whose keys and values are in the slot."""
+    """The slot of a session, and the tokens whose keys and values are in the slot.
+
+    Equal tokens with equal ``prefills`` were computed in passes of equal shapes, so their keys and values have equal
+    bits.
+    """
 
     slot: CacheSlot
     token_ids: tuple[int, ...] = ()
+    prefills: Prefills = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class PrefillPlan:
         prefix_copies: copies of prefixes to new slots. Their sources are in ``compute`` or were already in the KV
             cache.
         remainders: the chunks after the copied prefixes.
-        copies: copies of whole sequences, for prompts that are equal to another prompt.
+        copies: copies of chunks that another slot holds, for sequences that are equal to its sequence.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)
@@ -92,7 +101,7 @@ class Scheduler:
         self._version = 0
         self._free: deque[CacheSlot] = deque()
         self._sessions: dict[str, _Session] = {}
-        self._prefix_cache: dict[tuple[int, ...], CacheSlot] = {}
+        self._prefix_cache: dict[tuple[Prefills, tuple[int, ...]], CacheSlot] = {}
         self._waiting: list[Request] = []
         self._running: dict[CacheSlot, Request] = {}
         self._released: list[str] = []
@@ -163,7 +172,7 @@ class Scheduler:
 
         Afterwards, the slot of every running request must hold all tokens of its sequence except the last one.
         """
-        new: list[PrefillChunk] = []
+        new: list[tuple[_Session, PrefillChunk]] = []
         for slot, request in self._running.items():
             if not request.is_prefilled:
                 request.is_prefilled = True
@@ -172,30 +181,32 @@ class Scheduler:
                 if cached < len(session.token_ids):
                     self._forget_prefixes(slot)  # tokens of the slot will be overwritten
                 session.token_ids = needed
-                new.append(PrefillChunk(slot, cached, needed[cached:]))
+                session.prefills = tuple(span for span in session.prefills if span[0] < cached)
+                if cached < len(needed):
+                    session.prefills += ((cached, len(needed)),)
+                new.append((session, PrefillChunk(slot, cached, needed[cached:])))
         # The prefix cache no longer contains slots that will be overwritten, so all of its entries are valid.
         plan = PrefillPlan()
-        for chunk in new:
-            if chunk.cached == 0 and chunk.token_ids:
+        for session, chunk in new:
+            source = self._prefix_cache.setdefault((session.prefills, session.token_ids), chunk.slot)
+            if source != chunk.slot:
+                plan.copies.append(PrefixCopy(source, chunk.slot, len(session.token_ids), start=chunk.cached))
+            elif chunk.cached == 0 and chunk.token_ids:
                 self._plan_new_sequence(chunk, plan)
             else:
                 plan.compute.append(chunk)
         return plan
 
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> None:
-        """Add the prefill of a new sequence to ``plan``, and the sequence to the prefix cache.
+        """Add the prefill of a new sequence to ``plan``.
 
-        If another slot holds the sequence or a prefix of it, the keys and values are copied from there. Otherwise the
-        whole sequence is computed, and its prefixes are also added to the prefix cache.
+        If another slot holds a prefix of the sequence, the keys and values are copied from there. Otherwise the whole
+        sequence is computed, and its prefixes are added to the prefix cache.
         """
         tokens = chunk.token_ids
-        source = self._prefix_cache.setdefault(tokens, chunk.slot)
-        if source != chunk.slot:
-            plan.copies.append(PrefixCopy(source, chunk.slot, len(tokens)))
-            return
         lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
         for length in reversed(lengths):
-            source = self._prefix_cache.get(tokens[:length], chunk.slot)
+            source = self._prefix_cache.get((((0, length),), tokens[:length]), chunk.slot)
             if source != chunk.slot:
                 plan.prefix_copies.append(PrefixCopy(source, chunk.slot, length))
                 plan.remainders.append(PrefillChunk(chunk.slot, length, tokens[length:]))
@@ -203,7 +214,7 @@ class Scheduler:
         plan.compute.append(chunk)
         # Only computed chunks are entered: the prefixes of remainders are not complete when prefixes are copied.
         for length in lengths:
-            self._prefix_cache[tokens[:length]] = chunk.slot
+            self._prefix_cache[((0, length),), tokens[:length]] = chunk.slot
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
         """Yield (block index, batch) for each block that has running requests.

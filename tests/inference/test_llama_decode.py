@@ -23,6 +23,7 @@ from transformers import (
     SeedOssForCausalLM,
 )
 
+from agent_r1.inference import model_runner
 from agent_r1.inference.kv_cache import CacheSlot
 from agent_r1.inference.llama_decode import LLAMA_LIKE, LlamaDecoder
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk
@@ -65,6 +66,15 @@ def decode(runner: ModelRunner, steps: int = 3) -> list[Tensor]:
     return [runner.decode(block, {row: (11 * step + row) % 50 for row in (0, 2, 1)}) for step in range(steps)]
 
 
+def decode_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Return the logits of :func:`decode` by a runner that computes only the running rows."""
+    with monkeypatch.context() as patch:
+        patch.setattr(model_runner, "LARGE_MODEL", 0)
+        runner = ModelRunner(model, 64)
+    assert runner._row_decoder is not None
+    return decode(runner)
+
+
 def decode_by_transformers(model: PreTrainedModel) -> list[Tensor]:
     runner = ModelRunner(model, 4)
     runner._llama = None
@@ -81,6 +91,41 @@ def test_logits_have_the_bits_of_transformers(name: str, dtype: torch.dtype) -> 
     runner = ModelRunner(make(name, dtype), 4)
     assert runner._llama is not None
     assert equal(decode(runner), decode_by_transformers(make(name, dtype)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_running_rows_alone_have_the_logits_of_the_whole_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, whole = decode_rows(make(name), monkeypatch), decode(ModelRunner(make(name), 64))
+    for one, other in zip(alone, whole, strict=True):
+        assert one.shape == other.shape and (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+def test_only_running_rows_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "LARGE_MODEL", 0)
+    runner = ModelRunner(make("llama"), 64)
+    block = runner.add_block()
+    runner.prefill([PrefillChunk(CacheSlot(block, row), 0, prompt) for row, prompt in enumerate(PROMPTS)])
+    before = [tensor.clone() for tensor in (*runner.blocks[0].keys, *runner.blocks[0].values)]
+    runner.decode(block, {2: 7})
+    for old, new in zip(before, (*runner.blocks[0].keys, *runner.blocks[0].values), strict=True):
+        assert torch.equal(old[:2], new[:2]) and torch.equal(old[3:], new[3:])
+        assert not torch.equal(old[2, :, 2], new[2, :, 2]) and torch.equal(old[2, :, 3:], new[2, :, 3:])
+    assert runner.blocks[0].lengths[:4].tolist() == [3, 70, 3, 0]
+
+
+class DependentRows(nn.Linear):
+    """A linear layer whose results depend on the number of rows, as kernels for few rows can make them."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return super().forward(states) * (1 + 1e-6 * len(states))
+
+
+def test_the_whole_block_is_computed_if_bits_depend_on_the_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "LARGE_MODEL", 0)
+    model = make("llama")
+    assert ModelRunner(model, 64)._row_decoder is not None
+    model.lm_head = DependentRows(32, 50, bias=False)
+    assert ModelRunner(model, 64)._row_decoder is None
 
 
 def test_loaded_weights_are_used() -> None:
