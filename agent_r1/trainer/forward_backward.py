@@ -6,7 +6,7 @@ hidden size H.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,9 +59,7 @@ class ModelSet:
         if model is None:
             raise ValueError(f"this algorithm has no {role}")
         logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
-        plan = self.plan(by_sequence(batch.sequences))
-        prefix = PrefixStates(backbone_of(model), plan.prefix)
-        for micro in plan.micro_batches:
+        for micro, prefix in self._passes(batch, backbone_of(model)):
             logprobs[micro.tokens] = score_tokens(model, batch, micro, self.temperature, prefix)[0].double().cpu()
         return logprobs
 
@@ -72,9 +70,7 @@ class ModelSet:
         Tokens that are in none of the batch's sequences get 0.
         """
         entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
-        plan = self.plan(by_sequence(batch.sequences))
-        prefix = PrefixStates(backbone_of(self.policy), plan.prefix)
-        for micro in plan.micro_batches:
+        for micro, prefix in self._passes(batch, backbone_of(self.policy)):
             entropy[micro.tokens] = score_tokens(self.policy, batch, micro, self.temperature, prefix)[1].double().cpu()
         return entropy
 
@@ -90,9 +86,7 @@ class ModelSet:
         vocabulary = self.policy.get_output_embeddings().weight.shape[0]
         shape = (len(batch.ids), min(count, vocabulary, self.teacher.get_output_embeddings().weight.shape[0]))
         top = TopTokens(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64))
-        plan = self.plan(by_sequence(batch.sequences))
-        prefix = PrefixStates(backbone_of(self.teacher), plan.prefix)
-        for micro in plan.micro_batches:
+        for micro, prefix in self._passes(batch, backbone_of(self.teacher)):
             hidden = _predicting_states(self.teacher, micro, prefix)  # (n, H)
             ids, logprobs = top_tokens(self.teacher, hidden, count, self.temperature, vocabulary)
             top.ids[micro.tokens], top.logprobs[micro.tokens] = ids.cpu(), logprobs.double().cpu()
@@ -109,9 +103,7 @@ class ModelSet:
             raise ValueError("this algorithm has no critic")
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
         after_action = torch.zeros(len(batch.turn_trajectory), dtype=torch.float64)
-        plan = self.plan(by_sequence(batch.sequences))
-        prefix = PrefixStates(self.critic.backbone, plan.prefix)
-        for micro in plan.micro_batches:
+        for micro, prefix in self._passes(batch, self.critic.backbone):
             values = _critic_values(self.critic, batch, micro, prefix)
             before_token[micro.tokens] = values.before_token.double().cpu()
             after_action[micro.turns] = values.after_action.double().cpu()
@@ -125,10 +117,12 @@ class ModelSet:
         plan, device = plan_passes(blocks, self.micro_tokens, self.sharing), self.policy.device
         return PassPlan(plan.prefix.to(device), (micro.to(device) for micro in plan.micro_batches))
 
-    def largest_micro_batch(self, blocks: Sequence[Block]) -> int:
-        """Return the size of the largest micro-batch of ``blocks``, in tokens with padding and prefix."""
-        plan = plan_passes(blocks, self.micro_tokens, self.sharing)
-        return max(micro.padded_size for micro in plan.micro_batches)
+    def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
+        """Yield the micro-batches of a batch, each with the states of the tokens before it in ``backbone``."""
+        plan = self.plan(by_sequence(batch.sequences))
+        prefix = PrefixStates(backbone, plan.prefix)
+        for micro in plan.micro_batches:
+            yield micro, prefix
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
@@ -197,8 +191,8 @@ def forward_backward(
     stats = join_passes([one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches])
     for prefix in prefixes.values():
         prefix.backward()
-    tokens = len(plan.prefix)
-    return replace(stats, num_tokens=stats.num_tokens + tokens, num_padded_tokens=stats.num_padded_tokens + tokens)
+    num_tokens, num_padded = stats.num_tokens + len(plan.prefix), stats.num_padded_tokens + len(plan.prefix)
+    return replace(stats, num_tokens=num_tokens, num_padded_tokens=num_padded)
 
 
 def _read_prefix(models: ModelSet, ids: Tensor, modules: Collection[Module]) -> Mapping[Module, PrefixStates]:

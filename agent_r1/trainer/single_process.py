@@ -258,7 +258,7 @@ class SingleProcessTrainer:
 
         return self._budget.run(
             lambda tokens: work(models(tokens)),
-            lambda tokens: models(tokens).largest_micro_batch(blocks),
+            lambda tokens: max(micro.padded_size for micro in models(tokens).plan(blocks).micro_batches),
             self._clear_gradients,
         )
 
