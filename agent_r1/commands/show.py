@@ -91,9 +91,11 @@ def _show_metric(folder: Path, reader: RunReader, name: str, as_json: bool) -> N
     from agent_r1.commands.show_run import MetricText
     from agent_r1.viewer.text import one_line
 
+    names = reader.metric_names()
+    if name not in names and f"reward/{name}" in names:  # the curves of a run show a reward without this prefix
+        name = f"reward/{name}"
     curve = reader.curve(name)
     if not curve:
-        names = reader.metric_names()
         known = ", ".join(map(one_line, names)) or "none yet"
         do = f"{suggest(name, names)} there are: {known}".strip()
         raise InvalidInput("metric", got=repr(name), do=do)

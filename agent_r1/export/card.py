@@ -31,7 +31,7 @@ LOAD_ADAPTER = """\
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-base = AutoModelForCausalLM.from_pretrained({base})
+base = AutoModelForCausalLM.from_pretrained({base})  # the model that the run began with, or its folder
 model = PeftModel.from_pretrained(base, "{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```

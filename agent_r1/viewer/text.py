@@ -73,6 +73,7 @@ def number(value: float | None, digits: int = 4) -> str:
     """
     if value is None:
         return "\N{EN DASH}"
+    value += 0.0  # not -0.0
     if value != value or value in (float("inf"), float("-inf")):
         return {"nan": "NaN", "inf": "∞", "-inf": "-∞"}[str(value)]
     size = abs(value)

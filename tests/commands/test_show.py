@@ -142,6 +142,11 @@ def test_a_metric_is_a_table_of_steps(show: Show) -> None:
     assert show("demo", "--metric", "entropy", "--json").data["curve"] == {"1": 1.0, "2": None, "3": 1 / 3}
 
 
+def test_the_curve_of_a_reward_is_found_by_the_name_of_the_reward(show: Show) -> None:
+    named = show("demo", "--metric", "em", "--json").data
+    assert named == show("demo", "--metric", "reward/em", "--json").data and named["metric"] == "reward/em"
+
+
 def listed(shown: Shown) -> list[str]:
     return [summary["attempt"] for summary in shown.data["attempts"]]
 

@@ -32,6 +32,7 @@ def test_long_texts_are_shortened_with_the_number_of_characters_left_out() -> No
 
 
 def test_numbers_and_durations_are_short() -> None:
+    assert number(-0.0) == "0"
     shown = [number(value) for value in (0.0, 1.0, -0.25, 12345.6, 1e-9, 1e20, math.nan, -math.inf, None)]
     assert shown == ["0", "1", "-0.25", "12,346", "1e-09", "1e+20", "NaN", "-∞", "\N{EN DASH}"]
     assert [duration(seconds) for seconds in (0.04, 61, 600, 7300, 400_000)] == [
