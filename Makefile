@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/docs/.installed
 
-.PHONY: demo install test check format docs bench algorithms faults controls paper tiny-base clean
+.PHONY: demo install test test-vllm check format docs bench algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -39,6 +39,10 @@ docs: $(INSTALLED_DOCS)  ## the documentation as a site in site/; a broken link 
 
 test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap, those of the viewer in a browser need Chromium (apt-get install bubblewrap libseccomp2 chromium)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+VLLM_PYTHON ?= .venv/vllm/bin/python
+test-vllm: $(INSTALLED_DEV)  ## training through real vLLM servers; VLLM_PYTHON is the Python of an environment with vLLM
+	VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest -rs tests/training/test_real_vllm.py
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .

@@ -50,14 +50,17 @@ class ServerProcess:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the server and all its children. Do nothing if it has ended."""
-        if self.is_running:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
+        """End the server and all its children, also those that outlived the guard. A second call does nothing."""
         assert self._process.stdin is not None
-        self._process.stdin.close()  # then the guard kills what is left
+        if self._process.stdin.closed:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.stdin.close()
         self._process.wait()
 
     def last_words(self) -> str:

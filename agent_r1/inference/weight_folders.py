@@ -17,6 +17,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.weights import Dtype
+from agent_r1.model.load import quiet_transformers
 from agent_r1.model.precision import DTYPES
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -61,7 +62,8 @@ class WeightFolders:
                 return folder
             temporary = folder.with_suffix(".tmp")
             weights = self._weights(model)
-            model.save_pretrained(temporary, state_dict=dict(weights))  # empties the dictionary that it gets
+            with quiet_transformers():
+                model.save_pretrained(temporary, state_dict=dict(weights))  # it empties the dictionary that it gets
             if not self._tied:
                 _untie(model, weights, temporary)
             temporary.rename(folder)

@@ -23,7 +23,7 @@ from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.model_client import chat_client
 from agent_r1.rollout.session import Session, Stopped
 from agent_r1.rollout.user_code import format_error
-from agent_r1.training.build import EMBEDDED
+from agent_r1.training.build import resolve_placement
 from agent_r1.training.config import ChatConfig
 from agent_r1.training.human_input import format_signature
 from agent_r1.training.policy import load_policy
@@ -62,7 +62,8 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
     torch.set_num_threads(config.threads)
     env, task = _opening(config, taskset)
     policy = load_policy(config, taskset, config.engine.dtype)
-    agent = policy.agent(EMBEDDED.engine(policy, config), config, config.temperature)
+    engine = resolve_placement(None, config).engine(policy, config)
+    agent = policy.agent(engine, config, config.temperature)
     running = _Chat(agent, env, task, Terminal(console))
     try:
         run_protected(running.run())

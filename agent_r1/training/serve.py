@@ -12,7 +12,7 @@ from agent_r1.core.tasks import run_protected
 from agent_r1.gateway import Gateway, ServedModel
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.store import is_run, run_folder
-from agent_r1.training.build import EMBEDDED
+from agent_r1.training.build import resolve_placement
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.policy import load_policy
@@ -33,7 +33,7 @@ def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[
     folder = run_folder(config.model)
     name = str(find_trained_model(folder)) if is_run(folder) else config.model
     policy = load_policy(config.model_copy(update={"model": name}), None, config.engine.dtype)
-    agent = policy.agent(EMBEDDED.engine(policy, config), config, 1.0)
+    agent = policy.agent(resolve_placement(None, config).engine(policy, config), config, 1.0)
     run_protected(_serve(agent, config.model, port, key, on_started))
 
 

@@ -126,13 +126,13 @@ def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> lis
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", engine.dtype, "--max-model-len", str(context), "--max-num-seqs", str(engine.max_sequences)]
+    if engine.kv_cache_gib is not None:
+        command += ["--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
     return [*command, *SERVER_OPTIONS, *shlex.split(engine.vllm.arguments)]
 
 
 def _environment(engine: EngineConfig, number: int) -> dict[str, str]:
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if engine.kv_cache_gib is not None:
-        environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(engine.kv_cache_gib)))
     if engine.vllm.devices:
         environment["CUDA_VISIBLE_DEVICES"] = engine.vllm.devices[number].replace("+", ",")
     return environment

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -57,11 +59,11 @@ def test_sessions_are_spread_and_keep_their_server(versions: list[WeightUpdate])
     async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> list[int]:
         await ask(pool, 6)
         first = [requests(server) for server in servers]
-        await pool.generate(PROMPT, PARAMS, session_id="0")
-        await pool.generate(PROMPT, PARAMS, session_id="0")
+        await pool.generate(PROMPT, PARAMS, session_id="1")
+        await pool.generate(PROMPT, PARAMS, session_id="1")
         return [*first, *(requests(server) for server in servers)]
 
-    assert serve(versions, use) == [3, 3, 5, 3]
+    assert serve(versions, use) == [3, 3, 3, 5]
 
 
 def test_a_server_has_no_more_requests_than_the_limit(versions: list[WeightUpdate]) -> None:
@@ -150,6 +152,13 @@ def test_all_servers_stage_new_weights_before_one_samples_from_them(versions: li
                 return result
 
             server.answer = note  # type: ignore[method-assign]
+        reload = servers[1].reload
+
+        def reload_slowly(folder: str) -> Any:
+            time.sleep(0.3)
+            return reload(folder)
+
+        servers[1].reload = reload_slowly  # type: ignore[method-assign]
         await pool.update_weights(versions[1])
         paths = [path for path, _ in order]
         last_load = len(paths) - 1 - paths[::-1].index("/collective_rpc")
@@ -159,30 +168,49 @@ def test_all_servers_stage_new_weights_before_one_samples_from_them(versions: li
     serve(versions, use)
 
 
+def answer_before_canary(server: FakeVllm) -> None:
+    """Let the server complete a generation during the next update, before it answers the canary."""
+    completed, score = server.completed, server.score
+    answered = threading.Event()
+
+    def note(*answer: Any) -> Any:
+        answered.set()
+        return completed(*answer)
+
+    def score_late(*request: Any) -> Any:
+        answered.wait()
+        time.sleep(0.3)
+        return score(*request)
+
+    server.completed, server.score = note, score_late  # type: ignore[method-assign]
+
+
 def test_generations_continue_through_an_update(versions: list[WeightUpdate]) -> None:
-    async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> list[Completion]:
-        asked = asyncio.ensure_future(ask(pool, 2, LONG))
-        while not all(requests(server) for server in servers):
-            await asyncio.sleep(0.005)
-        await pool.update_weights(versions[1])
-        return await asked
-
-    for got in serve(versions, use):
-        assert len(got.token_ids) == 200 == len(got.logprobs)
-        assert [span.version for span in got.version_spans] in ([0, 1], [1], [0])
-
-
-def test_tokens_of_a_server_that_fails_the_canary_are_sampled_again(versions: list[WeightUpdate]) -> None:
-    """Its generation ends during the update, before the canary has failed."""
-
-    async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> None:
-        servers[0].faults.add(Fault.OLD_WEIGHTS)
+    async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> Completion:
+        answer_before_canary(servers[0])
         asked = asyncio.ensure_future(pool.generate(PROMPT, LONG))
         while not requests(servers[0]):
             await asyncio.sleep(0.005)
         await pool.update_weights(versions[1])
         got = await asked
-        assert len(got.token_ids) == 200 and requests(servers[1]) > 4
+        assert [requests(server) for server in servers] == [1 + 4, 4]  # the canary takes four
+        return got
+
+    got = serve(versions, use)
+    assert len(got.token_ids) == 200 == len(got.logprobs)
+    assert [span.version for span in got.version_spans] in ([0, 1], [1], [0])
+
+
+def test_tokens_of_a_server_that_fails_the_canary_are_sampled_again(versions: list[WeightUpdate]) -> None:
+    async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> None:
+        servers[0].faults.add(Fault.OLD_WEIGHTS)
+        answer_before_canary(servers[0])
+        asked = asyncio.ensure_future(pool.generate(PROMPT, LONG))
+        while not requests(servers[0]):
+            await asyncio.sleep(0.005)
+        await pool.update_weights(versions[1])
+        assert len((await asked).token_ids) == 200
+        assert [requests(server) for server in servers] == [1 + 4, 4 + 1]
 
     serve(versions, use)
 

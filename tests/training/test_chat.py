@@ -14,7 +14,7 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout import Agent, ScriptedEngine
-from agent_r1.training import Placement, chat
+from agent_r1.training import Placement, build, chat
 from agent_r1.training.config import ChatConfig
 
 TINYWIKI = ("--taskset", "tinywiki")
@@ -50,7 +50,7 @@ class ScriptedPolicy:
 def script(monkeypatch: pytest.MonkeyPatch, *texts: str, context: int = 8000) -> None:
     """Let the chat talk to a scripted policy."""
     monkeypatch.setattr(chat, "load_policy", lambda *_: ScriptedPolicy(*texts, context=context))
-    monkeypatch.setattr(chat, "EMBEDDED", Placement(engine=lambda *_: ScriptedEngine(None, str)))
+    monkeypatch.setattr(build, "EMBEDDED", Placement(engine=lambda *_: ScriptedEngine(None, str)))
 
 
 @pytest.fixture

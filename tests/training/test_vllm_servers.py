@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections import Counter
@@ -17,7 +19,7 @@ import pytest
 from inference.fake_vllm import FakeVllm, Fault
 
 from agent_r1.cli import main
-from agent_r1.inference.server_process import ServerProcess
+from agent_r1.inference.server_process import GUARD, ServerProcess
 from agent_r1.model.load import load_tokenizer
 from agent_r1.store import RunReader
 from agent_r1.store.verification import verify
@@ -158,8 +160,9 @@ def test_a_run_starts_its_servers_and_ends_them(python: Path, tmp_path: Path) ->
 
 
 def test_a_server_that_does_not_start_is_refused_with_its_last_error(
-    python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the log, which is kept
     python.write_text("#!/bin/sh\n[ $1 = -c ] && exit 0\necho 'ValueError: no such head size'\necho bye\nexit 1\n")
     options = ["--engine.backend", "vllm", "--engine.vllm.python", str(python)]
     assert main(["train", *OPTIONS, *options, "--run", str(tmp_path / "run")]) == 2
@@ -167,14 +170,15 @@ def test_a_server_that_does_not_start_is_refused_with_its_last_error(
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are listed from /proc")
-@pytest.mark.parametrize("end", ["kill", "stop", "server"])
+@pytest.mark.parametrize("end", ["kill", "stop", "server", "guard"])
 def test_no_process_of_a_server_is_left(end: str, tmp_path: Path) -> None:
-    """After SIGKILL of the starting process, after ``stop``, and after the end of the server's first process."""
+    """After SIGKILL of the starting process, ``stop``, the end of the server's first process, SIGKILL of the guard."""
     mark = f"{time.time_ns()}"
-    child = f"sleep 60{mark} & trap '' TERM; {'sleep 0.2' if end == 'server' else f'sleep 60{mark}'}"
+    last = "sleep 0.2" if end == "server" else f"exec sleep 60{mark}"
+    child = f"trap '' TERM; {'' if end == 'guard' else f'sleep 60{mark} &'} {last}"
     program = f"""
 import pathlib, time
-from agent_r1.inference.server_process import ServerProcess
+from agent_r1.inference.server_process import GUARD, ServerProcess
 import agent_r1.inference.server_process as module
 module.STOP_SECONDS = 0.1
 server = ServerProcess(["/bin/sh", "-c", {child!r}], {{}}, pathlib.Path({str(tmp_path / "log")!r}))
@@ -185,10 +189,10 @@ time.sleep(60)
 """
     driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert driver.stdout is not None and driver.stdout.readline() == b"started\n"
-    if end == "kill":
-        while not processes(mark):
+    if end in ("kill", "guard"):
+        while not processes(f"sleep\x0060{mark}"):
             time.sleep(0.01)
-        driver.kill()
+        os.kill(driver.pid if end == "kill" else processes(GUARD.name, mark)[0], signal.SIGKILL)
     deadline = time.monotonic() + 60
     try:
         while processes(f"sleep\x0060{mark}"):
@@ -199,12 +203,13 @@ time.sleep(60)
         driver.wait()
 
 
-def processes(mark: str) -> list[int]:
-    """Return the ids of the processes whose command contains ``mark``."""
+def processes(*marks: str) -> list[int]:
+    """Return the ids of the processes whose command contains all ``marks``."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (process / "cmdline").read_bytes().decode("utf-8", "replace"):
+            command = (process / "cmdline").read_bytes().decode("utf-8", "replace")
+            if all(mark in command for mark in marks):
                 found.append(int(process.name))
         except OSError:
             continue
