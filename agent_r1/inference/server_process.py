@@ -13,8 +13,8 @@ from pathlib import Path
 
 GUARD = Path(__file__).with_name("server_guard.py")
 
-STOP_SECONDS = 5.0
-"""How long a server has to end after SIGTERM, in seconds."""
+STOP_SECONDS = 15.0
+"""How long a server has to end after SIGTERM, in seconds. A killed one leaves segments of shared memory."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables of this process's Python environment, which a server in another environment must not get."""
