@@ -11,6 +11,7 @@
 A rollout never raises an error for a failure inside an episode. The trajectory gets a ``Status`` and a reason instead.
 """
 
+from functools import partial
 from pathlib import Path
 
 from agent_r1.core.redaction import redact, redact_url
@@ -40,6 +41,9 @@ class InvalidInput(AgentR1Error):
         self.what, self.got, self.do = what, got, do
         shown = shorten(redact_url(got) if isinstance(got, str) and len(got) <= MAX_ADDRESS else got)
         super().__init__(redact(f"{shorten(what)}: got {shown}; {shorten(do, MAX_REMEDY)}"))
+
+    def __reduce__(self) -> tuple[object, ...]:  # another process gets the value as text
+        return partial(InvalidInput, self.what, got=str(self.got), do=self.do), ()
 
 
 class EngineError(AgentR1Error):

@@ -120,6 +120,10 @@ class TrainerConfig(BaseModel):
     minibatches: int = Field(default=1, ge=1)
     """Maximum number of optimizer steps per batch and epoch. All tokens of a trajectory are in the same minibatch."""
 
+    ranks: int = Field(default=1, ge=1, le=1024)
+    """Number of processes of this machine (ranks) among which FSDP2 divides weights, gradients, moments and sequences:
+    one GPU each, or one CPU core each. 1: training runs in the process of the run."""
+
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
     own. A smaller number needs less memory, and changes the results only by rounding errors."""
@@ -127,7 +131,7 @@ class TrainerConfig(BaseModel):
     share_prefixes: Literal["auto", "on", "off"] = "auto"
     """Whether tokens with which several attempts begin, such as the system prompt and the question of a group, are
     computed once per update. Results change only by rounding errors. auto: for models of one million parameters and
-    more, if the attention mask alone determines which tokens they read."""
+    more, if the attention mask alone determines which tokens they read. Several ranks share no prefixes."""
 
     lora: LoraConfig = LoraConfig()
     """LoRA: an adapter is trained instead of all weights. It needs the extra agent-r1[lora]."""
@@ -148,4 +152,12 @@ class TrainerConfig(BaseModel):
     def _check_critic(self) -> Self:
         if self.critic_minibatches > 1 and self.critic_epochs is None:
             raise ValueError("critic_minibatches has no effect in the policy's passes: give critic_epochs too")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if self.ranks > 1 and self.share_prefixes == "on":
+            raise ValueError("several ranks share no prefixes: leave share_prefixes out, or give trainer.ranks 1")
+        if self.ranks > 1 and self.optimizer == "adamw-8bit":
+            raise ValueError("adamw-8bit runs in one process: give optimizer adamw, or trainer.ranks 1")
         return self

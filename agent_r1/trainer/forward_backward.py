@@ -6,8 +6,9 @@ hidden size H.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +23,11 @@ from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
-from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
+from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role, join_passes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Work = Callable[Concatenate[PreTrainedModel, P], T]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +65,8 @@ class ModelSet:
             raise ValueError(f"this algorithm has no {role}")
         logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
         for micro, prefix in self._passes(batch, backbone_of(model)):
-            logprobs[micro.tokens] = score_tokens(model, batch, micro, self.temperature, prefix)[0].double().cpu()
+            scored, _ = self.call(model, score_tokens, batch, micro, self.temperature, prefix)
+            logprobs[micro.tokens] = scored.double().cpu()
         return logprobs
 
     @torch.no_grad()
@@ -71,7 +77,8 @@ class ModelSet:
         """
         entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
         for micro, prefix in self._passes(batch, backbone_of(self.policy)):
-            entropy[micro.tokens] = score_tokens(self.policy, batch, micro, self.temperature, prefix)[1].double().cpu()
+            _, scored = self.call(self.policy, score_tokens, batch, micro, self.temperature, prefix)
+            entropy[micro.tokens] = scored.double().cpu()
         return entropy
 
     @torch.no_grad()
@@ -87,8 +94,7 @@ class ModelSet:
         shape = (len(batch.ids), min(count, vocabulary, self.teacher.get_output_embeddings().weight.shape[0]))
         top = TopTokens(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64))
         for micro, prefix in self._passes(batch, backbone_of(self.teacher)):
-            hidden = _predicting_states(self.teacher, micro, prefix)  # (n, H)
-            ids, logprobs = top_tokens(self.teacher, hidden, count, self.temperature, vocabulary)
+            ids, logprobs = self.call(self.teacher, _top_tokens, micro, prefix, count, self.temperature, vocabulary)
             top.ids[micro.tokens], top.logprobs[micro.tokens] = ids.cpu(), logprobs.double().cpu()
         return top
 
@@ -108,6 +114,10 @@ class ModelSet:
             before_token[micro.tokens] = values.before_token.double().cpu()
             after_action[micro.turns] = values.after_action.double().cpu()
         return StateValues(before_token, after_action)
+
+    def call(self, model: PreTrainedModel, work: Work[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Return ``work(model, ..)``, a forward pass of the policy, the reference or the teacher."""
+        return work(model, *arguments, **options)
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
         """Return the micro-batches of the sequences in ``blocks``, and the prefix before them, on the models' device.
@@ -162,6 +172,18 @@ def score_tokens(
     if others is not None:
         targets = torch.cat([targets[:, None], others[micro.tokens].to(hidden.device)], dim=1)  # (n, 1 + k)
     return token_scores(model, hidden, targets, temperature, entropy_gradient=entropy_gradient)
+
+
+def _top_tokens(
+    model: PreTrainedModel,
+    micro: MicroBatch,
+    prefix: PrefixStates,
+    count: int,
+    temperature: float,
+    vocabulary: int,
+) -> tuple[Tensor, Tensor]:
+    """Return (tokens, log-probabilities) of the k most likely tokens at the n tokens of a micro-batch: (n, k) each."""
+    return top_tokens(model, _predicting_states(model, micro, prefix), count, temperature, vocabulary)
 
 
 def _predicting_states(model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates | None) -> Tensor:
@@ -275,8 +297,9 @@ def _token_outputs(
     # teacher's top tokens also their log pi: (n, k)
     top = outputs.teacher_top
     others = None if top is None else top.ids
-    scored, entropy = score_tokens(
-        models.policy, batch, micro, models.temperature, prefixes[POLICY], algorithm.entropy_coef > 0, others
+    with_gradient = algorithm.entropy_coef > 0
+    scored, entropy = models.call(
+        models.policy, score_tokens, batch, micro, models.temperature, prefixes[POLICY], with_gradient, others
     )
     logprobs = scored if top is None else scored[:, 0]
 
@@ -374,20 +397,3 @@ def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(_state_values_at(targets.target, micro, like), scaled)
-
-
-def join_passes(parts: Sequence[PassStats]) -> PassStats:
-    """Join the statistics of several passes into one, on the CPU. Losses and metrics are summed.
-
-    No token is in two of the passes.
-    """
-    return PassStats(
-        loss=torch.stack([part.loss for part in parts]).sum().cpu(),
-        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
-        tokens=torch.cat([part.tokens for part in parts]),
-        logprobs=torch.cat([part.logprobs for part in parts]).cpu(),
-        ratios=torch.cat([part.ratios for part in parts]).cpu(),
-        entropy=torch.cat([part.entropy for part in parts]).cpu(),
-        num_tokens=sum(part.num_tokens for part in parts),
-        num_padded_tokens=sum(part.num_padded_tokens for part in parts),
-    )

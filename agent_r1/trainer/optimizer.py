@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from agent_r1.core.errors import InvalidInput
@@ -76,9 +77,7 @@ class Optimizer:
             if module not in modules:
                 for parameter in parameters.values():
                     parameter.grad = None  # without a gradient, AdamW applies no momentum either
-        norms = {
-            module: nn.utils.clip_grad_norm_(self.parameters(module), self._max_norm) for module in sorted(modules)
-        }
+        norms = {module: self._clip(module) for module in sorted(modules)}
         gradient_norms = dict(zip(norms, torch.stack([norm.double() for norm in norms.values()]).tolist(), strict=True))
         finite = math.isfinite(float(loss.detach())) and all(map(math.isfinite, gradient_norms.values()))
         if finite:
@@ -88,6 +87,14 @@ class Optimizer:
                 self._adamw.step()
         self.clear_gradients()
         return OptimStats(finite, gradient_norms)
+
+    def _clip(self, module: Module) -> Tensor:
+        """Clip the gradient of a module by its norm, and return the norm before: ()."""
+        parameters = self.parameters(module)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = full_tensor(nn.utils.get_total_norm(gradients))
+        nn.utils.clip_grads_with_norm_(parameters, self._max_norm, norm)
+        return norm
 
     def clear_gradients(self) -> None:
         """Set all gradients to None."""
@@ -109,6 +116,11 @@ class Optimizer:
             for moment, value in self._adamw.state[parameter].items()
             for key, tensor in _plain_tensors(moment, value)
         }
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor whose parts are on several ranks as a whole. Other tensors are returned unchanged."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
@@ -170,7 +182,7 @@ def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     Example:
         The names "exp_avg.codes", "exp_avg.scale" and "exp_avg.qmap" for the name "exp_avg"
     """
-    if not is_traceable_wrapper_subclass(value):
+    if isinstance(value, DTensor) or not is_traceable_wrapper_subclass(value):
         yield name, value
         return
     for part in value.__tensor_flatten__()[0]:

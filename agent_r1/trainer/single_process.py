@@ -98,7 +98,7 @@ class SingleProcessTrainer:
                 build_value_model(model, config.critic_reads_logprobs), config.dtype, keep=("head",)
             )
         if "reference" in algorithm.needs:
-            self._reference = _reference(model, config.dtype, self._syncs_reference)
+            self._reference = make_reference(model, config.dtype, syncs_reference(algorithm))
         self._models = ModelSet(
             policy=self._policy.compute,
             temperature=temperature,
@@ -226,7 +226,7 @@ class SingleProcessTrainer:
             raise InvalidInput(
                 "trainer state", got="a state saved with other weights", do="load the model saved beside it first"
             )
-        if not self._syncs_reference and state.scalars["reference"] != self._reference_checksum():
+        if not syncs_reference(self._algorithm) and state.scalars["reference"] != self._reference_checksum():
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
         overwrite(self._tensors(), state.tensors)
@@ -247,6 +247,9 @@ class SingleProcessTrainer:
         self.load_weights(read_weights(folder, self._policy.weights))
         self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
+    def close(self) -> None:
+        pass
+
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
         """Return ``work(models)``, a pass over the sequences in ``blocks``.
 
@@ -261,10 +264,6 @@ class SingleProcessTrainer:
             lambda tokens: max(micro.padded_size for micro in models(tokens).plan(blocks).micro_batches),
             self._clear_gradients,
         )
-
-    @property
-    def _syncs_reference(self) -> bool:
-        return self._algorithm.kl is not None and self._algorithm.kl.sync_steps > 0
 
     def _clear_gradients(self) -> None:
         self._optimizer.clear_gradients()
@@ -292,7 +291,7 @@ class SingleProcessTrainer:
         if self._critic is not None:
             critic = self._critic.weights.named_parameters()
             weights |= {f"critic.{name}": tensor for name, tensor in critic if tensor.requires_grad}
-        if self._reference is not None and self._syncs_reference:
+        if self._reference is not None and syncs_reference(self._algorithm):
             reference = self._reference.weights.named_parameters()
             weights |= {f"reference.{name}": tensor for name, tensor in reference}
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
@@ -300,11 +299,18 @@ class SingleProcessTrainer:
 
 def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:
     """Return whether prefixes are shared, if the models can."""
+    if config.ranks > 1:
+        return False
     is_large = all(model.num_parameters() >= LARGE_MODEL for model in models)
     return config.share_prefixes == "on" or (config.share_prefixes == "auto" and is_large)
 
 
-def _reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
+def syncs_reference(algorithm: Algorithm) -> bool:
+    """Return whether the algorithm changes the reference during a run."""
+    return algorithm.kl is not None and algorithm.kl.sync_steps > 0
+
+
+def make_reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
     """Return the reference: a frozen copy of the policy without its adapter, which computes in ``dtype``.
 
     If ``changes`` is True, the reference changes during the run, and its weights are in float32. Otherwise its weights

@@ -18,7 +18,10 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits
+from agent_r1.trainer.fsdp import FsdpTrainer
 from agent_r1.trainer.protocol import Trainer
+from agent_r1.trainer.rank_trainer import RankTrainer
+from agent_r1.trainer.ranks import RankGroup
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
@@ -27,6 +30,7 @@ from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
     check_algorithm_settings,
+    check_ranks,
     check_reward_weights,
     check_taskset,
     validation_splits,
@@ -38,14 +42,21 @@ def _torch_engine(policy: Policy, config: RunConfig) -> InferenceEngine:
     return TorchEngine(policy.model, policy.context_length, config.engine)
 
 
-def _single_process_trainer(policy: Policy, config: TrainConfig, teacher: PreTrainedModel | None) -> Trainer:
-    trainer, temperature = config.trainer, config.temperature
-    return SingleProcessTrainer(policy.model, config.algorithm, trainer, temperature=temperature, teacher=teacher)
+def _trainer(policy: Policy, config: TrainConfig, teacher: PreTrainedModel | None) -> Trainer:
+    settings, temperature, model = config.trainer, config.temperature, policy.model
+    if settings.ranks == 1:
+        return SingleProcessTrainer(model, config.algorithm, settings, temperature=temperature, teacher=teacher)
+    ranks = RankGroup[RankTrainer](settings.ranks, model.device.type)
+    return FsdpTrainer(
+        *(ranks, model, config.algorithm, settings), temperature=temperature, teacher=teacher, threads=config.threads
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The factories that make the engine and the trainer of a run. By default engine and trainer run in this process.
+    """The factories that make the engine and the trainer of a run.
+
+    By default the engine runs in this process, and so does the trainer if it has only one rank (``trainer.ranks``).
 
     Attributes:
         engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
@@ -56,11 +67,11 @@ class Placement:
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
-    trainer: Callable[[Policy, TrainConfig, PreTrainedModel | None], Trainer] = _single_process_trainer
+    trainer: Callable[[Policy, TrainConfig, PreTrainedModel | None], Trainer] = _trainer
 
 
 EMBEDDED = Placement()
-"""The default placement: engine and trainer run in this process."""
+"""The default placement: the engine, and a trainer of one rank, run in this process."""
 
 
 def resolve_placement(placement: Placement | None, config: RunConfig) -> Placement:
@@ -112,6 +123,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
+    check_ranks(config)
     check_reward_weights(config, taskset)
     policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])

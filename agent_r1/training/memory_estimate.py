@@ -124,8 +124,9 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
         yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
     largest = max(tokens, context)  # the longest sequence is a micro-batch, also if it is longer than ``tokens``
     size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, largest)))
-    yield MemoryUse(f"micro-batches of {largest} tokens", size)
-    yield MemoryUse("freed and kept", min(size, KEPT))
+    passes = config.trainer.ranks if model.device.type == "cpu" else 1  # each rank has a GPU, or a part of one memory
+    yield MemoryUse(f"micro-batches of {largest} tokens", passes * size)
+    yield MemoryUse("freed and kept", passes * min(size, KEPT))
     if config.trainer.lora.rank:  # the merged model is made when no micro-batch is in memory
         yield MemoryUse("merged model", max(0, FLOAT32 * _count_weights(model) - size))
 
@@ -137,7 +138,7 @@ def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[M
     """
     needs, kl, lora = config.algorithm.needs, config.algorithm.kl, config.trainer.lora
     computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
-    parameters = _count_weights(model)
+    parameters, on_cpu = _count_weights(model), model.device.type == "cpu"
     trained = 1 + ("critic" in needs)
     copies = trained * computed if config.trainer.dtype != "float32" else 0
     changing = kl is not None and kl.sync_steps > 0 and config.trainer.dtype != "float32"
@@ -148,10 +149,15 @@ def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[M
     else:
         frozen = (("reference" in needs) + ("teacher" in needs)) * computed * parameters
         size = parameters
+    ranks = config.trainer.ranks
+    if ranks > 1:  # the policy is whole in the process of the run, and each rank has whole models when it starts
+        whole = trained + ("reference" in needs) + ("teacher" in needs)
+        yield MemoryUse("models of the ranks", whole * FLOAT32 * parameters * (ranks if on_cpu else 1))
+    parts = 1 if on_cpu else ranks  # each GPU has a part of what the ranks share
     yield MemoryUse("further weights", frozen + changed * size)
     moments = MOMENT_BYTES[config.trainer.optimizer] * trained * size
-    yield MemoryUse("gradients and moments", trained * FLOAT32 * size + moments)
-    if model.device.type == "cpu":  # the copies are in CPU memory, which a GPU does not use
+    yield MemoryUse("gradients and moments", (trained * FLOAT32 * size + moments) // parts)
+    if on_cpu:  # the copies are in CPU memory, which a GPU does not use
         checkpoint = (trained * FLOAT32 * size + moments) * (config.checkpoint_every > 0)
         yield MemoryUse("copies to save", checkpoint + (config.evaluate_every > 0) * FLOAT32 * size)
 

@@ -20,7 +20,7 @@ CHANGEABLE = (
     *("record_tokens", "track"),
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
-    "trainer.micro_tokens",
+    *("trainer.micro_tokens", "trainer.ranks"),
     *(f"engine.{name}" for name in EngineConfig.model_fields if name != "dtype"),
     *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
@@ -30,7 +30,8 @@ CHANGEABLE = (
 - The folder of the run.
 - The number of steps, which must be at least the number of steps that the run has taken.
 - Settings of checkpoints, records and reports.
-- Settings for the machine and the engine. ``trainer.micro_tokens`` changes results only by rounding.
+- Settings for the machine and the engine. ``trainer.micro_tokens`` and ``trainer.ranks`` change results only by
+  rounding.
 - Limits of the monitor.
 - The paths of data, corpus and model. The contents of data and corpus must be unchanged, which
   :mod:`agent_r1.training.data_fingerprint` checks. The initial weights must have the same checksum.

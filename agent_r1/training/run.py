@@ -178,6 +178,7 @@ async def _run(run: TrainingRun) -> TrainReport:
             await close_agents(run.runtime.taskset)
             for engine in run.runtime.engines.values():
                 await engine.close()
+            run.runtime.trainer.close()
 
 
 def _tracked(config: TrainConfig) -> dict[str, str | int | float | bool | None]:

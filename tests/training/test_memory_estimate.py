@@ -77,6 +77,14 @@ def test_a_pass_takes_what_it_saves_and_some_temporary_tensors(make: Any) -> Non
     assert saved < estimated < 1.6 * saved
 
 
+def test_each_rank_on_a_cpu_has_passes_and_models_of_its_own() -> None:
+    model = qwen(3)
+    alone, two = (plan_memory(model, config_of(trainer__ranks=ranks, algorithm="ppo"), 128, PLENTY) for ranks in (1, 2))
+    assert use_of(two, "micro-batches") == 2 * use_of(alone, "micro-batches") > 0
+    models = 2 * 2 * 4 * model.num_parameters()  # two ranks, policy and critic, float32
+    assert (use_of(alone, "models of the ranks"), use_of(two, "models of the ranks")) == (0, models)
+
+
 def test_moments_in_8_bits_take_a_quarter() -> None:
     model = qwen()
     whole, small = (

@@ -1,4 +1,4 @@
-"""`agent-r1 train` runs on another engine and on another trainer: only the placement differs."""
+"""`agent-r1 train` runs on another engine: only the placement differs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 from inference.http_engine import EngineServer, HttpEngine
-from trainer.two_rank_trainer import TwoRankTrainer
-from transformers import PreTrainedModel
 
 from agent_r1.cli import main
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.store import RunReader
 from agent_r1.store.verification import verify
-from agent_r1.trainer.protocol import Trainer
 from agent_r1.training import build
 from agent_r1.training.build import EMBEDDED, Placement
-from agent_r1.training.config import RunConfig, TrainConfig
+from agent_r1.training.config import RunConfig
 from agent_r1.training.policy import Policy
 
 OPTIONS = [
@@ -40,12 +37,6 @@ def http_engines(tmp_path: Path) -> Iterator[Placement]:
 
     with servers:
         yield Placement(engine=serve)
-
-
-def two_ranks(policy: Policy, config: TrainConfig, teacher: PreTrainedModel | None) -> Trainer:
-    return TwoRankTrainer(
-        policy.model, config.algorithm, config.trainer, temperature=config.temperature, teacher=teacher
-    )
 
 
 def train_with(placement: Placement, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
@@ -73,11 +64,3 @@ def test_train_runs_on_an_engine_behind_http(
     embedded = train_with(EMBEDDED, tmp_path / "embedded", monkeypatch)
     assert train_with(http_engines, tmp_path / "http", monkeypatch) == embedded != []
     assert losses(tmp_path / "http") == losses(tmp_path / "embedded")  # the second step used the new weights
-
-
-def test_train_runs_on_a_trainer_of_two_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embedded = train_with(EMBEDDED, tmp_path / "embedded", monkeypatch)
-    assert train_with(Placement(trainer=two_ranks), tmp_path / "two", monkeypatch) == embedded != []
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "embedded"), abs=1e-5)

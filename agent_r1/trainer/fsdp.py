@@ -1,0 +1,223 @@
+"""A trainer of several ranks: FSDP2 divides the models among processes of this machine."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Collection, Mapping
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.types import StateValues, TopTokens
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.model.adapter import load_trained_weights, save_weights, trained_weights
+from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.forward import supports_tree_mask
+from agent_r1.model.load import read_weights
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.protocol import (
+    MODULES,
+    POLICY,
+    Module,
+    OptimStats,
+    PassStats,
+    PreparedBatch,
+    Role,
+    TrainerState,
+    join_passes,
+)
+from agent_r1.trainer.rank_trainer import RankSettings, RankTrainer
+from agent_r1.trainer.ranks import RankGroup
+from agent_r1.trainer.single_process import SCALARS, TENSORS, make_reference, syncs_reference
+
+
+class FsdpTrainer:
+    """A trainer of several processes, which are called ranks. See :class:`agent_r1.trainer.protocol.Trainer`.
+
+    Each rank keeps a part of the weights, gradients and moments of all models, and computes the loss on a part of the
+    sequences. ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.
+
+    Args:
+        ranks: the processes. They belong to the trainer, which ends them when it is closed.
+        model: the policy, as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`.
+        algorithm: the algorithm whose loss is minimized.
+        config: settings of the optimizer and of memory.
+        temperature: the sampler's temperature, above 0.
+        teacher: the model that the policy learns from, if the algorithm needs a teacher.
+        threads: the number of torch threads of each rank.
+
+    Raises:
+        InvalidInput: as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`; or the settings cannot be
+            used with several ranks.
+    """
+
+    def __init__(
+        self,
+        ranks: RankGroup[RankTrainer],
+        model: PreTrainedModel,
+        algorithm: Algorithm,
+        config: TrainerConfig,
+        *,
+        temperature: float,
+        teacher: PreTrainedModel | None = None,
+        threads: int = 1,
+    ) -> None:
+        if temperature <= 0:
+            raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
+        if "teacher" in algorithm.needs and teacher is None:
+            raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
+        self._ranks, self._model, self._config = ranks, model.eval(), config
+        self._tree_attention = supports_tree_mask(model)
+        self._checksum: str | None = None  # of the policy's current weights; None: not computed
+        self._is_copied = True  # whether the model in this process has the current weights
+        self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
+        self._reference_checksum = ""
+        if "reference" in algorithm.needs:
+            reference = make_reference(model, config.dtype, syncs_reference(algorithm)).weights
+            self._reference_checksum = weights_checksum(reference)
+            del reference  # the ranks have their own
+        self._reference_is_fixed = not syncs_reference(algorithm)
+        settings = RankSettings(
+            model=_on_cpu(model),
+            algorithm=algorithm.model_dump(mode="json"),
+            config=config,
+            temperature=temperature,
+            teacher=None if teacher is None else _on_cpu(teacher),
+            device=model.device.type,
+            threads=threads,
+            random_state=torch.get_rng_state(),
+        )
+        ranks.start(partial(RankTrainer, settings))
+
+    @property
+    def micro_tokens(self) -> int:
+        return self._config.micro_tokens
+
+    @property
+    def supports_tree_attention(self) -> bool:
+        return self._tree_attention
+
+    def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
+        return _sum(self._call("logprobs", batch, role))
+
+    def entropy(self, batch: TrainingBatch) -> Tensor:
+        return _sum(self._call("entropy", batch))
+
+    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
+        parts = self._call("top_tokens", batch, count)
+        return TopTokens(_sum([part.ids for part in parts]), _sum([part.logprobs for part in parts]))
+
+    def values(self, batch: TrainingBatch) -> StateValues:
+        parts = self._call("values", batch)
+        return StateValues(_sum([part.before_token for part in parts]), _sum([part.after_action for part in parts]))
+
+    def forward_backward(
+        self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
+    ) -> PassStats:
+        stats = join_passes(self._call("forward_backward", batch, scale, frozenset(modules)))
+        self._last_pass = (stats.loss, frozenset(modules))
+        return stats
+
+    def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
+        if self._last_pass is None:
+            raise RuntimeError("optim_step needs the gradients of a forward_backward")
+        loss, modules = self._last_pass
+        self._last_pass = None
+        first, *others = self._call("optim_step", loss, modules, learning_rate_factor)
+        assert all(other.applied == first.applied for other in others), "the ranks took different optimizer steps"
+        if first.applied and POLICY in modules:
+            self._is_copied, self._checksum = False, None
+        return first
+
+    def sync_reference(self, alpha: float) -> None:
+        self._call("sync_reference", alpha)
+
+    def publish(self, number: int, step: int) -> WeightUpdate:
+        """Return the policy's current weights, as the trainer protocol describes it.
+
+        The weights are gathered and copied into the model of this process, which the update refers to.
+        """
+        every = self._config.checksum_every
+        checksum = self._current_checksum() if every > 0 and step % every == 0 else None
+        return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._current_model())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        load_trained_weights(self._model, weights)
+        self._is_copied, self._checksum = True, None
+        trained = {name: p.detach().cpu() for name, p in self._model.named_parameters() if p.requires_grad}
+        self._call("load_weights", trained)
+
+    def state(self) -> TrainerState:
+        """Return a copy of the trainer's state, as the trainer protocol describes it.
+
+        The state holds whole tensors, with the names and values that a trainer of one process gives them. So a run can
+        be continued with another number of ranks.
+        """
+        scalars: dict[str, int | float | str] = {
+            "policy": self._current_checksum(),
+            "reference": self._reference_checksum,
+            "micro_tokens": self.micro_tokens,
+        }
+        return TrainerState(self._call("state")[0], scalars)
+
+    def load_state(self, state: TrainerState) -> None:
+        if state.scalars["policy"] != self._current_checksum():
+            raise InvalidInput(
+                "trainer state", got="a state saved with other weights", do="load the model saved beside it first"
+            )
+        if self._reference_is_fixed and state.scalars["reference"] != self._reference_checksum:
+            do = "make the trainer of the model that the run began with, then load the saved weights into it"
+            raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
+        self._call("load_state", dict(state.tensors))
+
+    def save(self, folder: Path) -> None:
+        state = self.state()
+        save_weights(folder, self._model, trained_weights(self._current_model()))
+        save_file(dict(state.tensors), folder / TENSORS)
+        (folder / SCALARS).write_text(json.dumps(dict(state.scalars), indent=2), encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        self.load_weights(read_weights(folder, self._model))
+        self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    def _call(self, method: str, *arguments: object) -> list[Any]:
+        """Return the result of a method of :class:`RankTrainer` on each rank."""
+        return self._ranks.call(methodcaller(method, *arguments))
+
+    def _current_model(self) -> PreTrainedModel:
+        """Return the model of this process, after the current weights of the ranks were copied into it."""
+        if not self._is_copied:
+            weights = self._call("weights")[0]
+            with torch.no_grad():
+                for name, parameter in self._model.named_parameters():
+                    if name in weights:
+                        parameter.copy_(weights[name])
+            self._is_copied = True
+        return self._model
+
+    def _current_checksum(self) -> str:
+        if self._checksum is None:
+            self._checksum = weights_checksum(self._current_model())
+        return self._checksum
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    """Return the sum of tensors that each have zeros at the tokens of other ranks."""
+    return torch.stack(parts).sum(0)
+
+
+def _on_cpu(model: PreTrainedModel) -> PreTrainedModel:
+    return model if model.device.type == "cpu" else copy.deepcopy(model).cpu()

@@ -1,0 +1,178 @@
+"""One rank of :class:`agent_r1.trainer.fsdp.FsdpTrainer`: its parts of the models and of the optimizer's state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import PreTrainedModel
+
+from agent_r1.algorithms.registry import as_algorithm
+from agent_r1.algorithms.types import StateValues, TopTokens
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.model.adapter import has_adapter, without_adapter
+from agent_r1.model.precision import cast_parameters, checkpoint_activations
+from agent_r1.model.value_head import ValueModel, build_value_model
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.forward_backward import forward_backward
+from agent_r1.trainer.oom_retry import explain_oom
+from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, full_tensor, overwrite
+from agent_r1.trainer.protocol import CRITIC, POLICY, Module, OptimStats, PassStats, PreparedBatch, Role
+from agent_r1.trainer.sharding import OneForward, ShardedModelSet, full_weights, like, shard_critic, shard_model
+from agent_r1.trainer.single_process import syncs_reference
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSettings:
+    """The models and settings that all ranks get. From these they make equal models.
+
+    Attributes:
+        model: the policy, on the CPU.
+        algorithm: the settings of the algorithm, as a stored run has them.
+        teacher: the teacher, on the CPU; None if the algorithm needs no teacher.
+        device: the type of the device: ``cpu`` or ``cuda``.
+        threads: the number of torch threads of a rank.
+        random_state: the state of torch's random numbers, from which new weights of a critic are drawn.
+    """
+
+    model: PreTrainedModel
+    algorithm: Mapping[str, object]
+    config: TrainerConfig
+    temperature: float
+    teacher: PreTrainedModel | None
+    device: str
+    threads: int
+    random_state: Tensor
+
+
+class RankTrainer:
+    """The part of a trainer that one rank runs. All ranks must call the same methods together.
+
+    Passes read the sequences of this rank. Their results have zeros at the tokens of other ranks, so the sum over all
+    ranks is the result for the batch.
+    """
+
+    def __init__(self, settings: RankSettings) -> None:
+        torch.set_num_threads(settings.threads)
+        torch.set_rng_state(settings.random_state)
+        algorithm = as_algorithm(settings.algorithm, "")
+        config, self._algorithm, self._rank = settings.config, algorithm, dist.get_rank()
+        device = torch.device(f"cuda:{self._rank}" if settings.device == "cuda" else "cpu")
+        mesh = init_device_mesh(settings.device, (dist.get_world_size(),))
+        # order: copy the models, then switch on checkpointing, then shard, then make the optimizer
+        model = settings.model.eval().to(device)
+        self._critic: ValueModel | None = None
+        self._reference: PreTrainedModel | None = None
+        if "critic" in algorithm.needs:  # copied, because modules with common weights cannot be sharded
+            self._critic = copy.deepcopy(build_value_model(model, config.critic_reads_logprobs))
+        if "reference" in algorithm.needs:
+            plain = without_adapter(model) if has_adapter(model) else model
+            self._reference = copy.deepcopy(plain).requires_grad_(False)
+            if not syncs_reference(algorithm):
+                cast_parameters(self._reference, config.dtype)
+        teacher = settings.teacher
+        if teacher is not None:
+            teacher = cast_parameters(teacher.eval().requires_grad_(False), config.dtype).to(device)
+        if config.activation_checkpointing:
+            for trained in filter(None, (model, self._critic)):
+                checkpoint_activations(trained, type(model).__name__)
+
+        roots: dict[nn.Module, OneForward] = {}
+        for one in (model, self._reference, teacher):
+            if one is not None:
+                roots[one] = shard_model(one, mesh, config.dtype)
+        if self._critic is not None:
+            shard_critic(self._critic, mesh, config.dtype)
+        self._policy = model
+        self._models = ShardedModelSet(
+            policy=model,
+            temperature=settings.temperature,
+            micro_tokens=config.micro_tokens,
+            critic=self._critic,
+            reference=self._reference,
+            teacher=teacher,
+            roots=roots,
+            rank=self._rank,
+            ranks=dist.get_world_size(),
+        )
+        groups = {POLICY: ParameterGroup(model, config.learning_rate)}
+        if self._critic is not None:
+            groups[CRITIC] = ParameterGroup(self._critic, config.critic_learning_rate)
+        self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm, config.optimizer)
+
+    def logprobs(self, batch: TrainingBatch, role: Role) -> Tensor:
+        with self._explain_oom():
+            return self._models.logprobs(batch, role)
+
+    def entropy(self, batch: TrainingBatch) -> Tensor:
+        with self._explain_oom():
+            return self._models.entropy(batch)
+
+    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
+        with self._explain_oom():
+            return self._models.top_tokens(batch, count)
+
+    def values(self, batch: TrainingBatch) -> StateValues:
+        with self._explain_oom():
+            return self._models.values(batch)
+
+    def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
+        """Add the gradient of the whole batch to this rank's part of the gradients. Return this rank's statistics."""
+        with self._explain_oom():
+            return forward_backward(self._models, self._algorithm, batch, scale, modules)
+
+    def optim_step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float) -> OptimStats:
+        """Take an optimizer step on this rank's part of the weights. ``loss`` is the sum over all ranks."""
+        return self._optimizer.step(loss, modules, learning_rate_factor)
+
+    def sync_reference(self, alpha: float) -> None:
+        assert self._reference is not None
+        with torch.no_grad():
+            for reference, policy in zip(self._reference.parameters(), self._policy.parameters(), strict=True):
+                reference.mul_(1 - alpha).add_(policy.detach(), alpha=alpha)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the trained weights of the policy on the CPU. Only rank 0 returns them; other ranks return {}."""
+        return self._on_first_rank(full_weights(self._policy))
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the trained weights of the policy by whole tensors."""
+        self._overwrite({name: p for name, p in self._policy.named_parameters() if p.requires_grad}, weights)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors of the trainer's state on the CPU. Only rank 0 returns them; other ranks return {}."""
+        return self._on_first_rank({name: full_tensor(tensor.detach()) for name, tensor in self._tensors().items()})
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the tensors of the trainer's state by whole tensors."""
+        self._overwrite(self._tensors(), tensors)
+
+    def _explain_oom(self) -> AbstractContextManager[None]:
+        """Return a context manager that raises OutOfMemory if memory runs out inside it.
+
+        The other ranks wait for this rank, so the caller then ends all ranks.
+        """
+        size = f"passes of {self._models.micro_tokens} tokens (--trainer.micro_tokens gives fewer)"
+        return explain_oom(f"rank {self._rank} of the trainer, in {size}")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the state by the names that a trainer of one process gives them."""
+        weights: dict[str, Tensor] = {}
+        if self._critic is not None:
+            critic = self._critic.named_parameters()
+            weights |= {f"critic.{name}": tensor for name, tensor in critic if tensor.requires_grad}
+        if self._reference is not None and syncs_reference(self._algorithm):
+            weights |= {f"reference.{name}": tensor for name, tensor in self._reference.named_parameters()}
+        return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
+
+    def _overwrite(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+        overwrite(target, {name: like(tensor, target.get(name, tensor)) for name, tensor in source.items()})
+
+    def _on_first_rank(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {} if self._rank else {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}

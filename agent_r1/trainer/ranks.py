@@ -1,0 +1,287 @@
+"""Ranks: processes of this machine that compute together, and the caller that controls them.
+
+A rank ends when the process that started it ends, also if that process was killed: a thread of the rank reads the
+pipe of requests, and the pipe then is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from agent_r1.core.errors import AgentR1Error
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""If a rank waits longer than this for the other ranks, it fails."""
+
+GRACE_SECONDS = 5.0
+"""After one rank failed: seconds in which the others can report whether they failed or ended before it."""
+
+
+class RankFailed(AgentR1Error):
+    """The error if a rank ended, or raised an error that is not an error of the user's input."""
+
+
+class RankProcess(Protocol):
+    """The process of a rank, as :class:`subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code when the process has ended. It is -N if signal N ended the process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a rank among all ranks."""
+
+    rank: int
+    ranks: int
+    device: str
+    """The type of the device: ``cpu`` or ``cuda``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The result of a request that raised ``error``. ``trace`` is its traceback."""
+
+    error: AgentR1Error | None
+    message: str
+    trace: str
+
+
+def start_process(pipe: Connection) -> RankProcess:
+    """Start the process of a rank, which reads requests from ``pipe``."""
+    descriptor = pipe.fileno()
+    words = [sys.executable, "-m", "agent_r1.trainer.ranks", str(descriptor)]
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.Popen(
+        words, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+class RankGroup(Generic[T]):
+    """Processes that each hold an object, and that run the same requests on their objects together.
+
+    If a request fails on one rank, all ranks end: they can be in the middle of an exchange of tensors.
+
+    Args:
+        ranks: the number of processes.
+        device: the type of their devices, ``cpu`` or ``cuda``. Rank k uses the GPU number k.
+    """
+
+    def __init__(self, ranks: int, device: str) -> None:
+        self._pipes: list[Connection] = []
+        self._processes: list[RankProcess] = []
+        self._end = weakref.finalize(self, _end_all, self._pipes, self._processes)
+        for _ in range(ranks):
+            here, there = Pipe()
+            self._pipes.append(here)
+            self._processes.append(start_process(there))
+            there.close()
+        places = [pickle.dumps(Place(rank, ranks, device)) for rank in range(ranks)]
+        self._send(0, places[0])
+        port = self._receive([0])[0]
+        for rank, place in list(enumerate(places))[1:]:
+            self._send(rank, place)
+            self._send(rank, pickle.dumps(port))
+        self._receive(range(ranks))  # the ranks are connected
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes, in the order of the ranks."""
+        return [process.pid for process in self._processes]
+
+    def start(self, make: Callable[[], T]) -> None:
+        """Replace the object of each rank by ``make()``."""
+        self._request(_Start(make))
+
+    def call(self, request: Callable[[T], Any]) -> list[Any]:
+        """Return ``request(object)`` of all ranks, in their order. Requests and results are pickled.
+
+        Raises:
+            AgentR1Error: the error that the request raised on a rank, if it has this type.
+            RankFailed: a rank ended, or raised another error.
+        """
+        return self._request(request)
+
+    def _request(self, request: Callable[[T], Any] | _Start[T]) -> list[Any]:
+        message = pickle.dumps(request)
+        for rank in range(len(self._pipes)):
+            self._send(rank, message)
+        return self._receive(range(len(self._pipes)))
+
+    def close(self) -> None:
+        """End all ranks. Further calls raise RankFailed."""
+        self._end()
+
+    def _send(self, rank: int, message: bytes) -> None:
+        # Pickled by the caller, because a pipe would share the memory of tensors between processes, not copy them.
+        if not self._end.alive:
+            raise RankFailed("the ranks of the trainer have ended")
+        try:
+            self._pipes[rank].send_bytes(message)
+        except (BrokenPipeError, ConnectionError):
+            raise self._explain_end(rank) from None
+
+    def _receive(self, ranks: Sequence[int]) -> list[Any]:
+        results: dict[int, Any] = {}
+        while pending := [rank for rank in ranks if rank not in results]:
+            readable = wait([self._pipes[rank] for rank in pending])
+            for rank in pending:
+                if self._pipes[rank] in readable:
+                    results[rank] = self._result(rank)
+                    if isinstance(results[rank], _Failure):
+                        raise self._explain_failure(rank, results[rank], set(ranks) - results.keys())
+        return [results[rank] for rank in ranks]
+
+    def _result(self, rank: int) -> Any:
+        try:
+            return pickle.loads(self._pipes[rank].recv_bytes())
+        except (EOFError, ConnectionError):
+            raise self._explain_end(rank) from None
+
+    def _explain_failure(self, rank: int, failure: _Failure, others: set[int]) -> AgentR1Error:
+        """End all ranks, and return the error to raise after a request failed on ``rank``.
+
+        If another rank was killed, this rank has only lost the connection to it. Then return the error of the other.
+        """
+        if failure.error is not None:
+            self.close()
+            return failure.error
+        for pipe in wait([self._pipes[other] for other in others], GRACE_SECONDS):
+            other = next(index for index, known in enumerate(self._pipes) if known is pipe)
+            try:
+                self._pipes[other].recv_bytes()
+            except (EOFError, ConnectionError):
+                return self._explain_end(other)
+        self.close()
+        error = RankFailed(f"rank {rank} of the trainer failed: {failure.message}")
+        error.__cause__ = RuntimeError(f"traceback of rank {rank}:\n{failure.trace}")
+        return error
+
+    def _explain_end(self, rank: int) -> RankFailed:
+        """End all ranks, and return the error to raise after ``rank`` ended by itself."""
+        process = self._processes[rank]
+        code = process.wait()
+        self.close()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return RankFailed(
+            f"rank {rank} of the trainer (process {process.pid}) {how}; "
+            "continue the run from its last checkpoint with --resume"
+        )
+
+
+def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess]) -> None:
+    for pipe in pipes:
+        pipe.close()
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Start(Generic[T]):
+    """The request to replace the object of a rank by ``make()``."""
+
+    make: Callable[[], T]
+
+
+def serve_rank(pipe: Connection) -> None:
+    """Join the other ranks, then answer requests until the pipe is closed. Then end the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach all processes; the caller decides when ranks end
+        signal.signal(number, signal.SIG_IGN)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
+    # a pass returns views of its tensors; nothing changes them in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+    rank = _Rank()
+    pipe.send_bytes(_answer(lambda: _join(pickle.loads(requests.get()), pipe, requests)))
+    while True:
+        message = requests.get()
+        pipe.send_bytes(_answer(lambda: rank.handle(pickle.loads(message))))  # noqa: B023 (called at once)
+
+
+class _Rank:
+    """The object that a rank holds."""
+
+    def __init__(self) -> None:
+        self._held: Any = None
+
+    def handle(self, request: Callable[[Any], object] | _Start[Any]) -> object:
+        if isinstance(request, _Start):
+            self._held = None  # frees its memory first
+            self._held = request.make()
+            return None
+        return request(self._held)
+
+
+def _answer(work: Callable[[], object]) -> bytes:
+    """Return the pickled result of ``work()``, or its failure."""
+    try:
+        return pickle.dumps(work())
+    except Exception as error:
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        own = error if isinstance(error, AgentR1Error) else None
+        return pickle.dumps(_Failure(own, message, traceback.format_exc()))
+
+
+def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
+    try:
+        while True:
+            requests.put(pipe.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # the caller closed the pipe, or has ended
+
+
+def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
+    """Connect this rank with the other ranks. All sockets are on the loopback interface."""
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    if place.rank == 0:
+        listening = socket.create_server((LOOPBACK, 0))
+        port = listening.getsockname()[1]
+        descriptor = listening.detach()
+        store = dist.TCPStore(
+            LOOPBACK, port, place.ranks, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+        )
+        pipe.send_bytes(pickle.dumps(port))
+    else:
+        store = dist.TCPStore(LOOPBACK, pickle.loads(requests.get()), place.ranks, is_master=False)
+    if place.device == "cuda":
+        import torch
+
+        torch.cuda.set_device(place.rank)
+    backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=COLLECTIVE_TIMEOUT)
+
+
+if __name__ == "__main__":
+    # The module is imported by its name, so that its classes are those that requests name.
+    from agent_r1.trainer import ranks
+
+    ranks.serve_rank(Connection(int(sys.argv[1])))

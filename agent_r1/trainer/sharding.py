@@ -1,0 +1,161 @@
+"""Sharding by FSDP2: each rank keeps a part of every weight, and gathers whole layers only while it computes them.
+
+``torch.distributed.fsdp.fully_shard`` gathers the weights of a module when the module's ``forward`` is called, and
+sums the gradients of all ranks after the module's backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agent_r1.core.weights import Dtype
+from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, make_micro_batches
+from agent_r1.model.precision import DTYPES
+from agent_r1.model.value_head import ValueModel
+from agent_r1.trainer.forward_backward import ModelSet, Work
+from agent_r1.trainer.optimizer import full_tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OneForward(nn.Module):
+    """A model whose passes are calls of one ``forward``.
+
+    A pass of a policy calls the backbone and the head by themselves. FSDP gathers the weights that both share, such as
+    tied embeddings, only if one ``forward`` is around both.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Work[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
+        """Return ``work(model, ..)``."""
+        return work(self.model, *arguments, **options)
+
+
+def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneForward:
+    """Divide the weights of a model among the ranks in place, and return the module whose ``forward`` gathers them."""
+    root = OneForward(model)
+    _shard_layers(model, mesh, dtype)
+    _shard(root, mesh, dtype)
+    return root
+
+
+def shard_critic(critic: ValueModel, mesh: DeviceMesh, dtype: Dtype) -> None:
+    """Divide the weights of a critic among the ranks in place. Its head computes in the data type of its weights."""
+    _shard_layers(critic, mesh, dtype)
+    _shard(critic.head, mesh, "float32")
+    _shard(critic, mesh, dtype)
+
+
+def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            _shard(module, mesh, dtype)
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
+    """Make ``module`` a unit whose weights are gathered together, and computes in ``dtype``.
+
+    ``float32`` leaves the data type of the weights as it is. Gradients of ranks are summed in float32, or in the data
+    type of the weights if that is more precise.
+    """
+    policy = MixedPrecisionPolicy()
+    if dtype != "float32":
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
+    # Without resharding after the forward pass, weights would stay gathered after a pass without a gradient, and the
+    # pass after an optimizer step would read old weights.
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+    assert isinstance(module, FSDPModule)
+    module.set_gradient_divide_factor(1.0)  # loss weights are normalized over the batch: gradients are summed
+    module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply by a factor while it sums
+
+
+def full_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the trained weights of a sharded model by name, gathered. All ranks must call this function together."""
+    return {name: full_tensor(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def like(tensor: Tensor, target: Tensor) -> Tensor:
+    """Return the part of a whole tensor that this rank keeps, if ``target`` is divided among ranks."""
+    if not isinstance(target, DTensor):
+        return tensor
+    whole = tensor.to(target.device, target.dtype)
+    return distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
+    """Divide blocks of sequences among ranks, so that all ranks have about the same number of tokens.
+
+    The longest block goes first, always to the rank with the fewest tokens. A rank has no block if there are fewer
+    blocks than ranks.
+
+    Example:
+        Blocks of 5, 4, 3 and 3 tokens become 5 + 3 and 4 + 3 tokens for two ranks.
+    """
+    sizes = [sum(map(len, block)) for block in blocks]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for index in sorted(range(len(blocks)), key=lambda index: -sizes[index]):
+        rank = tokens.index(min(tokens))
+        shares[rank].append(index)
+        tokens[rank] += sizes[index]
+    return [[blocks[index] for index in sorted(share)] for share in shares]
+
+
+def padding_micro_batch(device: torch.device) -> MicroBatch:
+    """Return a micro-batch of one token that predicts no token of the batch: all its losses and gradients are 0."""
+    none = torch.zeros(0, dtype=torch.int64)
+    return MicroBatch(
+        ids=torch.zeros((1, 1), dtype=torch.int64, device=device),
+        position_ids=None,
+        attention_mask=None,
+        logit_positions=none.to(device),
+        token_positions=none.to(device),
+        tokens=none,
+        post_action_states=none.to(device),
+        turns=none,
+        num_tokens=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ShardedModelSet(ModelSet):
+    """The sharded models of one rank. A pass reads only the sequences of this rank.
+
+    All ranks must run the same passes together, each with the same number of micro-batches.
+
+    Attributes:
+        roots: for each sharded model, the module whose ``forward`` gathers its weights.
+        rank: the number of this rank.
+        ranks: the number of ranks.
+    """
+
+    roots: Mapping[nn.Module, OneForward]
+    rank: int
+    ranks: int
+
+    def call(self, model: PreTrainedModel, work: Work[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        return self.roots[model](work, *arguments, **options)
+
+    def plan(self, blocks: Sequence[Block]) -> PassPlan:
+        device = self.policy.device
+        own = list(make_micro_batches(share_blocks(blocks, self.ranks)[self.rank], self.micro_tokens))
+        count = torch.tensor(len(own))
+        dist.all_reduce(count, dist.ReduceOp.MAX)
+        padding = repeat(padding_micro_batch(device), int(count) - len(own))
+        return PassPlan(torch.zeros(0, dtype=torch.int64), chain((micro.to(device) for micro in own), padding))

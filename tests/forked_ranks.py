@@ -1,0 +1,30 @@
+"""Ranks that start at once: each is a fork of a process that has imported torch and transformers."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+from preloaded import FORKSERVER
+
+from agent_r1.trainer.ranks import serve_rank
+
+
+class ForkedRank:
+    """The process of a rank, with the methods of subprocess.Popen that a group of ranks calls."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._process = FORKSERVER.Process(target=serve_rank, args=(pipe,), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        assert self._process.exitcode is not None
+        return self._process.exitcode

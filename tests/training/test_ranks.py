@@ -1,0 +1,112 @@
+"""`agent-r1 train --trainer.ranks 2`: the same run, a rank that is killed, and machines that are too small."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from forked_ranks import ForkedRank
+
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.cli import main
+from agent_r1.core.errors import InvalidInput
+from agent_r1.store import RunReader
+from agent_r1.store.verification import verify
+from agent_r1.trainer import ranks
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.fsdp import FsdpTrainer
+from agent_r1.trainer.protocol import OptimStats
+from agent_r1.trainer.ranks import RankGroup
+from agent_r1.training import preflight
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.preflight import check_ranks
+
+OPTIONS = [
+    *("--steps", "2", "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0", "--evaluate_n", "1"),
+    *("--max_tokens", "20", "--reward_weights.found", "1.0", "--checkpoint_every", "1", "--quiet"),
+]
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[RankGroup[object]]:
+    """All groups of ranks that a test starts."""
+    started: list[RankGroup[object]] = []
+    init = RankGroup.__init__
+
+    def start(group: RankGroup[object], number: int, device: str) -> None:
+        init(group, number, device)
+        started.append(group)
+
+    monkeypatch.setattr(ranks, "start_process", ForkedRank)
+    monkeypatch.setattr(RankGroup, "__init__", start)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    return started
+
+
+def first_attempts(folder: Path) -> list[object]:
+    """Return rewards, tokens and log-probabilities of the attempts of the first step."""
+    with closing(RunReader(folder)) as reader:
+        first = {fate.attempt for fate in reader.fates() if fate.step == 1}
+        return [
+            (dict(trajectory.rewards), [(turn.action_ids, turn.logprobs) for turn in trajectory.turns])
+            for trajectory in reader.trajectories()
+            if trajectory.attempt in first
+        ]
+
+
+def losses(folder: Path) -> list[float]:
+    with closing(RunReader(folder)) as reader:
+        return [step.values["policy_loss"] for step in reader.metrics() if "policy_loss" in step.values]
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_a_run_whose_rank_is_killed_ends_in_one_line_and_continues(
+    groups: list[RankGroup[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    assert main(["train", *OPTIONS, "--run", str(alone)]) == 0
+    optim_step, steps = FsdpTrainer.optim_step, list[int]()
+
+    def kill_in_second_step(trainer: FsdpTrainer, learning_rate_factor: float = 1.0) -> OptimStats:
+        steps.append(1)
+        if len(steps) == 2:
+            os.kill(groups[-1].pids[1], signal.SIGKILL)
+        return optim_step(trainer, learning_rate_factor)
+
+    monkeypatch.setattr(FsdpTrainer, "optim_step", kill_in_second_step)
+    capsys.readouterr()
+    assert main(["train", *OPTIONS, "--run", str(killed), "--trainer.ranks", "2"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "rank 1 of the trainer" in lines[0] and "killed by SIGKILL" in lines[0]
+    assert verify(killed).is_valid
+    monkeypatch.setattr(FsdpTrainer, "optim_step", optim_step)
+    assert main(["train", "--quiet", "--resume", "--run", str(killed)]) == 0
+    assert len(groups) == 2 and not any(is_running(pid) for group in groups for pid in group.pids)
+    assert verify(killed).is_valid
+    assert first_attempts(killed) == first_attempts(alone) != []
+    assert losses(killed) == pytest.approx(losses(alone), abs=1e-5)
+    assert main(["train", "--quiet", "--resume", "--run", str(killed), "--trainer.ranks", "1", "--steps", "3"]) == 0
+    assert len(groups) == 2 and len(losses(killed)) == 3 and verify(killed).is_valid
+
+
+def test_more_ranks_than_cores_or_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(number: int, device: str = "cpu") -> None:
+        trainer = TrainerConfig(ranks=number)
+        check_ranks(TrainConfig(model="m", device=device, trainer=trainer, algorithm=build_algorithm("grpo", {})))
+
+    monkeypatch.setattr(preflight.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(preflight.torch.cuda, "device_count", lambda: 2)
+    check(4)
+    check(2, "cuda")
+    with pytest.raises(InvalidInput, match=r"trainer\.ranks: got 5; give at most 4: this machine has 4 CPU cores"):
+        check(5)
+    with pytest.raises(InvalidInput, match=r"trainer\.ranks: got 3; give at most 2: this machine has 2 GPUs"):
+        check(3, "cuda")
+    with pytest.raises(InvalidInput, match=r"device: got cuda:1; give cuda"):
+        check(2, "cuda:1")
