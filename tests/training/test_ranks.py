@@ -57,9 +57,10 @@ def first_attempts(folder: Path) -> list[object]:
         ]
 
 
-def losses(folder: Path) -> list[float]:
+def gradient_norms(folder: Path) -> list[float]:
+    name = "policy_gradient_norm"
     with closing(RunReader(folder)) as reader:
-        return [step.values["policy_loss"] for step in reader.metrics() if "policy_loss" in step.values]
+        return [step.values[name] for step in reader.metrics() if name in step.values]
 
 
 def is_running(pid: int) -> bool:
@@ -90,9 +91,9 @@ def test_a_run_whose_rank_is_killed_ends_in_one_line_and_continues(
     assert len(groups) == 2 and not any(is_running(pid) for group in groups for pid in group.pids)
     assert verify(killed).is_valid
     assert first_attempts(killed) == first_attempts(alone) != []
-    assert losses(killed) == pytest.approx(losses(alone), abs=1e-5)
+    assert gradient_norms(killed) == pytest.approx(gradient_norms(alone), rel=1e-3)
     assert main(["train", "--quiet", "--resume", "--run", str(killed), "--trainer.ranks", "1", "--steps", "3"]) == 0
-    assert len(groups) == 2 and len(losses(killed)) == 3 and verify(killed).is_valid
+    assert len(groups) == 2 and len(gradient_norms(killed)) == 3 and verify(killed).is_valid
 
 
 def test_more_ranks_than_cores_or_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
