@@ -72,7 +72,7 @@ def test_values_that_no_run_could_use_are_refused(
     os.mkfifo("pipe")
     Path("zero").symlink_to("/dev/zero")
     Path("half.json").write_text('[{"question": "\\ud800", "answer": "Bruno"}]')
-    Path("long.py").write_text(AGENT + "tasks = [Task('a', 'Who' + 'o' * 5_000_000)]\n")
+    Path("long.py").write_text(AGENT + "tasks = [Task('a', 'Who' + 'o' * 5_000_000, {'answers': ('me',)})]\n")
     Path("half.py").write_text(AGENT + "tasks = [Task('\\ud800', 'Who?')]\n")
     before = sorted(tmp_path.iterdir())
     assert main(line.split()) == 2

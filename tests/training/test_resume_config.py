@@ -98,7 +98,17 @@ MORE: dict[str, Any] = {
     "score_seconds": 2.0,
     "trainer.micro_tokens": 512,
     "engine.max_sequences": 8,
+    "trainer.ranks": 2,
     "engine.kv_cache_gib": 0.5,
+    "engine.backend": "vllm",
+    "engine.replicas": 2,
+    "engine.vllm.python": "/opt/vllm/bin/python",
+    "engine.vllm.arguments": "--swap-space 0",
+    "engine.vllm.devices": ("1", "2"),
+    "engine.vllm.weights_folder": "/moved/weights",
+    "engine.vllm.start_seconds": 90.0,
+    "engine.vllm.update_seconds": 60.0,
+    "engine.vllm.stall_seconds": 12.0,
     "monitor.failure_share": 1.0,
     "monitor.failure_window": 8,
     "monitor.patience": 9,
@@ -113,7 +123,7 @@ MORE: dict[str, Any] = {
 
 
 def test_the_changeable_settings_exist_and_change(ask: Callable[..., TrainConfig]) -> None:
-    assert {"run", *MORE} == set(CHANGEABLE) <= set(setting_keys(TrainConfig))
+    assert {"run", "engine.vllm.urls", *MORE} == set(CHANGEABLE) <= set(setting_keys(TrainConfig))
     assert ask(**MORE) == resolve(TrainConfig, [Layer("more", MORE), Layer("own", ask().model_dump(mode="json"))])
 
 
