@@ -34,7 +34,7 @@ async def generate(
 def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> Choice:
     """Convert a sampled action to the choice that the client of ``request`` receives."""
     completion = sample.completion
-    message, stop_string = _cut(_visible_message(sample, request), request.stop_strings)
+    message, stop_string = cut_at_stop_string(_visible_message(sample, request), request.stop_strings)
     end: EndReason = "stop"
     if completion.finish_reason == "length":
         end = "length"
@@ -71,7 +71,7 @@ def _can_be_sent(call: ToolCall) -> bool:
     return True
 
 
-def _cut(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
+def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
     """Return (the message before the first stop string, this stop string). Without one, return (the message, None)."""
     found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
     if not found:

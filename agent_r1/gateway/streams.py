@@ -5,29 +5,38 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 from agent_r1.core.messages import Message
 from agent_r1.gateway.chat import Answer, ChatRequest, Draft, LiveAnswer, Opening, Part, Piece, PieceKind
 from agent_r1.gateway.dialect import pieces
+from agent_r1.gateway.sampled_choice import cut_at_stop_string
+from agent_r1.rollout.user_code import isolate
 
 POLL_SECONDS = 0.1
-"""How often new tokens become new pieces of a stream, in seconds."""
+"""How often new tokens at the beginning of an answer become new pieces of a stream, in seconds."""
+
+TOKENS_PER_POLL = 2000
+"""The number of tokens by which an answer must grow until its pieces are ``POLL_SECONDS`` further apart."""
 
 HELD_CHARACTERS = 32
 """How many characters are held back if the answer can have tool calls: no format has a longer mark for them."""
 
-_UNFINISHED = re.compile(r"[\s\ufffd]*(<[^<>\s]{0,40})?[\s\ufffd]*\Z")
-"""The end of a text that later tokens can change: whitespace, half a character, or the beginning of a tag."""
+LONGEST_TAG = 41
+"""The largest number of characters of a tag that is not complete, including its first character ``<``."""
+
+_UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
 
 
 def settled_message(message: Message, request: ChatRequest) -> Message:
     """Return the reasoning and the text of an unfinished answer, without characters that later tokens can change.
 
-    For example, the beginning of a stop string is left out. If the answer has begun a tool call, the result is an empty
-    message.
+    For example, a stop string and the beginning of a stop string are left out. If the answer has begun a tool call, the
+    result is an empty message.
     """
     if message.calls:
         return Message.assistant("")
+    message, _ = cut_at_stop_string(message, request.stop_strings)
     longest_stop = max(map(len, request.stop_strings), default=1)
     text = _settled(message.text, max(longest_stop - 1, HELD_CHARACTERS if request.tools else 0))
     reasoning = message.reasoning if message.text else _settled(message.reasoning or "", 0)
@@ -35,8 +44,20 @@ def settled_message(message: Message, request: ChatRequest) -> Message:
 
 
 def _settled(text: str, num_held: int) -> str:
-    end = _UNFINISHED.search(text)
-    return text[: min(max(0, len(text) - num_held), end.start() if end else len(text))].rstrip()
+    """Return the beginning of ``text`` that later tokens cannot change. It leaves out the last ``num_held`` characters.
+
+    It also leaves out whitespace, half a character and the beginning of a tag at the end. The work is linear in the
+    length of the text, because the event loop does it.
+    """
+    finished = _without_blank_end(text)
+    tag = _UNFINISHED_TAG.search(finished, max(0, len(finished) - LONGEST_TAG))
+    end = tag.start() if tag else len(finished)
+    return _without_blank_end(finished[: min(end, max(0, len(text) - num_held))])
+
+
+def _without_blank_end(text: str) -> str:
+    """Return ``text`` without whitespace and U+FFFD, the decoded form of half a character, at the end."""
+    return text[: len(text.replace("\ufffd", " ").rstrip())]
 
 
 def complete_parts(answer: Answer) -> Iterator[Part]:
@@ -52,13 +73,31 @@ async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIt
     """
     assert live.opening is not None
     yield live.opening
-    sent = _SentTexts()
+    sent, num_read = _SentTexts(), 0
     while not drafting.done():
-        for piece in sent.new_pieces(0, live.read(tuple(live.token_ids))):
-            yield piece
-        await asyncio.wait({drafting}, timeout=POLL_SECONDS)
+        if len(live.token_ids) != num_read:
+            token_ids = tuple(live.token_ids)
+            num_read = len(token_ids)
+            for piece in sent.new_pieces(0, _read(live, token_ids)):
+                yield piece
+        await asyncio.wait({drafting}, timeout=seconds_between_pieces(num_read))
     for part in sent.last_parts(drafting.result().answer):
         yield part
+
+
+def seconds_between_pieces(num_tokens: int) -> float:
+    """Return how long a stream waits for more tokens after it has read ``num_tokens`` tokens, in seconds.
+
+    The time grows like the work of reading all these tokens again. So the work takes at most a fixed part of the time.
+    """
+    return POLL_SECONDS * (1 + num_tokens / TOKENS_PER_POLL)
+
+
+def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
+    """Return the message that can be sent so far. If the tokens cannot be read yet, the message is empty."""
+    with suppress(ValueError), isolate(ValueError):  # a renderer can be user code; the complete answer shows its errors
+        return live.read(token_ids)
+    return Message.assistant("")
 
 
 class _SentTexts:
@@ -70,14 +109,18 @@ class _SentTexts:
     def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
         """Yield the reasoning and the text of ``message`` that were not sent yet, in pieces, and mark them as sent.
 
-        ``index`` is the index of the choice.
+        If a text does not begin with the text that was sent, the pieces are its part after their longest common
+        beginning. ``index`` is the index of the choice.
         """
         texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
         for kind, text in texts:
             sent = self._texts.get((index, kind), "")
-            added = text.partition(sent)[2] if sent else text
-            self._texts[index, kind] = sent + added
-            for piece in pieces(added):
+            if sent.startswith(text):
+                continue
+            differing = (i for i, (a, b) in enumerate(zip(sent, text, strict=False)) if a != b)
+            num_common = len(sent) if text.startswith(sent) else next(differing)
+            self._texts[index, kind] = text
+            for piece in pieces(text[num_common:]):
                 yield Piece(index, kind, piece)
 
     def last_parts(self, answer: Answer) -> Iterator[Part]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections import Counter
 
 import anthropic
 import openai
@@ -14,8 +15,9 @@ from agent_r1.commands.serve import serve as command
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.gateway.chat import ChatRequest
-from agent_r1.gateway.streams import settled_message
+from agent_r1.gateway import streams
+from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, LiveAnswer, Opening
+from agent_r1.gateway.streams import live_parts, seconds_between_pieces, settled_message
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.training.serve import _serve
@@ -237,6 +239,8 @@ def test_a_failure_within_a_stream_is_its_last_event(renderer):
         ("The mayor <thi", {}, "The mayor"),
         ("1 < 2, says", {}, "1 < 2, says"),
         ("The mayor of Alba is Bruno.\nObserv", {"stop_strings": ("Observation:",)}, "The mayor of Alba is Br"),
+        ("The caf\ufffd <thi \ufffd\n", {}, "The caf"),
+        (" " * 100_000 + "x", {}, " " * 100_000 + "x"),
         ("x" * 40, {"tools": (search.spec,)}, "x" * 8),
     ],
 )
@@ -245,6 +249,68 @@ def test_text_that_later_tokens_can_change_is_held_back(text, options, settled):
     assert settled_message(Message.assistant(text), request).text == settled
     with_thought = settled_message(Message.assistant("", (), text), request)
     assert (with_thought.reasoning or "") == (settled if not options else text.rstrip())
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_strings", "settled"),
+    [("abcEND", ("END",), "a"), ("abc}", ("}",), "abc"), ("abc} }", ("}",), "abc"), ("abc}END", ("END", "}"), "a")],
+)
+def test_a_stop_string_is_never_sent(text, stop_strings, settled):
+    request = ChatRequest((), stop_strings=stop_strings)
+    assert settled_message(Message.assistant(text), request).text == settled
+
+
+def streamed_texts(texts, final, stop_strings=(), seconds=0.0):
+    """Return the pieces of a stream whose tokens have the texts ``texts`` one after the other, and then ``final``.
+
+    Reading a text of None raises an exception. The second result is the number of times that tokens were read.
+    """
+
+    def read(token_ids):
+        num_reads[len(token_ids)] += 1
+        text = texts[len(token_ids) - 1]
+        if text is None:
+            raise RuntimeError("half a call")
+        return settled_message(Message.assistant(text), request)
+
+    async def draft():
+        for count in range(1, len(texts) + 1):
+            live.set_tokens(range(count))
+            while not num_reads[count]:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(seconds)
+        return Draft(Answer("1", (Choice(Message.assistant(final), "stop", len(texts)),), 1), lambda: None)
+
+    async def collect():
+        return [part async for part in live_parts(live, asyncio.create_task(draft()))]
+
+    request, num_reads = ChatRequest((), stop_strings=stop_strings), Counter()
+    live = LiveAnswer(Opening("1", 1), read)
+    _, *pieces, _ = asyncio.run(collect())
+    return [piece.text for piece in pieces], num_reads.total()
+
+
+@pytest.mark.parametrize(
+    ("texts", "final", "stop_strings", "pieces"),
+    [
+        (["ab", "abcEND"], "abc", ("END",), ["a", "bc"]),
+        (["ab", "ab}"], "ab", ("}",), ["ab"]),
+        (["ab", "", "abc"], "abc", (), ["ab", "c"]),
+        (["ab", None, "abc"], "abcd", (), ["ab", "c", "d"]),
+        (["ab"], "xabc", (), ["ab", "xabc"]),
+        (["abc"], "abd ab", (), ["abc", "d ab"]),
+    ],
+)
+def test_a_stream_sends_each_text_once(monkeypatch, texts, final, stop_strings, pieces):
+    monkeypatch.setattr(streams, "POLL_SECONDS", 0.001)
+    assert streamed_texts(texts, final, stop_strings)[0] == pieces
+
+
+def test_tokens_are_read_once_and_the_pieces_of_long_answers_come_less_often(monkeypatch):
+    assert seconds_between_pieces(0) == streams.POLL_SECONDS
+    assert seconds_between_pieces(20_000) > 10 * streams.POLL_SECONDS
+    monkeypatch.setattr(streams, "POLL_SECONDS", 0.001)
+    assert streamed_texts(["ab", "abc"], "abc", seconds=0.05) == (["ab", "c"], 2)
 
 
 @pytest.mark.parametrize(("given", "shown"), [(None, "sk-new"), ("sk-given", None)])
