@@ -249,7 +249,8 @@ class EnginePool:
                 await member.replica.probe()
             member.last_answer = time.monotonic()
         except TimeoutError:
-            if self._open.is_set():  # during an update, no server samples
+            # during an update no server samples; and the request of a full server may have ended meanwhile
+            if self._open.is_set() and member.is_silent(self._limits.stall_seconds):
                 member.fence(f"it answered nothing for {self._limits.stall_seconds:g} s")
         except EngineError as error:
             member.fence(str(error))
@@ -333,7 +334,9 @@ class _Member:
         return waits and time.monotonic() - self.last_answer > seconds
 
     def check_version(self, piece: Piece, before: int | None) -> None:
-        """Raise ReplicaError if a token was sampled by other weights than those of ``before`` and of now."""
-        versions = {span.version for span in piece.version_spans}
-        if before is not None and not versions <= {before, self.version}:
+        """Raise ReplicaError if a token was sampled by older weights than ``before``, or by newer ones than now."""
+        versions = [span.version for span in piece.version_spans]
+        if before is None or self.version is None or not versions:
+            return
+        if min(versions) < before or max(versions) > self.version:
             raise ReplicaError(f"it sampled with version {min(versions)} of the weights instead of {self.version}")

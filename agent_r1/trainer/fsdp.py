@@ -202,9 +202,9 @@ class FsdpTrainer:
         if not self._is_copied:
             weights = self._call("weights")[0]
             with torch.no_grad():
-                for name, parameter in self._model.named_parameters():
-                    if name in weights:
-                        parameter.copy_(weights[name])
+                parameters = dict(self._model.named_parameters())
+                for name, weight in weights.items():
+                    parameters[name].copy_(weight)
             self._is_copied = True
         return self._model
 

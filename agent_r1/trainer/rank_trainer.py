@@ -24,7 +24,7 @@ from agent_r1.trainer.forward_backward import forward_backward
 from agent_r1.trainer.oom_retry import explain_oom
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, full_tensor, overwrite
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, OptimStats, PassStats, PreparedBatch, Role
-from agent_r1.trainer.sharding import OneForward, ShardedModelSet, full_weights, like, shard_critic, shard_model
+from agent_r1.trainer.sharding import OneForward, ShardedModelSet, like, shard_critic, shard_model
 from agent_r1.trainer.single_process import syncs_reference
 
 
@@ -139,7 +139,7 @@ class RankTrainer:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the trained weights of the policy on the CPU. Only rank 0 returns them; other ranks return {}."""
-        return self._on_first_rank(full_weights(self._policy))
+        return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the trained weights of the policy by whole tensors."""
@@ -147,7 +147,7 @@ class RankTrainer:
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of the trainer's state on the CPU. Only rank 0 returns them; other ranks return {}."""
-        return self._on_first_rank({name: full_tensor(tensor.detach()) for name, tensor in self._tensors().items()})
+        return self._gathered(self._tensors())
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the tensors of the trainer's state by whole tensors."""
@@ -174,5 +174,11 @@ class RankTrainer:
     def _overwrite(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
         overwrite(target, {name: like(tensor, target.get(name, tensor)) for name, tensor in source.items()})
 
-    def _on_first_rank(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {} if self._rank else {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+    def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole tensors on the CPU, on rank 0 only. A device holds one whole tensor at a time."""
+        gathered = {}
+        for name, tensor in tensors.items():
+            whole = full_tensor(tensor.detach())  # all ranks take part
+            if self._rank == 0:
+                gathered[name] = whole.to("cpu", copy=True)
+        return gathered

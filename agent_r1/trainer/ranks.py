@@ -162,7 +162,7 @@ class RankGroup(Generic[T]):
     def _result(self, rank: int) -> Any:
         try:
             return pickle.loads(self._pipes[rank].recv_bytes())
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # OSError: it ended in the middle of its answer
             raise self._explain_end(rank) from None
 
     def _explain_failure(self, rank: int, failure: _Failure, others: set[int]) -> AgentR1Error:
@@ -173,11 +173,11 @@ class RankGroup(Generic[T]):
         if failure.error is not None:
             self.close()
             return failure.error
-        for pipe in wait([self._pipes[other] for other in others], GRACE_SECONDS):
+        for pipe in wait([self._pipes[other] for other in others], GRACE_SECONDS) if others else ():
             other = next(index for index, known in enumerate(self._pipes) if known is pipe)
             try:
                 self._pipes[other].recv_bytes()
-            except (EOFError, ConnectionError):
+            except (EOFError, OSError):
                 return self._explain_end(other)
         self.close()
         error = RankFailed(f"rank {rank} of the trainer failed: {failure.message}")
@@ -222,9 +222,8 @@ def serve_rank(pipe: Connection) -> None:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     rank = _Rank()
     pipe.send_bytes(_answer(lambda: _join(pickle.loads(requests.get()), pipe, requests)))
-    while True:
-        message = requests.get()
-        pipe.send_bytes(_answer(lambda: rank.handle(pickle.loads(message))))  # noqa: B023 (called at once)
+    while True:  # a request is not kept in a variable: it can hold a whole model
+        pipe.send_bytes(_answer(lambda: rank.handle(pickle.loads(requests.get()))))
 
 
 class _Rank:
@@ -261,7 +260,8 @@ def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None
 
 def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
     """Connect this rank with the other ranks. All sockets are on the loopback interface."""
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    interface = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     if place.rank == 0:
         listening = socket.create_server((LOOPBACK, 0))
         port = listening.getsockname()[1]

@@ -25,7 +25,6 @@ from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, make_micro_
 from agent_r1.model.precision import DTYPES
 from agent_r1.model.value_head import ValueModel
 from agent_r1.trainer.forward_backward import ModelSet, Work
-from agent_r1.trainer.optimizer import full_tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,11 +82,6 @@ def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)  # loss weights are normalized over the batch: gradients are summed
     module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply by a factor while it sums
-
-
-def full_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the trained weights of a sharded model by name, gathered. All ranks must call this function together."""
-    return {name: full_tensor(p.detach()) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:

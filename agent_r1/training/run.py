@@ -175,10 +175,12 @@ async def _run(run: TrainingRun) -> TrainReport:
                 await run.recorder.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
-            await close_agents(run.runtime.taskset)
-            for engine in run.runtime.engines.values():
-                await engine.close()
-            run.runtime.trainer.close()
+            try:
+                await close_agents(run.runtime.taskset)
+                for engine in run.runtime.engines.values():
+                    await engine.close()
+            finally:
+                run.runtime.trainer.close()
 
 
 def _tracked(config: TrainConfig) -> dict[str, str | int | float | bool | None]:

@@ -125,7 +125,9 @@ def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> lis
     """Return the command of a server. It works where the command ``vllm serve`` of a wheel does not."""
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", engine.dtype, "--max-model-len", str(context), "--max-num-seqs", str(engine.max_sequences)]
+    # one sequence more than the pool sends, so that a probe does not wait for a place
+    command += ["--dtype", engine.dtype, "--max-model-len", str(context)]
+    command += ["--max-num-seqs", str(engine.max_sequences + 1)]
     if engine.kv_cache_gib is not None:
         command += ["--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
     return [*command, *SERVER_OPTIONS, *shlex.split(engine.vllm.arguments)]
