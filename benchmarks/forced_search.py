@@ -1,7 +1,7 @@
 """Forced searches: what a model reaches untrained, if decoding chooses for it when to search and when to answer.
 
-    python benchmarks/forced_search.py --config recipes/people_smollm2.toml
-    python benchmarks/forced_search.py --config recipes/people_smollm2.toml --n 50 --searches 1 2
+    python benchmarks/forced_search.py --config recipes/people.toml
+    python benchmarks/forced_search.py --config recipes/people.toml --n 50 --searches 1 2
 
 A row forces k searches and then an answer: each action begins with the tokens of <search> or <answer>, and the model
 writes the rest. It says how much of a trained agent's gain is the decision when to search. The model must use the tool

@@ -205,14 +205,15 @@ class Scheduler:
         """
         tokens = chunk.token_ids
         lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
+        # Prefixes are copied before remainders are computed: until then these slots hold a part of their sequence.
+        incomplete = {chunk.slot, *(remainder.slot for remainder in plan.remainders)}
         for length in reversed(lengths):
             source = self._prefix_cache.get((((0, length),), tokens[:length]), chunk.slot)
-            if source != chunk.slot:
+            if source not in incomplete:
                 plan.prefix_copies.append(PrefixCopy(source, chunk.slot, length))
                 plan.remainders.append(PrefillChunk(chunk.slot, length, tokens[length:]))
                 return
         plan.compute.append(chunk)
-        # Only computed chunks are entered: the prefixes of remainders are not complete when prefixes are copied.
         for length in lengths:
             self._prefix_cache[((0, length),), tokens[:length]] = chunk.slot
 

@@ -56,21 +56,24 @@ class PrefixStates:
         layers = cast(list[DynamicLayer], cache.layers)
         # keys and values of each layer: (1, K, S, D), with K key-value heads of size D
         self._computed = [cast(Tensor, tensor) for layer in layers for tensor in (layer.keys, layer.values)]
-        self._copies = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self._computed]
+        # In float32 or a more precise type, because the gradients of all passes are added up in them.
+        copies = [tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in self._computed]
+        self._copies = [copy.requires_grad_(t.requires_grad) for copy, t in zip(copies, self._computed, strict=True)]
 
     def cache(self, rows: int) -> DynamicCache | None:
         """Return a cache that holds the keys and values in each of ``rows`` rows; None if S is 0."""
         if not self.num_tokens:
             return None
         cache = DynamicCache()
-        for index, (keys, values) in enumerate(zip(self._copies[::2], self._copies[1::2], strict=True)):
+        read = [copy.to(t.dtype) for copy, t in zip(self._copies, self._computed, strict=True)]
+        for index, (keys, values) in enumerate(zip(read[::2], read[1::2], strict=True)):
             cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), index)
         return cache
 
     def backward(self) -> None:
         """Add the gradient of all passes that read the keys and values to the weights. Call this method once."""
         pairs = zip(self._computed, self._copies, strict=True)
-        read = [(tensor, copy.grad) for tensor, copy in pairs if copy.grad is not None]
+        read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
         if read:
             tensors, gradients = zip(*read, strict=True)
             torch.autograd.backward(tensors, gradients)

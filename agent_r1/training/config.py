@@ -245,8 +245,8 @@ class TrainSettings(RunConfig):
     weight 0 is recorded and shown, but not trained on."""
 
     shuffle_rewards: bool = False
-    """Control run: shuffle the rewards among the attempts at each task, so that they teach nothing. Process rewards of
-    the environment are not shuffled."""
+    """Control run: shuffle the rewards among the attempts at each task, so that they say nothing about an attempt.
+    Needs groups of at least 2. Process rewards of the environment are not shuffled."""
 
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""
@@ -267,6 +267,13 @@ class TrainSettings(RunConfig):
     record_tokens: int = Field(default=2, ge=0)
     """Groups per optimizer step whose attempts get a record of every token: log-probability in the trainer, advantage,
     loss weight, entropy, and value of the critic. 0: none."""
+
+    @field_validator("shuffle_rewards")
+    @classmethod
+    def _require_groups(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("group_size") == 1:
+            raise ValueError("give a group_size of at least 2: the reward of a single attempt cannot be shuffled")
+        return value
 
     @field_validator("top_p", "top_k")
     @classmethod

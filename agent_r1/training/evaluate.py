@@ -157,12 +157,13 @@ def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCe
     em = [[score_trajectory(attempt).em for attempt in attempts] for attempts in questions]
     ones = [statistics.fmean(scores) for scores in em]
     answers = [[final_answer(attempt) for attempt in attempts] for attempts in questions]
+    votes = [majority_score(*question) for question in zip(answers, em, strict=True)]
     logprobs = [[mean_logprob(attempt) for attempt in attempts] for attempts in questions]
     return SampledCell(
         statistics.fmean(ones),
         *normal_interval(ones),
         any=statistics.fmean(pass_at_k(len(scores), scores.count(1.0), k) for scores in em),
-        majority=statistics.fmean(majority_score(*question) for question in zip(answers, em, strict=True)),
+        majority=statistics.fmean(votes) if any(any(given) for given in answers) else None,
         likeliest=statistics.fmean(max(zip(*question, strict=True))[1] for question in zip(logprobs, em, strict=True)),
     )
 

@@ -57,7 +57,8 @@ class SampledCell:
         low: the lower end of the 95 % normal interval of ``one``.
         high: the upper end of the interval.
         any: pass@k, the probability that at least one of k attempts at a question is right.
-        majority: the exact match of the answer that most attempts at a question give.
+        majority: the exact match of the answer that most attempts at a question give; None if no attempt on the split
+            gives an answer in ``<answer>`` tags.
         likeliest: the exact match of the likeliest attempt at a question: the attempt whose tokens have the highest
             mean log-probability.
 
@@ -69,7 +70,7 @@ class SampledCell:
     low: float
     high: float
     any: float
-    majority: float
+    majority: float | None
     likeliest: float
 
 
@@ -250,7 +251,8 @@ def render_table(table: Table) -> Group:
 def _pass_lines(method: str, passed: PassAtK) -> list[str]:
     return [
         f"{method}, {escape(split)}, {passed.attempts} attempts at temperature 1: pass@1 {cell.one:.2f} "
-        f"({cell.low:.2f}-{cell.high:.2f}), pass@{passed.k} {cell.any:.2f}, majority {cell.majority:.2f}, "
+        f"({cell.low:.2f}-{cell.high:.2f}), pass@{passed.k} {cell.any:.2f}, "
+        f"majority {'-' if cell.majority is None else f'{cell.majority:.2f}'}, "
         f"likeliest {cell.likeliest:.2f}"
         for split, cell in passed.cells.items()
     ]

@@ -88,3 +88,8 @@ def test_an_algorithm_is_text_on_the_command_line() -> None:
 
 def test_settings_can_be_checked_without_the_algorithm() -> None:
     assert set(setting_keys(TrainConfig)) - set(setting_keys(TrainSettings)) == {"algorithm"}
+
+
+def test_rewards_of_single_attempts_cannot_be_shuffled() -> None:
+    with pytest.raises(InvalidInput, match=r"shuffle_rewards.*give a group_size of at least 2"):
+        resolve(TrainConfig, [Layer("test", {"group_size": 1, "shuffle_rewards": True})])
