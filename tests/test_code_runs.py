@@ -92,7 +92,7 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
     assert code == 0, err
     report = json.loads(out.splitlines()[-1])
     assert report["measures"]["trained"]["test"] == {"first_pass_rate": 0.0, "no_second_try_rate": 1.0}
-    nothing = dict.fromkeys(("one", "low", "high", "any", "majority", "likeliest"), 0.0)
+    nothing = dict.fromkeys(("one", "low", "high", "any", "likeliest"), 0.0) | {"majority": None}  # no <answer>
     assert report["pass_at_k"] == {"k": 2, "attempts": 3, "cells": {"test": nothing}}
     assert json.loads(Path("runs/r/config.json").read_text())["sandbox"] == "bubblewrap"
     assert ("sandbox", sandbox.isolation) in events(Path("runs/r"))
