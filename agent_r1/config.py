@@ -361,7 +361,12 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
     field = find_field(cls, key)
     if first["type"] == "string_pattern_mismatch" and field is not None and field.description:
         do = f"give another: {' '.join(field.description.split())}"  # instead of the regular expression
-    return InvalidInput(f"{key} ({source})", got=repr(first["input"]), do=do)
+    given = first["input"]
+    if isinstance(given, BaseModel):  # a group of settings: name only those that were given
+        got = repr(given.model_dump(exclude_defaults=True)) if given.model_fields_set else "nothing"
+    else:
+        got = repr(given)
+    return InvalidInput(key if source is None else f"{key} ({source})", got=got, do=do)
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str | None:

@@ -155,7 +155,7 @@ class KlCov(Component):
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
         """Return the weight of the penalty at each of the n tokens of the loss mask: (n,).
 
-        Most tokens have weight 0. The arguments are those of :func:`covariance`.
+        Most tokens have weight 0. The arguments are the same as for :func:`covariance`.
         """
         cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
         least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # all tokens with cov >= least are penalized

@@ -125,7 +125,7 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence with the tokens of several sequences, in which tokens with equal paths are written once.
 
     The result is a tree of tokens in depth-first order. It predicts all tokens of the batch that ``sequences`` predict,
-    and several of these tokens can be at the same place in the tree. Its trajectory is that of the first sequence.
+    and several of these tokens can be at the same place in the tree. The first sequence gives ``trajectory``.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """

@@ -127,7 +127,7 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
     """Return only causal token sequences, for models that ignore a custom attention mask.
 
     A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`). Any other trajectory is packed by
-    :func:`pack_prefix_tree`, which then gives causal sequences. The arguments are those of both functions.
+    :func:`pack_prefix_tree`, which then gives causal sequences. Both functions have the same arguments.
     """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)

@@ -156,8 +156,8 @@ class LlamaDecoder:
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
         """Return whether a row of a matrix product has the same bits among all ``rows`` rows and among fewer rows.
 
-        All numbers of rows are rounded up to multiples of ``ROWS_MULTIPLE``. The matrix products are those of the first
-        layer and of ``head``, with random states.
+        All numbers of rows are rounded up to multiples of ``ROWS_MULTIPLE``. The function tries the linear maps of the
+        first layer and ``head`` on random states.
         """
         random = torch.Generator().manual_seed(0)
         for linear in (*self._layers[0].linears(), head):

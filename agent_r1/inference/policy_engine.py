@@ -64,7 +64,7 @@ class SharedPool:
                 self._idle.set()
 
     async def update(self, engine: PolicyEngine, update: WeightUpdate) -> None:
-        """Load new weights of ``engine``'s policy. Its own generations continue, those of other policies end first."""
+        """Load new weights of ``engine``'s policy. Its generations continue; other policies finish theirs first."""
         async with self._switching:
             await self._install(engine, update)
 

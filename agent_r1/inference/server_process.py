@@ -24,7 +24,7 @@ class ServerProcess:
     """A running server. Its output goes to the file ``log``.
 
     Args:
-        environment: variables that the server gets in addition to those of this process.
+        environment: further environment variables of the server, besides the variables of this process.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:

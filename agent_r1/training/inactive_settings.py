@@ -52,7 +52,7 @@ def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
 
 
 def chosen_inactive_settings(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the inactive settings whose values are not those of the default algorithm, so that somebody chose them."""
+    """Yield the inactive settings whose values differ from the default algorithm, because a user chose them."""
     default, chosen = parameters(TrainConfig().algorithm), parameters(config.algorithm)
     for settings in inactive_settings(config):
         keys = tuple(key for key in settings.keys if _values(chosen, key) != _values(default, key))

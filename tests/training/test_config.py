@@ -93,3 +93,8 @@ def test_settings_can_be_checked_without_the_algorithm() -> None:
 def test_rewards_of_single_attempts_cannot_be_shuffled() -> None:
     with pytest.raises(InvalidInput, match=r"shuffle_rewards.*give a group_size of at least 2"):
         resolve(TrainConfig, [Layer("test", {"group_size": 1, "shuffle_rewards": True})])
+
+
+def test_a_group_of_settings_that_lacks_one_is_named_without_its_defaults() -> None:
+    with pytest.raises(InvalidInput, match=r"^engine.vllm: got nothing; give engine.vllm.python to start servers"):
+        resolve(TrainConfig, [from_text(TrainConfig, {"engine.backend": "vllm"})])

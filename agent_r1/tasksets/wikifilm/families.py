@@ -16,7 +16,7 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
     Families that share a name are merged, also if other families connect them. For example, the families
     ("Jaws", "Steven Spielberg") and ("Lincoln", "Steven Spielberg") are merged, so all three names are in one split.
 
-    The split of a merged family is that of its alphabetically first name ("Jaws"), see :func:`class_of`. If the corpus
+    The alphabetically first name of a merged family ("Jaws") decides its split, see :func:`class_of`. If the corpus
     gets further pages, the split changes only if another name becomes the first.
     """
     parent: dict[str, str] = {}
