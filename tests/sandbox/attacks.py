@@ -37,7 +37,7 @@ ATTACKS: dict[str, Attack] = {
     "read_environment_of_others": lambda targets: bool(read_bytes(f"/proc/{targets['victim']}/environ")),
     "list_processes": lambda targets: str(targets["victim"]) in os.listdir("/proc"),
     "read_host_name": lambda targets: os.uname().nodename == targets["host"],
-    "use_inherited_file": lambda targets: any(holds_token(fd, targets) for fd in range(3, 256)),
+    "use_inherited_file": lambda targets: any(holds_token(fd, targets) for fd in range(3, 2**16)),
     "read_kernel_log": lambda targets: LIBC.klogctl(10, None, 0) >= 0,
     "list_network_devices": lambda targets: len(socket.if_nameindex()) > 1,
     "trace_other": lambda targets: LIBC.ptrace(0x4206, targets["victim"], None, None) == 0,
