@@ -77,7 +77,7 @@ class Wish:
     value: str
 
     def fulfilled(self, database: Database) -> Database:
-        """Return the database with the change that the wish requires."""
+        """Return a copy of ``database`` in which the order of the wish is changed or cancelled."""
         change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
         return {**database, self.order: replace(database[self.order], **change)}
 
@@ -100,9 +100,9 @@ class OrderDatabase:
         return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
-        """Replace the order with the number ``number`` by ``order``, and return the tool result.
+        """Store ``order`` under ``number`` in place of the previous order. Return the result of the tool call.
 
-        The ``data`` of the result is the whole database, for the reward.
+        The text of the result is "done". Its ``data`` is the whole database, which the reward reads.
         """
         self.orders[number] = order
         return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))

@@ -174,9 +174,13 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 def old(task: Task, title: str, time: int) -> Wiki:
     """Return the outdated edition of the page ``title`` that search number ``time`` can return.
 
-    The result is a wiki with only this page. It has the same values as the true page, but each value belongs to another
-    relation. In the first four outdated editions of a page, no relation has the same value twice. In the first 66
-    searches for a page, all outdated editions are different.
+    The result is a wiki with only this page. The page has the same values as the true page, but each value belongs to
+    another relation. The first 66 searches for a page have different outdated editions. Any two of the first four
+    editions differ in the value of every relation.
+
+    Example:
+        If the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an outdated edition is
+        {"mayor": "Dovra", "river": "Elam", "twin": "Bruno"}.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))

@@ -46,7 +46,7 @@ class CallBatcher:
 
     If no batch is running, a call does not wait: the next batch begins in the next iteration of the event loop. Calls
     that arrive while a batch is running wait for the next batch. A batch has at most ``MAX_BATCH`` calls, sorted by
-    ``order``.
+    the argument ``order`` of :meth:`run`.
     """
 
     def __init__(self, batch: BatchFunction) -> None:
@@ -89,10 +89,14 @@ class CallBatcher:
             _resolve(rest, [CallFailure("its batch was given up")] * len(rest))
 
     async def _execute(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
-        """Execute the batch ``calls`` and return one outcome per call. ``timeout`` is its time limit in seconds.
+        """Execute one batch and return the outcomes of its calls, in their order.
 
-        If the batch raises an exception or returns a wrong number of outputs, execute its calls one by one. Then only
-        the faulty calls fail. If the batch exceeds its time limit, all its calls fail.
+        If the batch function raises an exception or returns a wrong number of outputs, execute the calls one by one.
+        Then only the faulty calls fail. If the batch exceeds its time limit, all its calls fail.
+
+        Args:
+            calls: the keyword arguments of each call.
+            timeout: the time limit of the batch in seconds.
         """
         outcome = await run_with_timeout(partial(self._batch, calls), timeout)
         if isinstance(outcome, ReturnValue):

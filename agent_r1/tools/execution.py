@@ -111,8 +111,11 @@ def current_task() -> asyncio.Task[object] | None:
 def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bool:
     """Return whether user code raised ``error`` on its own. ``error`` was caught in the asyncio task ``task``.
 
-    The result is False if ``error`` has another origin: the cancellation of ``task``, a signal to the process, or the
-    end of the event loop. At its end, the event loop raises GeneratorExit in coroutines while no task is running.
+    The result is False in three cases:
+
+    - ``error`` is the cancellation of ``task``.
+    - ``error`` is a KeyboardInterrupt that a signal caused (see :func:`is_interrupt`).
+    - ``error`` is a GeneratorExit that the event loop raises in coroutines at its end, while no task is running.
     """
     match error:
         case asyncio.CancelledError():

@@ -177,7 +177,7 @@ class _SchemaSignature:
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the unchanged ``arguments``, and ``resources``. Return InvalidArguments if the schema is violated."""
+        """Return {"arguments": arguments, "resources": resources}, or InvalidArguments if the schema is violated."""
         validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(self.schema)
         errors = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
         if not errors:
@@ -275,10 +275,10 @@ class _Connection:
 
 
 def _redact(text: str, values: Iterable[str]) -> str:
-    """Return the text without secrets: without ``values``, without their words, and without credentials in addresses.
+    """Return the text without ``values``, without the words in ``values``, and without credentials in addresses.
 
-    For the value "Bearer secret", also the word "secret" is removed. Short values and words are kept (see
-    ``_MIN_SECRET``).
+    For the value "Bearer secret", the word "secret" is removed too. Values and words with fewer than ``_MIN_SECRET``
+    characters are kept.
     """
     words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
     for word in sorted(words, key=len, reverse=True):
@@ -371,8 +371,8 @@ async def _list_tools(server: Server) -> list[Any]:
 def _convert_result(result: Any) -> ToolResult:
     """Convert the SDK's result of a call to a ToolResult.
 
-    Structured content becomes ``data`` of the ToolResult. The policy sees it, as JSON, only if there is no other
-    content.
+    The structured content of the SDK's result becomes ``data`` of the ToolResult. The policy does not see ``data``. If
+    the SDK's result has only structured content, this content also becomes the text of the ToolResult, as JSON.
     """
     parts = tuple(part for block in result.content for part in _convert_block(block))
     if not parts and result.structured_content is not None:
@@ -382,7 +382,7 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert a content block of the SDK to content parts. An image or a sound becomes a note and a reference."""
+    """Convert a content block of the SDK to content parts. An image or a sound becomes a note in text and a Media."""
     match block.type:
         case "text":
             return (Text(block.text),)

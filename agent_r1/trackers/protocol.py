@@ -101,7 +101,7 @@ class Tracker(Protocol):
     """
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the metrics of a step. The names are such as ``reward/em``, and values can be NaN or infinite."""
+        """Show the metrics of a step, by name, such as {"reward/em": 0.5}. Values can be NaN or infinite."""
         ...
 
     def log_attempts(self, step: int, attempts: Sequence[AttemptSample]) -> None:

@@ -42,8 +42,8 @@ class ModelSet:
         critic: the critic; None if the algorithm needs no critic.
         reference: the reference policy; None if the algorithm needs no reference.
         teacher: the teacher; None if the algorithm needs no teacher.
-        sharing: how prefixes that several sequences share are computed once; None: each sequence is computed by itself.
-            Results differ only by rounding errors.
+        sharing: how a prefix that several sequences share is computed only once; None to compute each sequence by
+            itself. The results differ only by rounding errors.
     """
 
     policy: PreTrainedModel
@@ -85,8 +85,8 @@ class ModelSet:
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
         """Return the teacher's k most likely tokens at the position of each token of the batch.
 
-        The tensors of the result have the shape (N, k). k is ``count``, but at most the vocabulary size of the policy
-        or the teacher. Tokens that are in none of the batch's sequences get zeros.
+        The tensors of the result have the shape (N, k). k is ``count``, or the smaller vocabulary size of policy and
+        teacher if this size is below ``count``. Tokens that are in none of the batch's sequences get zeros.
         """
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")
@@ -116,13 +116,13 @@ class ModelSet:
         return StateValues(before_token, after_action)
 
     def call(self, model: PreTrainedModel, work: Work[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Return ``work(model, ..)``, a forward pass of the policy, the reference or the teacher."""
+        """Return ``work(model, *arguments, **options)``. ``model`` is the policy, the reference or the teacher."""
         return work(model, *arguments, **options)
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
-        """Return the micro-batches of the sequences in ``blocks``, and the prefix before them, on the models' device.
+        """Divide the sequences in ``blocks`` into micro-batches. Return the micro-batches and their shared prefix.
 
-        The sequences of a block are always in the same micro-batch.
+        The sequences of a block are always in the same micro-batch. The result is on the device of the models.
         """
         plan, device = plan_passes(blocks, self.micro_tokens, self.sharing), self.policy.device
         return PassPlan(plan.prefix.to(device), (micro.to(device) for micro in plan.micro_batches))
@@ -155,8 +155,8 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
 
-    Both tensors have the shape (n,). With ``others``, the log-probabilities have the shape (n, 1 + k). Column 0 is the
-    log-probability of the token itself, and the other columns are the log-probabilities of the k other tokens.
+    The entropies have the shape (n,). The log-probabilities have the shape (n,), or (n, 1 + k) if ``others`` is given.
+    Then column 0 belongs to the token itself, and the other columns belong to the k other tokens.
 
     Args:
         model: the model that scores the tokens.
@@ -182,15 +182,16 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return (tokens, log-probabilities) of the k most likely tokens at the n tokens of a micro-batch: (n, k) each."""
+    """Return the ids and the log-probabilities of the k most likely tokens at each of a micro-batch's n tokens.
+
+    Both tensors have the shape (n, k). k is ``count``, but at most the number of possible tokens. The possible tokens
+    are the tokens of the model with an id below ``vocabulary``.
+    """
     return top_tokens(model, _predicting_states(model, micro, prefix), count, temperature, vocabulary)
 
 
 def _predicting_states(model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates | None) -> Tensor:
-    """Return the hidden states from which the model predicts the n tokens of a micro-batch: (n, H).
-
-    Other hidden states are left out, so that no logits are computed from them.
-    """
+    """Return only the hidden states from which the model predicts the n tokens of a micro-batch: (n, H)."""
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, prefix)
     return hidden.flatten(0, 1)[micro.logit_positions]
 
@@ -218,7 +219,7 @@ def forward_backward(
 
 
 def _read_prefix(models: ModelSet, ids: Tensor, modules: Collection[Module]) -> Mapping[Module, PrefixStates]:
-    """Return the states of the tokens ``ids`` (S,) in each of ``modules`` that the algorithm has."""
+    """Return the states of the prefix ``ids`` (S,) by module, for each of ``modules`` that the algorithm uses."""
     backbones = {POLICY: backbone_of(models.policy)}
     if models.critic is not None:
         backbones[CRITIC] = models.critic.backbone
@@ -233,7 +234,7 @@ def _critic_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's value loss to the critic's parameters. The policy does not run."""
+    """Add the gradient of a micro-batch's value loss to the critic. Return statistics. The policy does not run."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -263,7 +264,7 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's loss to the modules of ``prefixes``, which include the policy."""
+    """Add the gradient of a micro-batch's loss to the policy, and to the critic if ``prefixes`` contains the critic."""
     tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
     weights = _scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
     loss, metrics = algorithm.compute_loss(tokens, weights)
@@ -287,9 +288,10 @@ def _token_outputs(
     micro: MicroBatch,
     prefixes: Mapping[Module, PrefixStates],
 ) -> TokenOutputs:
-    """Return the models' outputs for the n tokens of a micro-batch. The critic runs only if it is in ``prefixes``.
+    """Return the models' outputs for the n tokens of a micro-batch.
 
-    ``prefixes`` holds the states of the tokens before the micro-batch, by the module that is trained.
+    ``prefixes`` holds the states of the tokens before the micro-batch, by module. It always contains the policy. The
+    critic runs only if ``prefixes`` contains the critic.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 
@@ -347,8 +349,8 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, 
 
     There is a value for the state before each of the n tokens, and a value for the state after each of the s actions.
 
-    Some critics also read the log-probability of each token, at the position of the token. The state before a token
-    ends at an earlier position. So its value does not depend on this log-probability.
+    A critic with ``logprob_input`` also reads the sampler's log-probability of each token. The value of the state
+    before a token depends only on earlier tokens and their log-probabilities.
     """
     logprobs = None
     if critic.logprob_input is not None:
@@ -359,7 +361,7 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, 
 
 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
-    """Return the numbers in ``values`` that belong to a micro-batch, in the dtype and on the device of ``like``.
+    """Return the part of ``values`` that belongs to a micro-batch, in the dtype and on the device of ``like``.
 
     ``values`` has a number for each state of the whole batch. The result has a number for the state before each of the
     n tokens of the micro-batch, and a number for the state after each of its s actions.
@@ -390,10 +392,7 @@ def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like
 
 
 def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return the value targets of a micro-batch's states, in the dtype and on the device of ``like``.
-
-    The weights of the targets are multiplied by ``scale``.
-    """
+    """Return a micro-batch's value targets, with the dtype and device of ``like``, and weights times ``scale``."""
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(_state_values_at(targets.target, micro, like), scaled)

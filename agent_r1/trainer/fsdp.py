@@ -194,11 +194,11 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _call(self, method: str, *arguments: object) -> list[Any]:
-        """Return the result of a method of :class:`RankTrainer` on each rank."""
+        """Call a method of :class:`RankTrainer` on each rank, and return the results in the order of the ranks."""
         return self._ranks.call(methodcaller(method, *arguments))
 
     def _current_model(self) -> PreTrainedModel:
-        """Return the model of this process, after the current weights of the ranks were copied into it."""
+        """Copy the current weights of the ranks into the model of this process, and return this model."""
         if not self._is_copied:
             weights = self._call("weights")[0]
             with torch.no_grad():
@@ -215,7 +215,7 @@ class FsdpTrainer:
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    """Return the sum of tensors that each have zeros at the tokens of other ranks."""
+    """Return the sum of the ranks' tensors. The tensor of a rank has zeros at the tokens of other ranks."""
     return torch.stack(parts).sum(0)
 
 

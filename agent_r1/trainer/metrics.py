@@ -89,7 +89,10 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
 
 
 def _tokens_of_an_epoch(steps: Sequence[OptimizerStep]) -> int:
-    """Return the number of tokens that the models read until a trajectory is read for the second time."""
+    """Return the number of tokens that the models read in the first epoch, without padding.
+
+    The first epoch ends before the first step that uses a trajectory of an earlier step.
+    """
     seen: set[int] = set()
     tokens = 0
     for step in steps:
@@ -149,11 +152,11 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return (tokens, log-probabilities): the log-probabilities that the policy gave to tokens before the update.
+    """Return the log-probabilities that the policy gave to n tokens before the update.
 
-    Both tensors have the shape (n,). ``tokens`` are indices in the batch. If a pass before the update computed
-    log-probabilities, n is the number of all tokens of the batch. Otherwise the result is from ``first``, the first
-    pass of the update, whose weights are still unchanged.
+    The result is (tokens, log-probabilities), with the shape (n,) each. ``tokens`` are indices in the batch. If
+    ``prepared`` has log-probabilities from before the update, the result contains all tokens of the batch. Otherwise
+    the result contains the tokens of ``first``, the first pass of the update, which ran before any weight changed.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)

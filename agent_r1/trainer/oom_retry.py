@@ -38,9 +38,9 @@ class TokenBudget:
         The new number of tokens is half the size of the largest micro-batch of the failed pass.
 
         Args:
-            work: a pass over the sequences in micro-batches of at most the given number of tokens.
-            largest: returns the size of the largest of these micro-batches. It can be above the given number, because
-                blocks of sequences are never divided.
+            work: runs a pass over the sequences. Its argument is the maximum number of tokens in a micro-batch.
+            largest: takes the same argument, and returns the size of the pass's largest micro-batch in tokens. The size
+                is above the maximum if a block of sequences is longer, because blocks are never divided.
             undo: clears the gradients of a failed pass.
 
         Raises:

@@ -89,7 +89,7 @@ class Optimizer:
         return OptimStats(finite, gradient_norms)
 
     def _clip(self, module: Module) -> Tensor:
-        """Clip the gradient of a module by its norm, and return the norm before: ()."""
+        """Clip the gradient of a module by its norm. Return the norm before clipping, a tensor of shape ()."""
         parameters = self.parameters(module)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = full_tensor(nn.utils.get_total_norm(gradients))
@@ -119,7 +119,10 @@ class Optimizer:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor whose parts are on several ranks as a whole. Other tensors are returned unchanged."""
+    """Return the whole tensor if ``tensor`` is divided among ranks; otherwise ``tensor`` itself.
+
+    If the tensor is divided, all ranks must call this function together.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -160,7 +163,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _set_learning_rate(group: dict[str, Any], learning_rate: float) -> None:
-    """Set the learning rate of a parameter group. torchao has the rate in a tensor, which is changed in place."""
+    """Set the learning rate of a parameter group. A rate that is a tensor, as in torchao, is changed in place."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(learning_rate)
     else:

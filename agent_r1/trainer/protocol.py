@@ -156,10 +156,11 @@ class Trainer(Protocol):
         ...
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's ``count`` most likely tokens at the position of each token of the batch.
+        """Return the teacher's k most likely tokens at the position of each of the N tokens of the batch.
 
-        Only tokens of the policy's vocabulary are returned. If there are fewer than ``count``, all of them are
-        returned.
+        The ids and the log-probabilities in the result have the shape (N, k). k is the smallest of three numbers:
+        ``count``, the vocabulary size of the policy, and the vocabulary size of the teacher. Only tokens of the
+        policy's vocabulary are returned.
         """
         ...
 
@@ -203,7 +204,7 @@ class Trainer(Protocol):
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's trained weights by the tensors ``weights``, by name."""
+        """Replace the policy's trained weights. ``weights`` maps the name of each weight to its new tensor."""
         ...
 
     def state(self) -> TrainerState:

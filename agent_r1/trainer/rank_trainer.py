@@ -30,11 +30,11 @@ from agent_r1.trainer.single_process import syncs_reference
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSettings:
-    """The models and settings that all ranks get. From these they make equal models.
+    """The models and settings from which each rank makes its :class:`RankTrainer`. All ranks get equal ones.
 
     Attributes:
         model: the policy, on the CPU.
-        algorithm: the settings of the algorithm, as a stored run has them.
+        algorithm: the algorithm as plain data, in the form in which the settings of a run are stored.
         teacher: the teacher, on the CPU; None if the algorithm needs no teacher.
         device: the type of the device: ``cpu`` or ``cuda``.
         threads: the number of torch threads of a rank.
@@ -142,7 +142,7 @@ class RankTrainer:
         return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the trained weights of the policy by whole tensors."""
+        """Replace the trained weights of the policy. ``weights`` holds whole tensors by name, on every rank."""
         self._overwrite({name: p for name, p in self._policy.named_parameters() if p.requires_grad}, weights)
 
     def state(self) -> dict[str, Tensor]:
@@ -150,7 +150,7 @@ class RankTrainer:
         return self._gathered(self._tensors())
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the tensors of the trainer's state by whole tensors."""
+        """Replace the tensors of the trainer's state. ``tensors`` holds whole tensors by name, on every rank."""
         self._overwrite(self._tensors(), tensors)
 
     def _explain_oom(self) -> AbstractContextManager[None]:
@@ -162,7 +162,10 @@ class RankTrainer:
         return explain_oom(f"rank {self._rank} of the trainer, in {size}")
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the state by the names that a trainer of one process gives them."""
+        """Return this rank's tensors of the trainer's state, by name, without copying them.
+
+        The names are the same as in a trainer of one process, such as "critic.head.weight".
+        """
         weights: dict[str, Tensor] = {}
         if self._critic is not None:
             critic = self._critic.named_parameters()
@@ -175,7 +178,10 @@ class RankTrainer:
         overwrite(target, {name: like(tensor, target.get(name, tensor)) for name, tensor in source.items()})
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors on the CPU, on rank 0 only. A device holds one whole tensor at a time."""
+        """Gather the parts of each tensor from all ranks. Rank 0 returns whole tensors on the CPU; others return {}.
+
+        The tensors are gathered one after another, so a device holds only one whole tensor at a time.
+        """
         gathered = {}
         for name, tensor in tensors.items():
             whole = full_tensor(tensor.detach())  # all ranks take part

@@ -39,11 +39,11 @@ GRACE_SECONDS = 5.0
 
 
 class RankFailed(AgentR1Error):
-    """The error if a rank ended, or raised an error that is not an error of the user's input."""
+    """The error if the process of a rank ended, or if a rank raised an exception other than an AgentR1Error."""
 
 
 class RankProcess(Protocol):
-    """The process of a rank, as :class:`subprocess.Popen` has it."""
+    """The process of a rank. :class:`subprocess.Popen` implements this protocol."""
 
     @property
     def pid(self) -> int: ...
@@ -67,7 +67,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The result of a request that raised ``error``. ``trace`` is its traceback."""
+    """The result of a request that raised an exception.
+
+    ``error`` is the exception if it is an AgentR1Error; otherwise None. ``message`` is the exception in one line, and
+    ``trace`` is its traceback.
+    """
 
     error: AgentR1Error | None
     message: str
@@ -117,11 +121,13 @@ class RankGroup(Generic[T]):
         return [process.pid for process in self._processes]
 
     def start(self, make: Callable[[], T]) -> None:
-        """Replace the object of each rank by ``make()``."""
+        """Call ``make()`` on each rank. The result becomes the object of the rank and replaces the previous object."""
         self._request(_Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:
-        """Return ``request(object)`` of all ranks, in their order. Requests and results are pickled.
+        """Call ``request(object)`` on each rank, and return the results in the order of the ranks.
+
+        The request and the results are pickled.
 
         Raises:
             AgentR1Error: the error that the request raised on a rank, if it has this type.
@@ -166,9 +172,15 @@ class RankGroup(Generic[T]):
             raise self._explain_end(rank) from None
 
     def _explain_failure(self, rank: int, failure: _Failure, others: set[int]) -> AgentR1Error:
-        """End all ranks, and return the error to raise after a request failed on ``rank``.
+        """End all ranks, and return the error that explains why a request failed on ``rank``.
 
-        If another rank was killed, this rank has only lost the connection to it. Then return the error of the other.
+        A request also fails on ``rank`` if the process of another rank has ended, because the connection is lost. Then
+        the returned error is about the process that ended.
+
+        Args:
+            rank: the rank on which the request failed.
+            failure: the failure of ``rank``.
+            others: the ranks that have not answered yet.
         """
         if failure.error is not None:
             self.close()
@@ -185,7 +197,7 @@ class RankGroup(Generic[T]):
         return error
 
     def _explain_end(self, rank: int) -> RankFailed:
-        """End all ranks, and return the error to raise after ``rank`` ended by itself."""
+        """End all ranks, and return the error to raise after the process of ``rank`` has ended unexpectedly."""
         process = self._processes[rank]
         code = process.wait()
         self.close()
@@ -207,7 +219,7 @@ def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess]) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Start(Generic[T]):
-    """The request to replace the object of a rank by ``make()``."""
+    """The request to call ``make()``, and to replace the object of a rank by the result."""
 
     make: Callable[[], T]
 
@@ -227,7 +239,7 @@ def serve_rank(pipe: Connection) -> None:
 
 
 class _Rank:
-    """The object that a rank holds."""
+    """A rank: it holds an object and handles requests for this object."""
 
     def __init__(self) -> None:
         self._held: Any = None
@@ -241,7 +253,7 @@ class _Rank:
 
 
 def _answer(work: Callable[[], object]) -> bytes:
-    """Return the pickled result of ``work()``, or its failure."""
+    """Return the result of ``work()`` as pickled bytes. If ``work()`` raises, the result is a :class:`_Failure`."""
     try:
         return pickle.dumps(work())
     except Exception as error:
@@ -259,7 +271,10 @@ def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None
 
 
 def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
-    """Connect this rank with the other ranks. All sockets are on the loopback interface."""
+    """Connect this rank with the other ranks. All sockets are on the loopback interface.
+
+    Rank 0 sends the port at which it listens to ``pipe``. The other ranks read this port from ``requests``.
+    """
     interface = "lo0" if sys.platform == "darwin" else "lo"
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     if place.rank == 0:

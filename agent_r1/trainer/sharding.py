@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class OneForward(nn.Module):
-    """A model whose passes are calls of one ``forward``.
+    """A module around a model. A whole pass of the model runs inside the ``forward`` of this module.
 
-    A pass of a policy calls the backbone and the head by themselves. FSDP gathers the weights that both share, such as
-    tied embeddings, only if one ``forward`` is around both.
+    A pass calls the backbone and the head of the model one after the other. Both can use the same weights (tied
+    embeddings). FSDP gathers weights at the beginning of a ``forward``, so one ``forward`` must contain both calls.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -42,7 +42,7 @@ class OneForward(nn.Module):
         self.model = model
 
     def forward(self, work: Work[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
-        """Return ``work(model, ..)``."""
+        """Return ``work(model, *arguments, **options)``, one pass of the model."""
         return work(self.model, *arguments, **options)
 
 
@@ -68,10 +68,10 @@ def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
-    """Make ``module`` a unit whose weights are gathered together, and computes in ``dtype``.
+    """Divide the weights of ``module`` among the ranks. FSDP gathers these weights together, and computes in ``dtype``.
 
-    ``float32`` leaves the data type of the weights as it is. Gradients of ranks are summed in float32, or in the data
-    type of the weights if that is more precise.
+    If ``dtype`` is "float32", computations and sums of gradients are in the data type of the weights. Otherwise the
+    gradients of the ranks are summed in float32.
     """
     policy = MixedPrecisionPolicy()
     if dtype != "float32":
@@ -85,7 +85,10 @@ def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """Return the part of a whole tensor that this rank keeps, if ``target`` is divided among ranks."""
+    """Return ``tensor`` divided among the ranks in the same way as ``target``.
+
+    ``tensor`` is the whole tensor, on every rank. If ``target`` is not divided, return ``tensor`` unchanged.
+    """
     if not isinstance(target, DTensor):
         return tensor
     whole = tensor.to(target.device, target.dtype)
@@ -95,11 +98,11 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
     """Divide blocks of sequences among ranks, so that all ranks have about the same number of tokens.
 
-    The longest block goes first, always to the rank with the fewest tokens. A rank has no block if there are fewer
-    blocks than ranks.
+    The blocks are assigned one after another, the longest first. Each block goes to the rank with the fewest tokens
+    so far. If there are fewer blocks than ranks, some ranks get no block.
 
     Example:
-        Blocks of 5, 4, 3 and 3 tokens become 5 + 3 and 4 + 3 tokens for two ranks.
+        Two ranks divide blocks of 5, 4, 3 and 3 tokens: one gets 5 + 3 tokens, the other gets 4 + 3 tokens.
     """
     sizes = [sum(map(len, block)) for block in blocks]
     shares: list[list[int]] = [[] for _ in range(ranks)]

@@ -298,7 +298,11 @@ class SingleProcessTrainer:
 
 
 def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:
-    """Return whether prefixes are shared, if the models can."""
+    """Return whether the settings ask for shared prefixes. Whether the models can share prefixes is not checked.
+
+    With several ranks, the result is False. With one process, the result is True if ``share_prefixes`` is "on", or if
+    ``share_prefixes`` is "auto" and all models are large.
+    """
     if config.ranks > 1:
         return False
     is_large = all(model.num_parameters() >= LARGE_MODEL for model in models)
@@ -311,10 +315,12 @@ def syncs_reference(algorithm: Algorithm) -> bool:
 
 
 def make_reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
-    """Return the reference: a frozen copy of the policy without its adapter, which computes in ``dtype``.
+    """Return the reference: a frozen copy of ``model`` without its adapter.
 
-    If ``changes`` is True, the reference changes during the run, and its weights are in float32. Otherwise its weights
-    are in ``dtype``.
+    - If ``model`` has an adapter, the copy shares the frozen weights with ``model`` and keeps their data type. Raise
+      InvalidInput if ``changes`` is True, because such a reference cannot change during the run.
+    - If ``model`` has no adapter, the copy computes in ``dtype``. Its weights are in float32 if ``changes`` is True;
+      otherwise they are in ``dtype``.
     """
     if has_adapter(model):
         if changes:

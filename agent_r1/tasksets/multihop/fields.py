@@ -82,12 +82,14 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Convert columns to rows. Data sets on the hub have columns in place of rows.
+    """Return the rows of a field in which a data set on the hub stores columns.
 
-    If ``value`` is not a mapping with the columns ``names``, return ``value`` unchanged.
+    ``names`` are the names of the columns, in the order of the values in a row. If ``value`` is not a mapping with
+    these columns, all of the same length, return ``value`` unchanged.
 
     Example:
-        {"title": ["X", "Y"], "sent_id": [0, 3]} -> [["X", 0], ["Y", 3]]
+        >>> _columns({"title": ["X", "Y"], "sent_id": [0, 3]}, "title", "sent_id")
+        [['X', 0], ['Y', 3]]
     """
     if not isinstance(value, dict) or not all(isinstance(value.get(name), list) for name in names):
         return value
@@ -97,15 +99,17 @@ def _columns(value: Any, *names: str) -> Any:
 
 
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
-    """Return ``value`` after a check of its type; [] if ``value`` is empty or None.
-
-    Raises InvalidInput if the type is not ``kind``. The message names the row and the field, and contains advice such
-    as "give paragraphs as MuSiQue's files do".
+    """Return ``value``, the value of a field, after a check of its type; [] if ``value`` is empty or None.
 
     Args:
-        row: the row that ``value`` comes from.
-        name: the name of the field.
-        whose: the owner of the format, for the advice, such as "MuSiQue's".
+        row: the row with the field.
+        name: the name of the field, such as "paragraphs".
+        kind: the type that the value must have.
+        whose: the owner of the format, such as "MuSiQue's".
+
+    Raises:
+        InvalidInput: the value has another type. The message names the row and the field, and contains advice such as
+            "give paragraphs as MuSiQue's files do".
     """
     try:
         return kind.validate_python(value or [])

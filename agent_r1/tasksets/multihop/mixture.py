@@ -65,8 +65,8 @@ class Mixture:
     """The questions of a mixture.
 
     Attributes:
-        splits: the questions of each split. The test questions of each data set are a split of their own, with the name
-            of the data set.
+        splits: the questions of each split, by name. The splits are "train", "validation", and one split per data set
+            with test questions, such as "hotpotqa".
         tests: the names of the splits with test questions.
     """
 
@@ -75,11 +75,11 @@ class Mixture:
 
 
 def read_mixture(path: Path, seed: int) -> Mixture:
-    """Read a mixture file and the questions of its data sets. Paths in the file are relative to its folder.
+    """Read a mixture file, and return the questions that it selects from its data sets.
 
-    ``seed`` determines the training questions. The test and validation questions are the same for every seed. Test
-    questions are not used for validation or training, and validation questions are not used for training. Questions are
-    compared by their text, also across data sets.
+    ``seed`` determines the training questions. The test and validation questions are the same for every seed.
+    Training, validation and test have no question in common, even if several data sets contain the same question. Paths
+    in the file are relative to the folder of the file.
 
     Raises InvalidInput if the file is malformed, a data set cannot be read, or a data set has too few questions.
     """
@@ -129,9 +129,13 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Return where a data set is: a file, or a name on the hub, which is returned unchanged.
+    """Return the source of a data set that the mixture file ``path`` names as ``data``.
 
-    ``data`` is the text in the mixture file ``path``. The name of a file is relative to the folder of the mixture file.
+    If ``data`` is a name on the hub, return the name unchanged. Otherwise ``data`` is a path relative to the folder of
+    the mixture file. Then return the path of the file itself.
+
+    Example:
+        Path("recipes/hotpot.json") for path "recipes/mix.toml" and data "hotpot.json"
     """
     return Path(data) if is_hub(Path(data)) else path.parent / data
 

@@ -71,7 +71,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def _with_tool(name: str) -> tuple[Message, ...]:
-    """Return the messages of the solved examples in the prompt. All their calls are calls of the tool ``name``."""
+    """Return the messages of the solved examples for the prompt. Every call in them calls the tool ``name``."""
     return tuple(
         replace(message, calls=tuple(replace(call, name=name) for call in message.calls)) for message in EXAMPLES
     )

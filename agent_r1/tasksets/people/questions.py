@@ -113,9 +113,9 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
 
 
 def question(chain: Chain, held_out_wording: bool, rng: random.Random) -> str:
-    """Return a question that asks for the last value of a chain, in a random one of the wordings of training.
+    """Return a question that asks for the last value of a chain. ``rng`` draws one of the wordings used in training.
 
-    With ``held_out_wording``, the question has the wording that no question of training uses.
+    If ``held_out_wording`` is True, the question has the wording that no training question uses.
 
     Example:
         "In which city was the teacher of the rival of Clara Hale born?"

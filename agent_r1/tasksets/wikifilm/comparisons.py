@@ -104,9 +104,9 @@ class _Pair:
 
         Args:
             id: the id of the question.
-            text: the wording, in which ``{a}`` and ``{b}`` are replaced by the titles of the films.
+            text: the wording. The titles of the first and the second film replace ``{a}`` and ``{b}``.
             answers: the right answers.
-            found: the two years or the two nationalities that the question compares.
+            found: the two years or nationalities to compare, such as ("1953", "1961").
         """
         films = (self.one, self.other)
         directors = [one.director.title for one in films if one.director] if self.reads_directors else []
@@ -118,7 +118,7 @@ class _Pair:
 def compare_films(films: Sequence[DirectedFilm]) -> Iterator[Question]:
     """Yield the questions that compare two of ``films``: by their years, or by the countries of their directors.
 
-    For each comparison, a film is the first film of at most one question.
+    In each kind of comparison, a film is named first in at most one question. It can be named second in several.
     """
     for comparison in COMPARISONS:
         yield from _by_year(films, comparison)

@@ -22,10 +22,10 @@ _DATE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A day, a month or a year. ``day`` is 0 for a month, and ``month`` is also 0 for a year.
+    """A date that is exact to the day, to the month or to the year. A part that is not known is 0.
 
     Example:
-        Date(1935, 9, 29)
+        Date(1935, 9, 29), Date(1935, 9) for September 1935, Date(1935) for the year
     """
 
     year: int
@@ -36,7 +36,7 @@ class Date:
         """Return the date in each format that counts as a right answer. The first is the format of 2WikiMultihopQA.
 
         Example:
-            ("29 September 1935", "September 29, 1935", "1935-09-29")
+            ("29 September 1935", "September 29, 1935", "1935-09-29") for a day, ("September 1935",) for a month
         """
         if not self.month:
             return (str(self.year),)

@@ -79,14 +79,14 @@ def read_facts(pages: Iterable[Passage]) -> FilmFacts:
 
 
 def _director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
-    """Return the director of a film, or None if the director is not known.
+    """Return the director of a film; None if the director is not known.
 
     ``directors`` holds all directors with a page, by the key of their name (see ``name_key``). The director is known if
     three conditions hold:
 
     - The film's page names the director.
     - Exactly one person in ``directors`` has this name.
-    - This person can have made the film.
+    - The year of the film fits the years of birth and death of this person, as far as the pages state these years.
     """
     named = directors.get(name_key(film.director), []) if film.director else []
     return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None
@@ -104,10 +104,10 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 
 
 def _family(one: DirectedFilm) -> list[str]:
-    """Return the names of a film's family. Films that share one of these names must be in the same split.
+    """Return the names that a film and its director have. Films with a name in common must be in the same split.
 
-    The names are the title of the film's page, the title of the director's page, the director and the director's
-    father. They are returned as keys (see ``name_key``).
+    The names are the title of the film's page, the title of the director's page, the director's name, and the name of
+    the director's father. A name that is not known is left out. Each name is returned as a key (see ``name_key``).
     """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)

@@ -114,10 +114,11 @@ def _read_life(life: str) -> tuple[_Event, _Event]:
 
 
 def _read_event(text: str, which: int) -> _Event:
-    """Return the event that a text states: a date, and the place directly after or before this date.
+    """Return the event that a text states: its date, and its place directly after or before this date.
 
     Args:
-        which: which of the dates in the text is the date of the event: 0 for the first date, -1 for the last date.
+        text: the text, such as "14 January 1896 in Lviv".
+        which: the index of the event's date among the dates in the text: 0 for the first date, -1 for the last date.
     """
     dates = list(find_dates(text))
     if not dates:
@@ -135,15 +136,16 @@ def _read_event(text: str, which: int) -> _Event:
 
 
 def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
-    """Yield an event for each sentence of ``text`` that states the person's birth (or death).
+    """Yield an event for each sentence of ``text`` that states the person's birth, or the person's death.
 
     Args:
+        text: the text of the person's page.
         name: the name of the person.
-        verb: "born" for births, "died" for deaths.
+        verb: "born" to yield births, "died" to yield deaths.
 
     Example:
-        _Event(Date(1918, 5, 3), ("Rome", "Italy")) for the verb "born" and the text
-        "Marin was born on 3 May 1918 in Rome, Italy, and died in Oslo."
+        For the verb "born" and the text "Marin was born on 3 May 1918 in Rome, Italy, and died in Oslo.":
+        _Event(Date(1918, 5, 3), ("Rome", "Italy"))
     """
     subject = rf"(?:^|[.;:] )(?:He|She|{re.escape(name)}|{re.escape(name.split()[-1])})"
     within = r"(?:[^.;]|\b[A-Z]\.){0,150}?"

@@ -45,11 +45,11 @@ class Settings(BaseModel):
 def read_settings(data: Path | None) -> Settings:
     """Return the settings in the TOML file ``data``.
 
-    If ``data`` is another file, a folder or a name on the hub, it contains the pages. Then the result has ``data`` as
-    its pages and the default of every other setting.
+    If ``data`` is not a TOML file, ``data`` itself contains the pages: a file, a folder or a name on the hub. Then
+    return ``Settings(data=data)``, in which all other settings have their defaults.
 
     Raises:
-        InvalidInput: ``data`` is None; the TOML file cannot be read; or it has an unknown or invalid setting.
+        InvalidInput: ``data`` is None; the TOML file cannot be read; or the file has an unknown or invalid setting.
     """
     if data is None:
         raise InvalidInput("--data for wikifilm", got="nothing", do="give a file of Wikipedia's pages about films")
