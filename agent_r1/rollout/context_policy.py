@@ -61,7 +61,7 @@ class History:
         return (*start, *(message for exchange in exchanges for message in exchange.messages))
 
     def append(self, action: Message, observation: Messages) -> History:
-        """Return the history with an exchange added at the end."""
+        """Return the history with one more exchange at the end: ``action``, followed by ``observation``."""
         return replace(self, exchanges=(*self.exchanges, Exchange(action, observation)))
 
 
@@ -194,10 +194,11 @@ class Evidence(ContextPolicy):
 
 
 def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
-    r"""Return the ``count`` lines of ``texts`` with the highest scores, in their order. A repeated line is used once.
+    r"""Return the ``count`` lines of ``texts`` with the highest scores, in the order in which they occur in ``texts``.
 
-    The score of a line is the sum of weights of words: the words that occur in the line and in ``query``. The weight of
-    a word that occurs in m of n lines is log(1 + n / m). Of two lines with equal scores, the later line is preferred.
+    The score of a line is a sum over the words that occur both in the line and in ``query``. A word that occurs in m of
+    n lines adds log(1 + n / m) to the score. If two lines have equal scores, the later line is chosen first. A line
+    that occurs several times is used once.
 
     Example:
         >>> best_lines(["Alba: mayor Bruno.\nIt rains."], "Who is mayor of Alba?", 1)

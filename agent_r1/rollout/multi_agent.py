@@ -56,9 +56,9 @@ async def play_game(
 
 
 async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
-    """Return the trajectory of a player. At the end, report to the game that the player has left.
+    """Play the episode of one player and return its trajectory.
 
-    The game also gets the report if the episode cannot be opened.
+    When the episode ends or fails, report to the game that the player has left.
     """
     try:
         (trajectory,) = await AgentLoop(agent, env).run(task, context)
@@ -68,7 +68,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Return the trajectory with the status COMPLETED if the attempt failed only because the player got no question."""
+    """Return the trajectory. If the attempt failed only because the player got no question, the status is COMPLETED."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

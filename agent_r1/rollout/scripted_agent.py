@@ -24,11 +24,11 @@ UNLIMITED_TOKENS = 10**9
 
 
 class ScriptedAgent:
-    """A rollout in ``env`` in which a function, not a model, writes the assistant's messages.
+    """A rollout in which a Python function (the responder) writes the assistant's messages, instead of a model.
 
-    This function is called the responder. For each attempt, ``policy_for(attempt_id)`` returns a responder. Each
-    message is converted to tokens and parsed again, like a message of a model. If the responder raises an exception,
-    the attempt ends with the status ENGINE_FAILED.
+    For each attempt, ``policy_for(attempt_id)`` returns a responder. Each message of the responder is converted to
+    tokens and parsed again, like a message of a model. If the responder raises an exception, the attempt ends with the
+    status ENGINE_FAILED.
 
     Example:
         ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))

@@ -23,10 +23,16 @@ LOGPROB = math.log(0.5)
 
 
 def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
-    """Return a completion with the tokens of ``text`` and the end token, as if a model had sampled the tokens.
+    """Return the completion of a model that generates ``text``.
 
-    The completion is cut at the stop condition of ``params``, and at ``params.max_tokens``. ``renderer`` converts the
-    text to tokens, and ``version`` is the version of the weights that the completion names.
+    The completion has the tokens of ``text`` and the end token. It ends early if the stop condition of ``params`` is
+    met, or after ``params.max_tokens`` tokens.
+
+    Args:
+        renderer: converts the text to tokens.
+        text: the generated text.
+        params: the stop condition and the largest number of tokens.
+        version: the version of the weights that is recorded in the completion.
     """
     ids = (*renderer.encode(text), renderer.end_token_id)
     if params.stop_condition is not None:

@@ -39,7 +39,7 @@ Messages = tuple[Message, ...]
 
 
 class Rollout(Protocol):
-    """Code that makes attempts at tasks: the agent loop, a game, a scripted agent, or code of a user."""
+    """Code that makes attempts at tasks: the agent loop, a game, a scripted agent, or a user's own code."""
 
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
         """Make one attempt at the task. Return a sequence with one trajectory, which has the attempt id ``context.id``.
@@ -118,7 +118,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _KnownConversation:
-    """A conversation that ends with an action of this session. The rendered text is not stored, because it is long."""
+    """A conversation that ends with an action. ``has_end`` is true if the action ends with an end token."""
 
     messages: Messages
     action: Action
@@ -126,7 +126,10 @@ class _KnownConversation:
     has_end: bool
 
     def begins(self, messages: Messages) -> bool:
-        """Return whether ``messages`` begin with this conversation. Text can follow an action without end token."""
+        """Return whether ``messages`` begin with the messages of this conversation.
+
+        If ``has_end`` is False, the message of the action can have more text in ``messages``.
+        """
         given = messages[: len(self.messages)]
         if given and not self.has_end and given[-1].text.startswith(self.action.text):
             given = (*given[:-1], replace(given[-1], parts=self.messages[-1].parts))
@@ -134,7 +137,7 @@ class _KnownConversation:
 
 
 class Session:
-    """The access of one attempt to the policy. A session receives messages, returns actions and records turns.
+    """The conversation of one attempt with the policy. A session receives messages, returns actions and records turns.
 
     Args:
         engine: samples the tokens.
@@ -189,12 +192,11 @@ class Session:
         return await self.sample(prompt)
 
     def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt for a conversation, as a continuation of an earlier turn or as a new branch.
+        """Return the prompt for a conversation. The prompt continues an earlier turn or starts a new branch.
 
-        The prompt can continue a turn if ``messages`` begin with the conversation of this turn, including its action.
-        Then the prompt contains the exact tokens of the turn. If this is true of several turns, the prompt continues
-        the turn with the longest conversation. If it is true of no turn, or if the chat template changes earlier text,
-        the prompt is a new branch.
+        A turn matches if ``messages`` begin with its conversation, up to and including its action. The prompt continues
+        the matching turn with the longest conversation, and contains the exact tokens of this turn. If no turn matches,
+        or if the chat template changes earlier text, the prompt starts a new branch.
 
         Raises:
             UnsupportedChat: the conversation cannot be rendered.
@@ -213,7 +215,7 @@ class Session:
         return SessionPrompt(messages, tools, bridge, self._tokens_through(parent) + bridge.token_ids, parent)
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt for a conversation as a new branch.
+        """Return a prompt that starts a new branch. All messages of the conversation are converted to tokens.
 
         Raises:
             UnsupportedChat: the conversation cannot be rendered.
@@ -228,9 +230,9 @@ class Session:
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
         """Sample an action for the prompt. Return the action, or Stopped if there is no action.
 
-        A later call of :meth:`observe` completes the turn with the outcome of the action. If :meth:`observe` is not
-        called before the next prompt or sample, the turn is completed without an observation. An exception is raised
-        only if the call is cancelled.
+        A later call of :meth:`observe` completes the turn with the outcome of the action. If :meth:`prompt` or
+        :meth:`sample` is called first, the turn is completed without an observation. An exception is raised only if the
+        call is cancelled.
         """
         self._complete_pending()
         sample = await self.generate(prompt, kind)
@@ -306,7 +308,7 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Store the messages after the last action in a prompt as the observation of this action's turn.
+        """Add an observation to the turn that ``prompt`` continues: all messages of ``prompt`` after the turn's action.
 
         Call this method if the outcome of an action becomes known only with the next prompt. Tool messages become the
         results of the turn. Do nothing if the turn already has an observation, or if the prompt is a new branch.
@@ -340,7 +342,7 @@ class Session:
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
 
     def _parse(self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind) -> Sample:
-        """Return the sampled action, without the tokens that were sampled after the end of the action."""
+        """Return the parsed action as a Sample, without the tokens that were sampled after the end of the action."""
         renderer, tools = self._renderer, prompt.tools
         completion = _truncate(completion, renderer.action_length(completion.token_ids, tools))
         action = renderer.parse(completion.token_ids, turn, tools)
@@ -377,10 +379,7 @@ class _RenderError(Exception):
 
 
 def _truncate(completion: Completion, length: int) -> Completion:
-    """Return the completion with only its first ``length`` tokens.
-
-    The other tokens were sampled after the end of the action.
-    """
+    """Return the completion with only its first ``length`` tokens."""
     if length == len(completion.token_ids):
         return completion
     version_spans = tuple(span for span in completion.version_spans if span.start < length)

@@ -56,7 +56,7 @@ class StalenessController:
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:
-        """Wait until the group of ``request`` is allowed to start. Return the version of the weights at this time.
+        """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights.
 
         A call of ``request_refill`` or ``on_step_end`` can end the wait. A group that is not allowed to start before
         the end of the last step never starts.

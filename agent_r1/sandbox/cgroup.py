@@ -130,8 +130,8 @@ def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
 def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
     """Write the memory limit, in bytes, to the limit files of the cgroup in ``path``.
 
-    The kernel creates these files, and some kernels create only some of them. A missing file is skipped. Return False
-    if the first file in ``version.limits`` is missing, because this file is required.
+    Some kernels create only some of these files; a missing file is skipped. Return whether the first file in
+    ``version.limits`` exists, because this file is required.
     """
     names = [name for name in version.limits if (path / name).exists()]
     for name in names:

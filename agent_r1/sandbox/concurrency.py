@@ -20,8 +20,8 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that lets at most MAX_CONCURRENT ``with`` blocks of an event loop run together.
+    """Return a context manager that limits how many ``with`` blocks run at the same time in an event loop.
 
-    A further block begins when another block has ended.
+    At most MAX_CONCURRENT blocks run. A further block waits until one of them ends.
     """
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

@@ -12,7 +12,7 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 
 
 class Interpreter:
-    """Runs pieces of code (cells) in one process. The caller has to close the interpreter.
+    """An interpreter that runs pieces of code (cells) in one process. The caller has to close the interpreter.
 
     The process starts with the first cell. If a cell times out or ends the process, the call of the cell fails. The
     next call starts a fresh process without the earlier variables, and sets ``restarted`` in its result.

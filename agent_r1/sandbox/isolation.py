@@ -135,9 +135,9 @@ class Confinement:
     def _host_files(self) -> Iterator[str]:
         """Yield the bubblewrap options that show the file system of the host.
 
-        These options are used in tests of the other layers. If a program runs under a user id of its own, it cannot
-        read a private home folder. Such a folder is replaced by a folder that contains only the interpreter, the
-        packages and the worker.
+        Tests of the other layers use these options. If ``spare_user`` is true, a program cannot read private folders,
+        such as a home folder. So each private folder that contains a path of :meth:`_own_paths` is replaced by a folder
+        that contains only such paths.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
@@ -158,10 +158,10 @@ class Confinement:
 
 
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Yield the bubblewrap options that mount ``paths`` read-only.
+    """Yield the bubblewrap options that mount ``paths`` read-only, and create their parent folders below ``top``.
 
-    Other options create the parent folders that are below ``top``. Without these options, bubblewrap also creates the
-    parent folders, but then only root can read them.
+    The parent folders are created explicitly, because only root could read parent folders that bubblewrap creates by
+    itself.
     """
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):

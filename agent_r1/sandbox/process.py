@@ -43,7 +43,7 @@ class _WorkerGone(Exception):
 
 
 class _Stream:
-    """Keeps the beginning of a program's output, drops the rest, and never blocks."""
+    """The output of a program on one stream. The beginning is kept, and the rest is dropped. Reading never blocks."""
 
     def __init__(self, source: int, limit: int) -> None:
         self.source, self._limit = source, limit
@@ -51,7 +51,7 @@ class _Stream:
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Read at most one chunk of the available output. Return whether more output can follow."""
+        """Read at most one chunk of the available output. Return whether any bytes were read."""
         try:
             data = os.read(self.source, _CHUNK)
         except BlockingIOError:
@@ -175,7 +175,10 @@ class SandboxProcess:
         return _STATUSES[letter], text
 
     async def _receive_report(self) -> tuple[bytes, str]:
-        """Return the letter and the text of the worker's next report. Raise _WorkerGone if the report is not valid."""
+        """Return the worker's next report as (letter, text), such as (``b"o"``, "") for a normal end.
+
+        The docstring of ``inside/worker.py`` lists the letters. Raise _WorkerGone if the report is not valid.
+        """
         header = await self._read_exactly(5)
         letter, size = header[:1], int.from_bytes(header[1:], "little")
         if letter not in (_STATUSES if self._ready else (b"r",)) or size > _MAX_REPORT:
@@ -234,8 +237,8 @@ async def run_program(
         confinement: the isolation of the process.
         source: the source code of the program.
         stdin: the whole standard input.
-        connection: a socket that the new process inherits, under the same number of the file descriptor. This process
-            then closes its own copy.
+        connection: a socket that the new process inherits with the same file descriptor number. This process closes its
+            own copy of the socket.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:

@@ -23,9 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return the text ``isolation`` of a sandbox without isolation (level ``none``) that this process uses.
+    """Return ``"none: nothing"`` if this process has a sandbox of level ``none``; otherwise None.
 
-    Return None if there is no such sandbox. Sandboxes that no tool or environment declares are found too.
+    The text is the sandbox's :attr:`Sandbox.isolation`. Sandboxes that no tool or environment declares are found too.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -56,7 +56,7 @@ def validate_sandbox(declaration: object) -> str | None:
 
 
 class Sandbox:
-    """Runs untrusted Python programs. An error of a program is never raised; it is part of the result.
+    """A sandbox for untrusted Python programs. An error of a program is never raised; it is part of the result.
 
     The sandbox has one of two levels: ``bubblewrap`` isolates programs from the machine in several layers, and ``none``
     does not isolate them.

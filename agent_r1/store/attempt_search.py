@@ -152,9 +152,10 @@ def _summaries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[Atte
 
 
 def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]:
-    """Yield the texts of an attempt that are searched.
+    """Yield all stored texts of an attempt in which :func:`read_page` searches.
 
-    The id and the reasons are text. The opening messages and the turns are documents, packed by :func:`pack_document`.
+    The id and the reasons are strings. The opening messages and the turns are documents, packed by
+    :func:`pack_document`.
     """
     sql = f"SELECT attempt, outcomes.reason, attempts.reason, start FROM {TABLES} WHERE attempts.id = ?"
     *texts, start = connection.execute(sql, (row_id,)).fetchone()

@@ -54,7 +54,7 @@ def _safe_repr(value: object) -> str:
 
 
 def decode_value(data: Any) -> Any:
-    """Return the value that ``data``, a result of :func:`encode_value`, stands for."""
+    """Return the value that :func:`encode_value` encoded as ``data``."""
     if isinstance(data, list):
         return [decode_value(item) for item in data]
     if not isinstance(data, dict):
@@ -76,7 +76,7 @@ def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
 
 
 def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
-    """Return the parts of a message that ``data``, a result of :func:`encode_parts`, stands for."""
+    """Return the parts of a message that :func:`encode_parts` encoded as ``data``."""
     return tuple(Text(part) if isinstance(part, str) else Media(**part) for part in data)
 
 
@@ -98,7 +98,7 @@ def encode_message(message: Message) -> dict[str, Any]:
 
 
 def decode_message(data: Mapping[str, Any]) -> Message:
-    """Return the message that ``data``, a result of :func:`encode_message`, stands for."""
+    """Return the message that :func:`encode_message` encoded as ``data``."""
     calls = tuple(
         ToolCall(id, name, decode_value(arguments), raw, error) for id, name, arguments, raw, error in data["calls"]
     )

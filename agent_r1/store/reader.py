@@ -125,7 +125,7 @@ class RunReader:
             yield AttemptStarted(AttemptId(*attempt), split, version)
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
-        """Yield the trajectory of every attempt that ended, or only of attempts in ``split`` if ``split`` is given."""
+        """Yield the trajectory of every attempt that ended. If ``split`` is given, leave out other splits."""
         for row in self._rows(f"SELECT {_TRAJECTORY} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id", split):
             yield self._trajectory(row)
 
@@ -150,15 +150,16 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return at most ``limit`` attempts that meet the conditions ``where``, without the first ``offset`` attempts.
+        """Return at most ``limit`` attempts that meet the conditions ``where``.
 
-        The attempts are sorted by the column ``sort``, such as "reward" or "started".
+        The attempts are sorted by the column ``sort``, such as "reward" or "started". The first ``offset`` attempts are
+        skipped.
         """
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
     def count_attempts(self, where: AttemptFilter = AttemptFilter(), most: int | None = None) -> int:  # noqa: B008
-        """Return the number of attempts that meet all conditions; ``most`` if there are more."""
+        """Return the number of attempts that meet the conditions ``where``, but at most ``most``."""
         query = count_query(where, most)
         return int(next(self._rows(query.sql, *query.parameters))[0])
 
@@ -173,7 +174,10 @@ class RunReader:
         return read_page(self._connection, listed, after, limit, backwards)
 
     def find_attempt(self, name: str) -> AttemptSummary | None:
-        """Return the attempt with an id such as ``3.0.0:style-a/7``, or None. The id is without the name of the run."""
+        """Return the attempt with the id ``name``, such as ``3.0.0:style-a/7``; None if there is no such attempt.
+
+        ``name`` is without the name of the run.
+        """
         sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
         row = next(self._rows(sql, name), None)
         return None if row is None else read_summary(row)

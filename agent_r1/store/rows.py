@@ -65,7 +65,7 @@ def encode_number(value: float) -> float | str:
 
 
 def decode_number(value: float | str) -> float:
-    """Return the number that the column value ``value``, a result of :func:`encode_number`, stands for."""
+    """Return the number that :func:`encode_number` encoded as ``value``."""
     return float(value)
 
 
@@ -82,7 +82,7 @@ def encode_reward(value: RewardValue) -> float | str | None:
 
 
 def decode_reward(value: float | str | None) -> RewardValue:
-    """Return the reward that the column value ``value``, a result of :func:`encode_reward`, stands for."""
+    """Return the reward that :func:`encode_reward` encoded as ``value``."""
     if not isinstance(value, str):
         return value
     data = json.loads(value)
@@ -97,7 +97,7 @@ def event_rows(
     Args:
         event: the event.
         segment: the number of the segment to which the event belongs.
-        reward_weights: the weights by the name of a reward. A reward without a weight has weight 1.
+        reward_weights: the weight of each reward, by the name of the reward. A reward without an entry has weight 1.
         connection: the database. It must already hold the rows of all earlier events.
     """
     match event:
@@ -134,7 +134,7 @@ def event_rows(
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt; None if the attempt was never started.
 
-    With the row id None, the tables refuse the rows of an event about the attempt.
+    A row with the attempt id None cannot be inserted. So an event about an attempt that was never started is refused.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()

@@ -37,11 +37,13 @@ def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open the next segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 
-    A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment.
+    A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment. Attempts of
+    two kinds are superseded:
 
-    These attempts are superseded: attempts with a fate after ``step``, and attempts without a fate that did not finish,
-    sampled no token, or used newer weights than the checkpoint's. Other attempts without a fate stay pending and can
-    still be trained.
+    - attempts whose fate was decided after ``step``
+    - attempts without a fate that did not finish, sampled no token, or used newer weights than the checkpoint's
+
+    Other attempts without a fate can still be trained.
 
     Raises:
         InvalidInput: if the run has no metrics or no weights up to ``step``. Step 0 is always allowed.

@@ -21,7 +21,10 @@ DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, In
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line, with the first problem, for each attempt with an unreadable or inconsistent trajectory."""
+    """Yield one line for each attempt with an unreadable or inconsistent trajectory.
+
+    The line names the first problem.
+    """
     columns = "attempts.id, attempt, status, start, newest_version, turns, action_tokens, calls, call_errors"
     sql = f"SELECT {columns} FROM attempts JOIN outcomes ON attempt_id = attempts.id ORDER BY attempts.id"
     for key, attempt, status, start, newest, *counts in connection.execute(sql):
@@ -35,7 +38,7 @@ def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 class _Counts(NamedTuple):
-    """The counts of an attempt, as the table ``outcomes`` has them."""
+    """The counts of one attempt: the columns of the table ``outcomes`` with the same names."""
 
     turns: int
     action_tokens: int
@@ -76,9 +79,9 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int, cou
 
 
 def _decode_content(content: bytes) -> tuple[list[ToolResult], tuple[PolicyVersionSpan, ...]]:
-    """Decode the stored content of a turn, and return only its results and its version spans.
+    """Return the tool results and the version spans in the stored content of a turn.
 
-    Everything else is decoded to find damage: damaged content raises an error.
+    The action and the observation are decoded too, so that damaged content raises an error.
     """
     action, observation, results, version_spans, (_call_ends, _calls_with_rewards) = unpack_document(content)
     _ = decode_action(action), decode_messages(observation)

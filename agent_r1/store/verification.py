@@ -29,7 +29,7 @@ class VerificationReport:
         not_closed: the number of rows at the end of the ledger that no seal outside of the database covers; 0 if there
             are violations.
         violations: one line for each invariant that does not hold.
-        warnings: one line for each gap in the evidence that breaks no invariant.
+        warnings: one line if the run is complete, but no seal outside of the database covers its last rows.
 
     Example:
         VerificationReport(
@@ -102,9 +102,12 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line if there are offenders: the first one, and the number of further ones.
+    """Yield one line about the violations of the invariant ``name``, or nothing if ``offenders`` is empty.
 
-    ``name`` is the name of the invariant. Each offender is a text about one violation.
+    Each of the ``offenders`` is a text about one violation.
+
+    Example:
+        "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"
     """
     found: list[str] = []
     try:
@@ -123,7 +126,10 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield the violations after which no row of the database can be trusted."""
+    """Yield one line for each failed check of the whole database: its schema, its pages and its ledger.
+
+    If the schema has changed, the pages and the ledger are not checked.
+    """
     schema = list(_violation("schema", changed_schema(connection)))
     yield from schema
     if not schema:

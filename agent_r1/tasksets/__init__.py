@@ -31,7 +31,10 @@ class TaskSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SearchEntry:
-    """A task set that searches passages. ``build`` also needs the sentence encoder of the search; "" means BM25."""
+    """A task set that searches passages.
+
+    The fourth argument of ``build`` is the sentence encoder of the search; "" means BM25.
+    """
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, str], TaskSet]
@@ -39,7 +42,7 @@ class SearchEntry:
 
 @dataclass(frozen=True, slots=True)
 class SandboxedEntry:
-    """A task set that runs code written by the policy. ``build`` also needs the sandbox level."""
+    """A task set that runs code written by the policy. The fourth argument of ``build`` is the sandbox level."""
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, SandboxLevel], TaskSet]

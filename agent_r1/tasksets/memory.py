@@ -47,11 +47,10 @@ class Facts:
     """The messages of the user: one fact per turn, then a question that asks for the first fact.
 
     All facts have different entities and different relations. The *distance* is the number of facts between the first
-    fact and the question.
+    fact and the question. In the example, the distance is 1.
 
     Example:
         Facts(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
-        has distance 1.
     """
 
     turns: tuple[str, ...]

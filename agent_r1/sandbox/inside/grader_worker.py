@@ -45,7 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. An object that is not plain data is encoded as the number ``keep(object)``."""
+    """Return a value as JSON data. An object that is not plain data becomes ``{"opaque": keep(object)}``."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -138,7 +138,7 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type that is named by its module and its name, so that the module does not have to be imported."""
+    """A type given by the name of its module and its own name. The module does not have to be imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -223,7 +223,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value for encoded data. ``kept(number)`` returns the object with this number in this process."""
+    """Return the value that ``data`` encodes. ``{"kept": 3}`` becomes ``kept(3)``, object 3 of this process."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()

@@ -69,9 +69,9 @@ def exceed_memory(targets: Any) -> bool:
 
 
 def exceed_memory_together(targets: Any) -> bool:
-    """Start three processes that together use more memory than the cgroup allows.
+    """Return whether three processes together get more memory than the cgroup allows.
 
-    Return True if the three processes get this memory. The kernel can also kill the calling process. ``targets`` is the
+    If the kernel enforces the limit, it kills one of the three processes or the calling process. ``targets`` is the
     argument of :func:`probe`.
     """
     ready_read, ready_write = os.pipe()

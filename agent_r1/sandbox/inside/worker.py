@@ -87,10 +87,16 @@ def format_error(error: BaseException, source: str, name: str) -> str:
 
 
 def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
-    """Run source code, a cell or a whole program, and return its report as (letter, text).
+    """Run source code and return its report as (letter, text).
 
-    ``name`` is the file name of the code in tracebacks, and ``names`` holds its global variables. The module docstring
-    lists the letters of ``kind`` and of the report.
+    The letter is ``o`` if the code ended normally, ``e`` if it raised an exception, and ``m`` if memory ran out. The
+    text is the error, or "" if there is none.
+
+    Args:
+        kind: ``c`` for a cell, ``p`` for a whole program.
+        source: the source code.
+        name: the file name of the code in tracebacks.
+        names: the global variables of the code.
     """
     try:
         try:

@@ -18,7 +18,7 @@ def parse_source(source: str) -> ast.Module:
 
 
 def defined_names(source: str) -> set[str]:
-    """Return the names of the functions and classes at the top level, and of variables that are assigned there.
+    """Return the names that the top level of the source defines: functions, classes and assigned variables.
 
     For ``f = lambda x: x`` the result is {"f"}.
     """
@@ -29,12 +29,12 @@ def defined_names(source: str) -> set[str]:
 
 
 def used_names(source: str) -> set[str]:
-    """Return the names whose values a source code reads. For ``x = y`` the result is {"y"}."""
+    """Return the names whose values the source reads. For ``x = y`` the result is {"y"}."""
     return set(_names(source, ast.Load))
 
 
 def assigned_names(source: str) -> set[str]:
-    """Return the names to which a source code assigns values. For ``x = y`` the result is {"x"}."""
+    """Return the names to which the source assigns values. For ``x = y`` the result is {"x"}."""
     return set(_names(source, ast.Store))
 
 

@@ -52,7 +52,7 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 
 
 def format_trial(outcome: ExecutionResult) -> ToolResult:
-    """Return the output of the program as a tool result, whose text the agent sees.
+    """Return the result of running a :func:`trial_program` as a tool result. The agent sees the program's output.
 
     A solution that fails examples is not an error of the call. The call has an error only if the program does not end
     normally, for example because it exceeds the time limit.

@@ -31,11 +31,11 @@ _VERIFIER = "agent_r1.tasksets.math.verifier"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a comparison of two answers.
+    """The result of comparing an agent's answer with the gold answer.
 
     Attributes:
-        correct: whether the answer is right; None if the answers could not be compared.
-        reason: why the form of the answer was refused, or why the answers could not be compared; otherwise "".
+        correct: whether the agent's answer is right; None if the answers could not be compared.
+        reason: why the form of the agent's answer was refused, or why the answers could not be compared; otherwise "".
 
     Example:
         Checked(None, "score timed out")
@@ -46,17 +46,20 @@ class Checked:
 
 
 class AnswerChecker:
-    """Compares answers in separate processes (:class:`WorkerPool`), which are killed if they exceed the time limit."""
+    """A checker that compares answers in separate processes (:class:`WorkerPool`).
+
+    A process that exceeds the time limit is killed.
+    """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Compare an agent's answer ``said`` with the right answer ``gold``, and return the result.
+        """Compare an agent's answer ``said`` with the gold answer ``gold``, and return the result.
 
-        ``question`` is the text of the question. If the comparison fails or exceeds the time limit, the package
-        math-verify compares ``gold`` with itself. If this second comparison works, the agent's answer cannot be
-        computed and is wrong. Otherwise ``correct`` of the result is None.
+        ``question`` is the text of the question. If the comparison fails or exceeds the time limit, ``gold`` is
+        compared with itself. If this second comparison works, the agent's answer cannot be computed, and is wrong. If
+        the second comparison fails too, ``correct`` of the result is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
@@ -78,7 +81,7 @@ class MathScorer:
     """A scorer (core ``Scorer``) with two rewards.
 
     - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see the module
-      ``form``); 0 if it is wrong or there is no answer. None if the gold answer cannot be computed.
+      ``form``); 0 if the answer is wrong, has another form, or is missing. None if the gold answer cannot be computed.
     - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0.
     """
 

@@ -72,9 +72,9 @@ def plus_one(answer: str) -> tuple[str, ...]:
 
 
 def uncomputed_sum(answer: str) -> str:
-    """Return a sum that is not computed, and is therefore a wrong answer.
+    """Return a sum as text. The sum is a wrong answer, because it is not computed.
 
-    If the answer is an integer, the sum has the same value. Otherwise the sum is ``1 + 1 + 1``.
+    If ``answer`` is an integer, the sum has the same value. Otherwise the sum is ``1 + 1 + 1``.
 
     Example:
         >>> uncomputed_sum("18")

@@ -18,7 +18,10 @@ MEMORY = 4 * 2**30
 
 
 class Verifier:
-    """Compares answers in a process with limited memory. An answer is LaTeX without dollars, or a number."""
+    """A verifier that compares answers, and limits the memory of its process.
+
+    An answer is LaTeX without dollar signs, or a number.
+    """
 
     def __init__(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -36,9 +39,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute the right answer ``gold``, so that it finds ``gold`` equal to itself.
+        """Return whether math-verify can compute the gold answer: whether it finds ``gold`` equal to itself.
 
-        As in :meth:`check`, ``gold`` is first normalized, which also needs ``said``.
+        ``gold`` is first normalized as in :meth:`check`. The notation of ``said`` affects this normalization.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
