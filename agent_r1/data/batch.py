@@ -18,7 +18,7 @@ RewardWeights = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """The rewards of a batch with the name ``name``: their weight, and their weighted sum in each trajectory."""
+    """The rewards in a batch that have the name ``name``: their weight, and their weighted sum for each trajectory."""
 
     name: str
     weight: float
@@ -150,12 +150,14 @@ class TrainingBatch:
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
         """Return (the batch with joined turns, the last turn of each joined turn).
 
-        A summary of the context does nothing in the environment. So each summary turn is joined with the next turn that
-        acts, and both are one time step. A summary after the last acting turn is joined with this turn. S turns become
-        D joined turns. The second result (D,) holds, for each joined turn, the number of its last turn among the S
-        turns.
+        A summary of the context does nothing in the environment. So a summary turn and the next acting turn become one
+        joined turn. If no acting turn follows a summary, the summary is joined with the acting turn before it.
 
-        Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary).
+        S turns become D joined turns. The second result (D,) holds the number of the last turn of each joined turn.
+        This number counts the S turns of the original batch.
+
+        Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
+        result is 0 2 4.
         """
         count = len(self.turn_trajectory)
         if not bool(self.turn_is_summary.any()):

@@ -22,7 +22,8 @@ Block = Sequence[TokenSequence]
 class MicroBatch:
     """B token sequences, padded on the right to T tokens each.
 
-    Of these tokens, n are tokens of the training batch, and s are the last tokens of actions.
+    n is the number of tokens of the training batch that the sequences predict. s is the number of actions in the
+    sequences.
     """
 
     ids: Tensor
@@ -49,7 +50,10 @@ class MicroBatch:
 
     @property
     def padded_size(self) -> int:
-        """B * (S + T): the number of tokens whose keys and values the attention holds, with padding."""
+        """B * (S + T): the number of tokens, with padding, whose keys and values the attention holds.
+
+        S is the number of prefix tokens, ``prefix``.
+        """
         return self.ids.shape[0] * (self.prefix + self.ids.shape[1])
 
     def to(self, device: torch.device) -> MicroBatch:

@@ -27,23 +27,25 @@ MAX_TREE = 4096
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """Which prefixes the models can share, and when it saves time.
+    """The facts that determine which prefixes the models share, and whether sharing saves time.
 
     Attributes:
-        width: the hidden size of the models. The larger it is, the less does attention cost in comparison.
-        across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before
-            them. Activation checkpointing excludes it.
+        width: the hidden size of the models. In wide models, attention is a smaller part of the total cost.
+        across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
+            micro-batches. False with activation checkpointing.
     """
 
     width: int
     across_micro_batches: bool
 
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
-        """Estimate the cost of reading ``tokens`` tokens after ``prefix`` tokens, in an arbitrary unit.
+        """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
 
-        A layer of width E takes 12 E^2 multiplications for a token in its linear maps, and 2 E for each token to which
-        the token attends. The unit is 2 E multiplications. Under a causal mask a token attends to half of the other
-        tokens on average. Under a tree mask the scores of all tokens are computed.
+        The unit is 2 E multiplications per layer, with E = ``width``. For each token, the linear maps of a layer take
+        12 E^2 multiplications. The attention takes 2 E multiplications for each token that is attended to.
+
+        With ``causal``, a token attends to all ``prefix`` tokens and, on average, to half of the ``tokens`` tokens.
+        Otherwise the attention has a tree mask, and the scores of all tokens are computed.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
@@ -65,10 +67,11 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
 
 
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
-    """Return the first tokens (S,) of all sequences. S is 0 for a single sequence, and if few tokens are equal.
+    """Return the tokens with which all sequences begin, as token ids (S,).
 
-    The state of the last prompt token predicts an action token, so the prefix ends before this state at the latest. It
-    also ends before the first branch of each sequence.
+    The prefix ends before the first branch of any sequence. It also ends before the first token whose hidden state
+    predicts a token of the training batch. S is 0 if there is only one sequence, or if fewer than ``MIN_COMMON_PREFIX``
+    tokens are common to all sequences.
     """
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)
@@ -122,10 +125,11 @@ def _equal_tokens(one: TokenSequence, other: TokenSequence) -> int:
 
 
 def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
-    """Return one sequence with the tokens of several sequences, in which tokens with equal paths are written once.
+    """Return one sequence that replaces several sequences, and holds their common tokens only once.
 
-    The result is a tree of tokens in depth-first order. It predicts all tokens of the batch that ``sequences`` predict,
-    and several of these tokens can be at the same place in the tree. The first sequence gives ``trajectory``.
+    The result is a tree of tokens in depth-first order. Two tokens are merged if they are equal and all tokens before
+    them on their branches are equal. The result predicts every token of the batch that one of ``sequences`` predicts.
+    Two of these predicted tokens can be merged. The field ``trajectory`` is copied from the first sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """
@@ -179,7 +183,11 @@ class _TokenTree:
         return torch.tensor(nodes)
 
     def depth_first(self) -> tuple[Tensor, Tensor]:
-        """Return for each node its place in depth-first order, and the place after its subtree. The root is at -1."""
+        """Return (places, ends) of all nodes in depth-first order, as two tensors (nodes,).
+
+        The place of a node is its index in this order. The root is not counted: its place is -1. The end of a node is
+        the place after the last node of its subtree.
+        """
         count = len(self.ids)
         sizes = [1] * count  # of the subtrees
         for node in range(count - 1, 0, -1):

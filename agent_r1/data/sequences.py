@@ -59,7 +59,7 @@ class TokenSequence:
         return len(self.ids)
 
     def without_first(self, count: int) -> TokenSequence:
-        """Return the sequence without its first ``count`` tokens, which must be on the path of all later tokens."""
+        """Return the sequence without its first ``count`` tokens. All later tokens must attend to these tokens."""
         return replace(
             self,
             ids=self.ids[count:],

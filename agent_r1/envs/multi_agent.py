@@ -42,14 +42,16 @@ class GameOver:
 
 @dataclass(slots=True, eq=False)
 class Player:
-    """A player in a game. The game calls ``tell`` and ``ask``. The player's environment uses the two queues.
+    """A player in a game.
+
+    The game calls ``tell`` and ``ask``. The player's environment reads ``questions`` and fills ``answers``.
 
     Attributes:
         number: the position of the player, from 0.
-        has_had_turn: whether the game has asked the player.
-        questions: from the game to the player: questions, and at the end GameOver.
-        answers: from the player to the game: actions, and PlayerDropped if the attempt ends.
-        announcements: the texts of ``tell`` that are put before the next question.
+        has_had_turn: whether the game has asked the player a question.
+        questions: the queue from the game to the player. It holds questions, and GameOver at the end.
+        answers: the queue from the player to the game. It holds actions, and PlayerDropped if the attempt ends.
+        announcements: the texts that ``tell`` got since the last question. They are put before the next question.
     """
 
     number: int

@@ -62,9 +62,8 @@ class ToolEnv:
         call_rewards: a sync function that returns process rewards for one call. The episode fails in the same cases as
             with ``turn_rewards``. If a call is wrong or fails, the function is also called, with ``result.ok`` False.
             The function is not called for calls that are not run.
-        sandbox: only for tools that run code of the policy and have no ``sandbox`` of their own, such as a tool server.
-            Give the sandbox in which they run this code, or the text ``"none: .."`` with a reason if it is not
-            isolated.
+        sandbox: the sandbox in which tools run code of the policy, or the text ``"none: .."`` with a reason if the code
+            is not isolated. Give it only for tools without a ``sandbox`` of their own, such as a tool server.
 
     Rewards exist on three levels: for calls, for turns and for the trajectory. Rewards on different levels must have
     different names.

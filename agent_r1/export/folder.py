@@ -31,7 +31,7 @@ def new_export(out: Path, force: bool) -> Iterator[Path]:
         force: replace ``out`` if it is an earlier export or an empty folder.
 
     Raises:
-        InvalidInput: in the same cases as :func:`require_new_export`.
+        InvalidInput: ``out`` exists and cannot be replaced.
         ExportError: the folder cannot be written.
     """
     require_new_export(out, force)

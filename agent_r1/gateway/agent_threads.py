@@ -79,8 +79,8 @@ class AgentThreads:
 class _Outcome:
     """The result or the exception of an async agent program.
 
-    An exception is stored here, and raised later in the caller. Raised in the event loop of the programs, an exception
-    such as SystemExit would stop this loop.
+    :meth:`unwrap` raises the exception in the caller. If an exception such as SystemExit were raised in the event loop
+    of the programs, it would stop the loop.
     """
 
     def __init__(self, value: object, error: BaseException | None) -> None:

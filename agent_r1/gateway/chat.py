@@ -135,9 +135,9 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a stream: a piece of the reasoning or of the text of one choice.
+    """A part of a stream: a piece of the reasoning or of the visible text of one choice.
 
-    ``index`` is the index of the choice. ``kind`` says whether ``text`` belongs to the reasoning or to the text.
+    ``index`` is the index of the choice. ``kind`` is "reasoning" or "text". ``text`` is the content of the piece.
     """
 
     index: int
@@ -187,7 +187,7 @@ class LiveAnswer:
 
 
 class ChatModel(Protocol):
-    """A model that answers requests: the policy within one episode, or a served model. An API key names one such model.
+    """A model that answers requests: the policy within one episode, or a served model. Each API key names one model.
 
     Attributes:
         name: the name in the list of models.
@@ -205,5 +205,8 @@ class ChatModel(Protocol):
         ...
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a request's prompt. Raise RequestError if it cannot be rendered."""
+        """Return the number of tokens of a request's prompt.
+
+        Raise RequestError if the prompt cannot be rendered or cannot fit into the context.
+        """
         ...

@@ -160,10 +160,10 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
 
 
 def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the names of the arguments in ``body`` that would change the sampling, such as ``frequency_penalty``.
+    """Return the names of the arguments given in ``body`` that have no effect, such as ``frequency_penalty``.
 
-    These arguments have no effect, because the model always samples from its own distribution. Raise RequestError if
-    ``tool_choice`` forces one of several tools.
+    Other servers change the sampling because of these arguments. Here the model always samples from its own
+    distribution. Raise RequestError if ``tool_choice`` forces one of several tools.
     """
     asked = {
         f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),

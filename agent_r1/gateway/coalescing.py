@@ -57,8 +57,9 @@ class PendingAnswer:
     def waiting(self, grace: float | None = None) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        If no client waits then, the sampling is cancelled after ``grace`` seconds, by default ``ABANDONED_SECONDS``. A
-        repetition of the request prevents this.
+        An answer is abandoned if no client waits for it and no client has received it. If the answer is abandoned after
+        the block, and still abandoned ``grace`` seconds later, the sampling is cancelled. By default, ``grace`` is
+        ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -116,7 +117,7 @@ class AnswerLog:
         return sum(not pending.drafting.done() for pending in self._pending)
 
     def submit(self, request: ChatRequest, identity: RequestIdentity) -> PendingAnswer:
-        """Return the answer to a request: a new answer, or the answer to the earlier request that it repeats.
+        """Return the answer to ``request``. A repetition of an earlier request gets the answer to the earlier request.
 
         Raise RequestError if ``identity.key`` was used for a different request.
         """
@@ -139,15 +140,16 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
 
-        There are three cases:
+        With a key, return the answer to the latest request with the same key, or None if there is none. Raise
+        RequestError if the key was used for a different request.
 
-        - With a key: the answer to the latest request with the same key.
-        - Without a key, if ``num_retries`` is 0: an abandoned answer to an equal request, or None. So an agent can send
-          equal requests in parallel to sample the same conversation several times.
-        - Without a key, if ``num_retries`` is above 0: an abandoned answer to an equal request. If there is none, but
-          an equal request failed before, the result is None. Otherwise it is the answer to an earlier try.
+        Without a key, return an abandoned answer to an equal request if there is one. An answer is abandoned if no
+        client waits for it and no client has received it. If there is no abandoned answer:
 
-        Raise RequestError if the key was used for a different request.
+        - If ``num_retries`` is 0, return None. So an agent can send equal requests in parallel, and gets several
+          answers.
+        - If an equal request failed and was not repeated yet, return None.
+        - In all other cases, return the answer to an earlier try of the request, or None if there is none.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -189,7 +191,10 @@ def _has_failed(task: asyncio.Task[Draft]) -> bool:
 
 
 def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
-    """Return whether a request failed in a way after which clients send it again, for example with HTTP status 503."""
+    """Return whether a request failed with an error after which clients send it again, such as HTTP status 503.
+
+    The result is also true for a cancelled request.
+    """
     if task.cancelled():
         return True
     error = task.exception() if task.done() else None

@@ -63,9 +63,9 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
     """Return whether ``messages`` have an assistant message in the place of an action that was sent to the client.
 
-    The conversation in front of the message must be the same as in front of the action.
-
-    The message can be equal to the action. Call this function only if the conversation starts a new branch.
+    The result is true if ``messages`` begin with the conversation ``before`` of a sent action, followed by an assistant
+    message. This message can differ from the action or be equal to it. Call this function only if the conversation
+    starts a new branch.
     """
     return any(
         messages[: len(action.before)] == action.before
@@ -95,13 +95,13 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return the sampled action that ``message`` begins with, followed by the text that the message adds.
+    """Return the sampled action with which ``message`` begins, followed by the text that the message adds.
 
-    Return None if the message begins with no sampled action. Whitespace around the sampled text is ignored.
-    ``before`` is the conversation in front of ``message``. A sent action with another conversation in front of it does
-    not count.
+    Return None if there is no such action, or if ``message`` has calls or reasoning. ``before`` is the conversation
+    before ``message``. Only actions after the same conversation count. Whitespace around the sampled text is ignored.
 
-    For example, an agent that reads calls from the text can add the stop string again, and then the calls that it read.
+    Example: the policy sampled "<search>Alba", and the agent added the stop string. The message "<search>Alba</search>"
+    then becomes the sampled action, followed by "</search>".
     """
     if message.calls or message.reasoning is not None:
         return None
@@ -140,6 +140,6 @@ def _is_same(given: Message, sent: Message) -> bool:
 def _canonical(arguments: object) -> str:
     """Return the arguments of a call as JSON text. Equal arguments give equal texts.
 
-    Unlike with ``==``, true is not equal to 1.
+    Unlike Python's ``==``, these texts distinguish true from 1.
     """
     return json.dumps(arguments, sort_keys=True)

@@ -63,10 +63,10 @@ class EpisodeModel:
         return self._openings[min(self._openings)] if self._openings else ()
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
-        """Sample the answer to a request, and return it as a draft. Its turns are recorded when the draft is delivered.
+        """Sample the answer to a request, and return it as a draft.
 
-        ``live`` stays empty, because a client gets only complete answers. Raise RequestError if no turns or tokens are
-        left, or if the request fails.
+        Delivering the draft records the turns of the answer. ``live`` stays empty, because a client gets only complete
+        answers. Raise RequestError if no turns or tokens are left, or if the request fails.
         """
         number, self._num_requests = self._num_requests, self._num_requests + 1
         _warn_about_sampling(request, self._agent.params)
@@ -94,7 +94,10 @@ class EpisodeModel:
         return Draft(answer, partial(self._deliver, number, request, prompt, samples, answer))
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a request's prompt. Raise RequestError if it cannot be rendered."""
+        """Return the number of tokens of a request's prompt.
+
+        Raise RequestError if the prompt cannot be rendered, or cannot fit into the context.
+        """
         messages = self._resolve(request)
         if exceeds(messages, request.tools, self._agent.context_length):
             raise context_error(self._agent.context_length)
@@ -102,7 +105,10 @@ class EpisodeModel:
             return len(self._session.prompt(messages, request.tools).token_ids)
 
     def _resolve(self, request: ChatRequest) -> Messages:
-        """Return the whole conversation of a request. Actions of this session are replaced by the sampled messages."""
+        """Return the whole conversation of a request, including the conversation of ``request.previous``.
+
+        Each message that repeats an action of this session is replaced by the sampled message.
+        """
         if request.previous is not None:
             if request.previous not in self._conversations:
                 raise RequestError(
@@ -148,7 +154,8 @@ class EpisodeModel:
 def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:
     """Return whether a conversation is so long that it cannot fit into the context.
 
-    The number of characters is compared with the limit, so that a huge text need not be tokenized.
+    The result is true if the conversation has more than ``MAX_TOKEN_CHARACTERS`` characters for each token of the
+    context. So a huge text need not be tokenized.
     """
     texts = chain(
         (part for message in messages for part in (message.text, message.reasoning or "")),

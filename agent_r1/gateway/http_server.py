@@ -67,7 +67,10 @@ def _max_connections() -> int:
 
 
 class _Protocol(H11Protocol):
-    """A connection. It is closed if there are too many, or if no request begins in ``REQUEST_SECONDS``."""
+    """A connection to a client.
+
+    The connection is closed if the server has too many connections, or if no request begins in ``REQUEST_SECONDS``.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -171,10 +171,10 @@ def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Messag
 
 
 def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the names of the arguments given in ``body`` that would change the sampling, such as ``text.verbosity``.
+    """Return the names of the arguments given in ``body`` that have no effect, such as ``text.verbosity``.
 
-    These arguments have no effect, because the model always samples from its own distribution. Raise RequestError if
-    ``tool_choice`` forces one of several tools.
+    Other servers change the sampling because of these arguments. Here the model always samples from its own
+    distribution. Raise RequestError if ``tool_choice`` forces one of several tools.
     """
     asked = {
         f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),

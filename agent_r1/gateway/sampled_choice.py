@@ -47,10 +47,11 @@ def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> 
 
 
 def _visible_message(sample: Sample, request: ChatRequest) -> Message:
-    """Return the message of a sampled action, as the client receives it.
+    """Return the message that the client receives for a sampled action.
 
-    The message has tool calls only if the request has tools, calls are not wanted as text, and the client can represent
-    every call. Otherwise the message contains the whole text of the action, including the calls.
+    An action without calls is sent unchanged. An action with calls is also sent unchanged if three conditions hold: the
+    request has tools; ``request.calls_are_text`` is false; the client can represent every call. Otherwise the message
+    contains the whole text of the action, including the calls.
     """
     message = sample.action.message
     if not message.calls:

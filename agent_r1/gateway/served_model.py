@@ -54,7 +54,10 @@ class ServedModel:
         return Draft(Answer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a request's prompt. Raise RequestError if it cannot be rendered."""
+        """Return the number of tokens of a request's prompt.
+
+        Raise RequestError if the prompt cannot be rendered, or cannot fit into the context.
+        """
         return len(self._prompt(request).token_ids)
 
     def _prompt(self, request: ChatRequest) -> SessionPrompt:
@@ -88,9 +91,6 @@ class ServedModel:
 
 
 def _with_new_ids(choice: Choice) -> Choice:
-    """Return the choice with new ids for its tool calls.
-
-    A later conversation can then hold calls of several answers.
-    """
+    """Return the choice with new ids for its tool calls, so that calls of different answers have different ids."""
     calls = tuple(replace(call, id=f"call_{secrets.token_hex(8)}") for call in choice.message.calls)
     return replace(choice, message=replace(choice.message, calls=calls))

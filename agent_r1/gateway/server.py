@@ -68,8 +68,8 @@ class _Access:
     """The model that an API key gives access to, with its answers and its limit on requests.
 
     Attributes:
-        turnstile: limits the requests that are read or answered at the same time to ``model.max_concurrent``.
-        num_waiting: the number of requests that wait because of this limit.
+        turnstile: limits the number of requests in progress (read or answered) to ``model.max_concurrent``.
+        num_waiting: the number of requests that wait at the turnstile.
     """
 
     model: ChatModel
@@ -327,7 +327,7 @@ def _identity(request: Request, body: bytes) -> RequestIdentity:
 
 
 def _bypass_proxy() -> None:
-    """Add the address of the gateway to the environment variables for hosts that clients reach without a proxy."""
+    """Add the gateway's host to ``NO_PROXY`` and ``no_proxy``, so that clients reach the gateway without a proxy."""
     listed = [host.strip() for name in NO_PROXY for host in os.environ.get(name, "").split(",") if host.strip()]
     if "*" not in listed:
         os.environ |= dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*listed, HOST, "localhost"))))

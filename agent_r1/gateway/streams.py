@@ -44,10 +44,10 @@ def settled_message(message: Message, request: ChatRequest) -> Message:
 
 
 def _settled(text: str, num_held: int) -> str:
-    """Return the beginning of ``text`` that later tokens cannot change. It leaves out the last ``num_held`` characters.
+    """Return the beginning of ``text`` that later tokens cannot change.
 
-    It also leaves out whitespace, half a character and the beginning of a tag at the end. The work is linear in the
-    length of the text, because the event loop does it.
+    The last ``num_held`` characters are left out. Whitespace, half a character and an unfinished tag at the end are
+    also left out. The time must stay linear in the length of ``text``, because this function runs in the event loop.
     """
     finished = _without_blank_end(text)
     tag = _UNFINISHED_TAG.search(finished, max(0, len(finished) - LONGEST_TAG))
@@ -56,7 +56,10 @@ def _settled(text: str, num_held: int) -> str:
 
 
 def _without_blank_end(text: str) -> str:
-    """Return ``text`` without whitespace and U+FFFD, the decoded form of half a character, at the end."""
+    """Return ``text`` without whitespace and U+FFFD at the end.
+
+    U+FFFD is the decoded form of half a character.
+    """
     return text[: len(text.replace("\ufffd", " ").rstrip())]
 
 
@@ -86,9 +89,10 @@ async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIt
 
 
 def seconds_between_pieces(num_tokens: int) -> float:
-    """Return how long a stream waits for more tokens after it has read ``num_tokens`` tokens, in seconds.
+    """Return how many seconds a stream waits for more tokens after it has read ``num_tokens`` tokens.
 
-    The time grows like the work of reading all these tokens again. So the work takes at most a fixed part of the time.
+    Each read decodes all tokens again, so the time of a read is proportional to ``num_tokens``. The wait grows in the
+    same way. So reading takes at most a fixed share of the total time.
     """
     return POLL_SECONDS * (1 + num_tokens / TOKENS_PER_POLL)
 
@@ -101,16 +105,16 @@ def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
 
 
 class _SentTexts:
-    """The reasoning and the text of each choice, as far as they were sent."""
+    """The reasoning and the text of each choice that a stream has already sent."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, PieceKind], str] = {}
 
     def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
-        """Yield the reasoning and the text of ``message`` that were not sent yet, in pieces, and mark them as sent.
+        """Yield the part of ``message`` that was not sent yet, in pieces, and mark this part as sent.
 
-        If a text does not begin with the text that was sent, the pieces are its part after their longest common
-        beginning. ``index`` is the index of the choice.
+        The pieces of the reasoning come first. ``index`` is the index of the choice. If a text differs from the text
+        that was sent, only the part from the first different character is sent: after "abc", "abde" gives "de".
         """
         texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
         for kind, text in texts:

@@ -31,12 +31,13 @@ NUM_COMPARED = 5
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The largest differences between server and trainer, in nats, that rounding explains.
+    """The largest differences between the log-probabilities of server and trainer, in nats, that rounding explains.
 
     Attributes:
-        mean: the largest mean difference of all log-probabilities.
-        maximum: the largest difference of a log-probability.
-        floor: the largest difference between the changes of a log-probability in server and trainer by an update.
+        mean: the limit on the mean of the absolute differences.
+        maximum: the limit on a single absolute difference.
+        floor: an update changes a log-probability in the server and in the trainer. This is the limit on the difference
+            between these two changes, if the changes are small.
     """
 
     mean: float
@@ -56,12 +57,12 @@ SAME_CHANGE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class CanaryReading:
-    """The log-probabilities that a server has for one prompt of the canary.
+    """The log-probabilities that a server computed for one prompt of a canary.
 
     Attributes:
-        logprobs: as in :class:`~agent_r1.core.weights.CanaryPrompt`.
-        next_logprobs: the log-probabilities of the next tokens that are most likely for the server, from the prefix
-            cache if the server uses it.
+        logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
+        next_logprobs: the log-probabilities of the most likely next tokens, by token id. The server chooses the tokens,
+            and uses its prefix cache if it has one.
     """
 
     logprobs: tuple[float, ...]
@@ -70,7 +71,10 @@ class CanaryReading:
 
 @torch.no_grad()
 def compute_canary(model: PreTrainedModel) -> Canary:
-    """Return the canary of a model: the same prompts for each version, with the model's log-probabilities."""
+    """Return the canary of a model: fixed prompts, with the log-probabilities that the model gives them.
+
+    The prompts are the same for all versions of the weights.
+    """
     vocabulary = int(model.config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)  # (B, T)
@@ -87,18 +91,27 @@ def compute_canary(model: PreTrainedModel) -> Canary:
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """What a server had for the canary of the weights that it serves."""
+    """The log-probabilities of the canary's prompts in the trainer (``canary``) and in a server (``readings``).
+
+    ``canary`` belongs to the version of the weights that the server should have.
+    """
 
     canary: Canary
     readings: tuple[CanaryReading, ...]
 
 
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
-    """Return how the server's log-probabilities contradict the trainer's weights; None if rounding explains it.
+    """Return how the server's log-probabilities contradict the trainer's, as text.
 
-    Two things are compared: the log-probabilities themselves, and how much they changed since ``before``, the last
-    result that matched. The second finds weights that stayed old after a small step. In the changes, most of the
-    rounding cancels out.
+    Return None if rounding explains all differences.
+
+    Two things are compared between server and trainer: the log-probabilities ``now``, and their changes from ``before``
+    to ``now``. The changes reveal weights that stayed old after a small step, because most of the rounding cancels out.
+
+    Args:
+        now: the result for the current weights.
+        before: the last result that matched; None if there is none. Changes are then not compared.
+        dtype: the data type of the server.
     """
     band = BANDS[dtype]
     expected, found = _values(now.canary), _values(now.readings)
@@ -122,7 +135,11 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 
 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
-    """Return all log-probabilities by their place: the prompt, and either an index in the prompt or a next token."""
+    """Return all log-probabilities in one dictionary.
+
+    The key is (number of the prompt, False, index) for a value of ``logprobs``, and (number of the prompt, True, token
+    id) for a value of ``next_logprobs``.
+    """
     values: dict[tuple[int, bool, int], float] = {}
     for number, prompt in enumerate(prompts):
         values |= {(number, False, index): logprob for index, logprob in enumerate(prompt.logprobs)}

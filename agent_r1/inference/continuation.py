@@ -76,9 +76,9 @@ def _finish_reason(piece: Piece, tokens: tuple[int, ...], params: SamplingParams
 
 
 def seed_at(seed: int, position: int) -> int:
-    """Return the seed of a request that continues a generation at the token ``position``, below 2^63.
+    """Return the seed for the request that samples the tokens from ``position`` on. The result is below 2^63.
 
-    The first request has the seed of the generation.
+    Position 0 is the first request, which gets the seed of the generation itself, modulo 2^63.
     """
     if position == 0:
         return seed % 2**63

@@ -87,7 +87,9 @@ class LlamaDecoder:
         return decoder if plain else None
 
     def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
-        """Append one token to each row of ``block``, and return the last hidden states (R, E).
+        """Append one token to each row of ``block``. Return the hidden states after the last layer.
+
+        The result has the shape (R, E), with hidden size E.
 
         Args:
             token_ids: (R,) The new token of each row.
@@ -108,11 +110,14 @@ class LlamaDecoder:
         return self._hidden_states(token_ids, block.lengths, attend)
 
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each of the A rows ``rows`` of ``block``, and return their last hidden states.
+        """Append one token to each of the A rows ``rows`` of ``block``. Return the hidden states after the last layer.
 
-        The result has the shape (N, E): A states, and padding up to the next multiple of ``ROWS_MULTIPLE``, so that
-        matrix products have few different shapes. ``token_ids`` (A,) holds the new token of each row. A row attends to
-        its own tokens alone, so nothing is computed for shorter rows beside longer ones.
+        The result has the shape (N, E), with hidden size E. ``token_ids`` (A,) holds the new token of each row.
+
+        N is A rounded up to a multiple of ``ROWS_MULTIPLE``, so that matrix products have few different shapes. The
+        states after the first A are padding.
+
+        The attention of each row is computed separately, over the tokens of this row only.
         """
         places = torch.tensor(rows, device=token_ids.device)  # (A,)
         lengths = block.lengths[places]  # (A,)
@@ -133,7 +138,10 @@ class LlamaDecoder:
         return self._hidden_states(functional.pad(token_ids, padding), functional.pad(lengths, padding), attend)
 
     def _hidden_states(self, token_ids: Tensor, lengths: Tensor, attend: Attention) -> Tensor:
-        """Return the last hidden states (N, E) of N tokens, each of which follows ``lengths`` (N,) other tokens."""
+        """Return the hidden states of N tokens after the last layer: (N, E).
+
+        ``lengths`` (N,) holds the number of tokens before each token.
+        """
         count = len(token_ids)
         hidden = functional.embedding(token_ids, self._embedding.weight)  # (N, E)
         cos, sin = self._rotary(hidden[:, None], lengths[:, None])  # (N, 1, D)
@@ -154,10 +162,11 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
-        """Return whether a row of a matrix product has the same bits among all ``rows`` rows and among fewer rows.
+        """Return whether the number of rows of a matrix product does not change the bits of a row.
 
-        All numbers of rows are rounded up to multiples of ``ROWS_MULTIPLE``. The function tries the linear maps of the
-        first layer and ``head`` on random states.
+        Products with fewer rows are compared with the product of all ``rows`` rows. All numbers of rows are multiples
+        of ``ROWS_MULTIPLE``. The matrices are the linear maps of the first layer and ``head``, and the states are
+        random.
         """
         random = torch.Generator().manual_seed(0)
         for linear in (*self._layers[0].linears(), head):

@@ -23,7 +23,7 @@ class SharedPool:
     """A pool of servers that several policies use in turn, such as the trained policy and its base model.
 
     Args:
-        stop: called when the last engine on the pool is closed. It can take seconds.
+        stop: called when the last engine on the pool is closed. The call can take seconds.
     """
 
     def __init__(self, pool: EnginePool, stop: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class SharedPool:
         self._switching = asyncio.Lock()
 
     def open(self) -> None:
-        """Count an engine on the pool. Each is closed with :meth:`close`."""
+        """Register one more engine on the pool. Call :meth:`close` when this engine is closed."""
         self._engines += 1
 
     async def close(self) -> None:
@@ -64,7 +64,11 @@ class SharedPool:
                 self._idle.set()
 
     async def update(self, engine: PolicyEngine, update: WeightUpdate) -> None:
-        """Load new weights of ``engine``'s policy. Its generations continue; other policies finish theirs first."""
+        """Load new weights of ``engine``'s policy into the servers.
+
+        Running generations of this policy continue with the new weights. If the servers hold the weights of another
+        policy, the running generations of the other policy are finished first.
+        """
         async with self._switching:
             await self._install(engine, update)
 

@@ -50,7 +50,10 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's."""
+        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's.
+
+        ``canary`` holds fixed prompts, with the log-probabilities that the trainer computed.
+        """
         ...
 
     async def check_health(self) -> None:
@@ -77,8 +80,8 @@ class PoolLimits:
     Attributes:
         in_flight: the largest number of requests that a server has at the same time.
         update_seconds: the time limit for each phase of an update of the weights.
-        stall_seconds: a server with requests that answers nothing for this time, not even a request for one token, is
-            fenced.
+        stall_seconds: the time after which a silent server is fenced (gets no more requests). A server is silent if it
+            has requests and answers none, not even a test request for one token.
     """
 
     in_flight: int = 64
@@ -89,7 +92,10 @@ class PoolLimits:
 class EnginePool:
     """An ``InferenceEngine`` over several servers.
 
-    Update the weights before the first generation, so that no server serves without a canary.
+    Call :meth:`update_weights` before the first generation, because only an update verifies which weights the servers
+    have. The check is a canary: fixed prompts for which server and trainer must compute the same log-probabilities.
+
+    A server that fails is fenced: it gets no requests until it works again and passes the check of a later update.
     """
 
     def __init__(self, replicas: Sequence[Replica], limits: PoolLimits | None = None) -> None:
@@ -126,9 +132,9 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights into all servers, and return the version that they serve.
 
-        Requests in flight pause and continue with the new weights, in a new version span. Fenced servers take part: a
-        server that works again and passes the canary serves again. Servers that fail are fenced. Raise EngineError if
-        no server serves the new weights.
+        Requests in flight pause and continue with the new weights, in a new version span. A server that fails is
+        fenced: it gets no more requests. A fenced server serves again if it now works and passes the canary. Raise
+        EngineError if no server serves the new weights.
         """
         async with self._updating:
             self._open.clear()
@@ -188,7 +194,10 @@ class EnginePool:
         return piece if member.fenced is None else None
 
     def _choose(self, session_id: str | None) -> _Member:
-        """Return the server of the session; for a new session, or if its server is fenced, the one with least to do."""
+        """Return the server of the session. Raise EngineError if all servers are fenced.
+
+        If the session is new, or if its server is fenced, return the server with the fewest requests.
+        """
         serving = [member for member in self._members if member.fenced is None]
         if not serving:
             raise EngineError(f"no inference server is left: {self.reasons()}")
@@ -201,7 +210,11 @@ class EnginePool:
         return least
 
     async def _on_failure(self, member: _Member, reason: str) -> None:
-        """Fence a server after a failed request, unless it is healthy and failed less than ``MAX_FAILURES`` times."""
+        """Count a failed request of a server.
+
+        Fence the server if its health check fails, or if ``MAX_FAILURES`` requests in a row have failed. A fenced
+        server gets no more requests.
+        """
         member.num_failures += 1
         if member.num_failures >= MAX_FAILURES:
             member.fence(reason)
@@ -211,7 +224,10 @@ class EnginePool:
             member.fence(reason)
 
     async def _for_each(self, members: Sequence[_Member], work: Callable[[Replica], Awaitable[None]]) -> list[_Member]:
-        """Run ``work`` on servers at the same time. Fence the servers that fail, and return the others."""
+        """Run ``work`` on all ``members`` at the same time, and return the members that did not fail.
+
+        The members that failed are fenced: they get no more requests.
+        """
 
         async def attempt(member: _Member) -> bool:
             try:
@@ -229,7 +245,10 @@ class EnginePool:
         return [member for member, succeeded in zip(members, done, strict=True) if succeeded]
 
     async def _recover(self, member: _Member) -> None:
-        """Find out whether a fenced server works again. It serves only after the next update of the weights."""
+        """Set ``member.is_recovered`` of a fenced server: whether the server works again.
+
+        A fenced server gets no requests. It stays fenced until it passes the next update of the weights.
+        """
         member.is_recovered = False
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(RECOVERY_SECONDS):
@@ -237,7 +256,10 @@ class EnginePool:
                 member.is_recovered = True
 
     async def _watch(self) -> None:
-        """Fence servers that have requests, but answer nothing for ``stall_seconds``."""
+        """Fence each server that has requests, but answers nothing for ``stall_seconds``. Never return.
+
+        A fenced server gets no more requests.
+        """
         while True:
             await asyncio.sleep(self._limits.stall_seconds / 4)
             silent = [member for member in self._members if member.is_silent(self._limits.stall_seconds / 4)]
@@ -256,7 +278,10 @@ class EnginePool:
             member.fence(str(error))
 
     def reasons(self) -> str:
-        """Return why servers are left out, in one line; "" if all serve."""
+        """Return why servers are fenced (get no requests), in one line: ``name: reason; name: reason``.
+
+        Return "" if no server is fenced.
+        """
         return "; ".join(f"{member.replica.name}: {member.fenced}" for member in self._members if member.fenced)
 
 
@@ -316,7 +341,7 @@ class _Member:
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """End the requests of the server with ReplicaError. It gets no more."""
+        """End the requests of the server with ReplicaError, and send no more requests to the server."""
         self.fenced = self.fenced or reason
         for future in self._on_fence:
             if not future.done():
