@@ -348,18 +348,25 @@ class _Member:
                 future.set_result(None)
 
     def readmit(self, version: int) -> None:
-        """Send requests to the server, which now serves ``version``."""
+        """Allow requests to the server. ``version`` is the number of the weights that the server now serves."""
         if self.fenced is not None:
             log.warning("the inference server %s serves again", self.replica.name)
         self.fenced, self.num_failures, self.version = None, 0, version
 
     def is_silent(self, seconds: float) -> bool:
-        """Return whether the server has requests and answered none for ``seconds``."""
+        """Return whether the server has unfinished requests, and has sent no answer for more than ``seconds`` seconds.
+
+        For a fenced server, which gets no requests, return False.
+        """
         waits = self.fenced is None and self.num_requests > 0
         return waits and time.monotonic() - self.last_answer > seconds
 
     def check_version(self, piece: Piece, before: int | None) -> None:
-        """Raise ReplicaError if a token was sampled by older weights than ``before``, or by newer ones than now."""
+        """Raise ReplicaError if unexpected weights sampled a token of ``piece``.
+
+        The weights may have the version ``before``, the version that the server serves now, or a version in between.
+        ``before`` is the version that the server had when it got the request. If ``before`` is None, do nothing.
+        """
         versions = [span.version for span in piece.version_spans]
         if before is None or self.version is None or not versions:
             return

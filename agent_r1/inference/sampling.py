@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """The parameters for sampling the token of one row.
+    """The parameters for sampling one token from one row of logits.
 
     ``temperature`` 0 selects the most probable token. ``top_p`` 1 and ``top_k`` 0 exclude no token. ``uniform`` is a
     random number in [0, 1) that selects the token.
@@ -30,7 +30,8 @@ def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, 
     """Sample one token for each row of fp32 logits (N, V). Return (tokens, log-probabilities), both (N,).
 
     Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, even if top-p or top-k exclude
-    tokens. In a row with temperature 0, the most probable token is chosen, and its log-probability is at temperature 1.
+    tokens. In a row with temperature 0, the most probable token is chosen, and its log-probability is computed at
+    temperature 1.
     """
     temperature = torch.tensor([row.temperature or 1.0 for row in rows], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)

@@ -39,7 +39,10 @@ class Request:
 
     @property
     def cached_tokens(self) -> tuple[int, ...]:
-        """All tokens of the sequence except the last one. The KV cache must hold them before the next decode step."""
+        """The tokens of the prompt and the sampled tokens, without the last token of this sequence.
+
+        The KV cache must hold the keys and values of these tokens before the next decode step.
+        """
         return (*self.prompt, *self.token_ids)[:-1]
 
 
@@ -51,8 +54,8 @@ Prefills = tuple[tuple[int, int], ...]
 class _Session:
     """The slot of a session, and the tokens whose keys and values are in the slot.
 
-    Equal tokens with equal ``prefills`` were computed in passes of equal shapes, so their keys and values have equal
-    bits.
+    ``prefills`` lists the chunks of the tokens that were prefilled. Decode steps computed the other tokens. If two
+    slots hold equal tokens and have equal ``prefills``, their keys and values have equal bits.
     """
 
     slot: CacheSlot
@@ -64,12 +67,14 @@ class _Session:
 class PrefillPlan:
     """The work of a prefill: four lists, which have to be processed in this order.
 
+    A chunk is a part of the sequence in one slot of the KV cache.
+
     Attributes:
-        compute: chunks without a known prefix, and chunks that continue a session.
-        prefix_copies: copies of prefixes to new slots. Their sources are in ``compute`` or were already in the KV
-            cache.
-        remainders: the chunks after the copied prefixes.
-        copies: copies of chunks that another slot holds, for sequences that are equal to its sequence.
+        compute: chunks to compute: new sequences of which no prefix can be copied, and new tokens of a session.
+        prefix_copies: copies of the prefix of a new sequence from another slot. The other slot holds the prefix
+            already, or gets it in ``compute``.
+        remainders: chunks to compute: the tokens after the copied prefixes.
+        copies: copies of chunks from another slot with the same sequence.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)
@@ -90,8 +95,8 @@ class Scheduler:
         rows: number of slots in a block.
         max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
         add_block: function that allocates a block of the KV cache and returns the index of the block.
-        prefix_multiple: only prefixes with a multiple of this number of tokens are shared. Use the number of tokens of
-            a prefill chunk: sharing then changes no bits, because the chunks remain the same.
+        prefix_multiple: a part of a sequence is shared only if its number of tokens is a multiple of this number. Use
+            the number of tokens of a prefill chunk, because sharing then changes no bits.
     """
 
     def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int], prefix_multiple: int) -> None:
@@ -200,8 +205,8 @@ class Scheduler:
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> None:
         """Add the prefill of a new sequence to ``plan``.
 
-        If another slot holds a prefix of the sequence, the keys and values are copied from there. Otherwise the whole
-        sequence is computed, and its prefixes are added to the prefix cache.
+        If another slot holds a prefix of the sequence, the prefix is copied and only the rest is computed. Otherwise
+        the whole sequence is computed, and its prefixes are added to the prefix cache.
         """
         tokens = chunk.token_ids
         lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
@@ -252,8 +257,8 @@ class Scheduler:
     def on_new_weights(self, version: int) -> None:
         """Mark all keys and values as invalid, because older weights computed them.
 
-        Running sequences will be prefilled again. In each of them, a new version span with the number ``version``
-        begins.
+        Running sequences are prefilled again. ``version`` is the number of the new weights. It is recorded for all
+        tokens that are sampled from now on.
         """
         self._version = version
         self._prefix_cache.clear()

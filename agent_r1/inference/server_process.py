@@ -50,7 +50,11 @@ class ServerProcess:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the server and all its children, also those that outlived the guard. A second call does nothing."""
+        """End the server and all its child processes. A second call does nothing.
+
+        First, all processes of the server's process group get SIGTERM. Then this method waits at most ``STOP_SECONDS``
+        for the main process. At the end, all remaining processes of the group are killed.
+        """
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return
@@ -64,7 +68,7 @@ class ServerProcess:
         self._process.wait()
 
     def last_words(self) -> str:
-        """Return the last line of the output that names an error; otherwise the last line."""
+        """Return the last line of the output that contains "Error". If there is no such line, return the last line."""
         lines = [line.strip() for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line]
         return (errors or lines or ["nothing was printed"])[-1]

@@ -113,8 +113,8 @@ class TorchEngine:
         """Copy the new weights into the engine's model, and return the version that the engine now serves.
 
         The new weights are in the module ``update.handle``. They are copied between two decode steps. Running sequences
-        keep their tokens: the keys and values of these tokens are computed again, and a new version span begins. Raise
-        EngineError if the weights cannot be copied.
+        keep their tokens. The keys and values of these tokens are computed again, and later tokens are recorded with
+        the new version. Raise EngineError if the weights cannot be copied.
         """
         if update.transport != "shared_memory" or not isinstance(update.handle, torch.nn.Module):
             raise EngineError(f"the embedded engine takes a module in shared memory, got {update.transport!r}")

@@ -35,7 +35,7 @@ class ReplicaError(EngineError):
 
 
 class _Answer(BaseModel):
-    """Part of a JSON answer. Other fields are ignored."""
+    """Base class for parts of vLLM's JSON answers. Fields that a subclass does not declare are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -107,7 +107,10 @@ class VllmEngine:
         return await generate_in_pieces(request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the tokens that the server sampled until it ended the request."""
+        """Send one request, and return the sampled tokens as a :class:`Piece`.
+
+        If the server aborts the request, the piece has the tokens sampled so far and the finish reason "abort".
+        """
         if params.top_p != 1.0 or params.top_k != 0:
             raise EngineError("vLLM's log-probabilities are of the truncated distribution: give top_p 1 and top_k 0")
         condition = params.stop_condition
@@ -138,7 +141,10 @@ class VllmEngine:
         await self._post("/collective_rpc", load, seconds=self._update_seconds)
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Name the loaded weights, drop the keys and values of older ones, and let the server continue."""
+        """Set the version of the loaded weights, and let the server continue.
+
+        The server drops the keys and values that older weights computed.
+        """
         await self._post("/update_weight_version", {"new_version": str(version.number)})
         reset = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
         if reset.json() != {"success": True}:
@@ -146,14 +152,17 @@ class VllmEngine:
         await self._post("/resume")
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's."""
+        """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
+
+        The canary is a list of fixed prompts with the log-probabilities that the trainer computed for them.
+        """
         result = CanaryResult(canary, tuple([await self._read(prompt.token_ids) for prompt in canary]))
         if mismatch := find_mismatch(result, self._passed, self._dtype):
             raise ReplicaError(f"it does not serve the weights that it was sent: {mismatch}")
         self._passed = result
 
     async def check_health(self) -> None:
-        """Raise ReplicaError if the server reports that it cannot work."""
+        """Raise ReplicaError if the server cannot be reached, or reports that it is not healthy."""
         await self._send("GET", "/health", seconds=CONNECT_SECONDS)
 
     async def probe(self) -> None:
@@ -161,22 +170,26 @@ class VllmEngine:
         await self._generate(Prompt((0,)), {"max_tokens": 1})
 
     async def recover(self) -> None:
-        """Let a server that was left paused continue, and sample one token. The caller limits the time."""
+        """Let a failed server continue if an update left it paused, and sample one token to test the server.
+
+        Raise ReplicaError if the server does not work. The caller limits the time.
+        """
         await self.check_health()
         await self._post("/resume")
         await self.probe()
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: vLLM's prefix cache drops what was not used for longest."""
+        """Do nothing, because vLLM itself drops the least recently used keys and values of its prefix cache."""
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities of a prompt of the canary.
+        """Return the server's log-probabilities for one prompt of the canary. ``token_ids`` are its tokens.
 
-        Log-probabilities of a prompt are computed without the prefix cache. So the next token is requested first, and
-        alone: if the cache has keys and values of older weights, they are used.
+        Two requests are sent. The first request returns the most likely next tokens. It uses the prefix cache, so it
+        shows whether the cache holds keys and values of older weights. The second request returns the log-probabilities
+        of the prompt's tokens, for which vLLM does not use the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
         following = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1})
@@ -233,7 +246,7 @@ def http_client(url: str) -> httpx.AsyncClient:
 
 
 def error_message(response: httpx.Response) -> str:
-    """Return the first line of the error in an answer, at most 200 characters."""
+    """Return the first line of the error message in an answer, cut to 200 characters."""
     try:
         body = response.json()
         error = body.get("error", body) if isinstance(body, dict) else body
@@ -244,15 +257,18 @@ def error_message(response: httpx.Response) -> str:
 
 
 def _most_likely(top: list[_TokenLogprob]) -> list[_TokenLogprob]:
-    """Return the most likely tokens of an answer to a request for ``NUM_COMPARED + 1`` tokens.
+    """Return the ``NUM_COMPARED`` most likely tokens of ``top``, the most likely token first.
 
-    The sampled token is always among the tokens of the answer, in place of the last one if it is unlikely.
+    ``top`` has ``NUM_COMPARED + 1`` tokens: the sampled token, which can be unlikely, and the most likely other tokens.
     """
     return sorted(top, key=lambda each: -each.logprob)[:NUM_COMPARED]
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
-    """Return the answer to a request, after a check that it is complete and consistent."""
+    """Return the tokens of an answer, with their log-probabilities, as a :class:`Piece`.
+
+    Raise ReplicaError if the answer is incomplete or contradicts itself.
+    """
     choice = generated.choices[0]
     content = [] if choice.logprobs is None else choice.logprobs.content
     logprobs = tuple(each.logprob for each in content)

@@ -31,17 +31,17 @@ ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
 
 
 class WeightFolders:
-    """Writes the weights of a model to a folder per version, and keeps the newest two.
+    """A writer of a model's weights. Each version gets a folder of its own, and the newest two folders are kept.
 
-    A folder gets its final name when all files are written.
+    A folder gets its final name after all its files are written.
 
     Args:
         parent: where the folders are, unless they are in shared memory.
         shared_memory: whether the folders are in /dev/shm if it has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
-        tied: whether tied weights are written once. A server that reloads weights can ignore the output head of a model
-            with tied weights; with ``tied`` false, the head is written as a tensor of its own, and the configuration
-            says so.
+        tied: whether tied weights are written once. If False, the output head is written as a separate tensor, and the
+            configuration in the folder declares it as not tied. Use False for a server that ignores a tied head when
+            it reloads weights.
     """
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
@@ -97,9 +97,10 @@ class WeightFolders:
 
 
 def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Add the output head to a folder in which it is tied to the input embeddings, and change the configuration.
+    """Write the output head to ``folder`` as a separate tensor, and mark it as not tied in the folder's configuration.
 
-    Do nothing if the head is not tied.
+    ``folder`` holds the model without this tensor, and ``weights`` are the model's weights by name. If the head is not
+    tied to the input embeddings, do nothing.
     """
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if not model.config.get_text_config().tie_word_embeddings:
@@ -123,7 +124,7 @@ def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) 
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders of processes that were killed before they could remove them."""
+    """Remove the weight folders in ``parent`` whose process has ended. A killed process leaves its folder behind."""
     for folder in parent.glob(f"{PREFIX}*-*"):
         process = folder.name.removeprefix(PREFIX).partition("-")[0]
         if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():

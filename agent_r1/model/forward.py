@@ -32,20 +32,20 @@ def hidden_states(
         positions: (B, T) position of each token. Default: S .. S + T - 1.
         mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
             itself. Default: causal attention.
-        prefix: S tokens before each row, to which all tokens attend. Default: S is 0.
+        prefix: the keys and values of S tokens before each row. All tokens attend to them. Default: no prefix, S = 0.
     """
     return backbone_states(backbone_of(model), ids, positions, mask, prefix=prefix)
 
 
 class PrefixStates:
-    """The keys and values of S tokens that are before the first token of all rows in several passes.
+    """The keys and values of a prefix: S tokens that stand before the first token of every row, in one or more passes.
 
-    The keys and values are computed once. The passes read copies of them, and their backward passes add gradients to
-    the copies. :meth:`backward` then continues with the sum of these gradients.
+    The keys and values are computed once. Each pass reads copies of them (:meth:`cache`), and its backward pass adds
+    gradients to the copies. At the end, :meth:`backward` propagates the sum of these gradients to the weights.
 
     Args:
         backbone: the model without its head. If S is above 0, it must not checkpoint its activations.
-        ids: (S,) the tokens. S can be 0.
+        ids: (S,) the tokens of the prefix. S can be 0.
     """
 
     def __init__(self, backbone: PreTrainedModel, ids: Tensor) -> None:
@@ -61,7 +61,7 @@ class PrefixStates:
         self._copies = [copy.requires_grad_(t.requires_grad) for copy, t in zip(copies, self._computed, strict=True)]
 
     def cache(self, rows: int) -> DynamicCache | None:
-        """Return a cache that holds the keys and values in each of ``rows`` rows; None if S is 0."""
+        """Return a KV cache for a pass, with the prefix in each of ``rows`` rows. If S is 0, return None."""
         if not self.num_tokens:
             return None
         cache = DynamicCache()
@@ -71,7 +71,10 @@ class PrefixStates:
         return cache
 
     def backward(self) -> None:
-        """Add the gradient of all passes that read the keys and values to the weights. Call this method once."""
+        """Add the gradient that passes through the keys and values of the prefix to the gradients of the weights.
+
+        Call this method once, after the backward passes of all passes that read the prefix.
+        """
         pairs = zip(self._computed, self._copies, strict=True)
         read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
         if read:
@@ -92,10 +95,10 @@ def backbone_states(
     added: Tensor | None = None,
     prefix: PrefixStates | None = None,
 ) -> Tensor:
-    """Return the hidden states as :func:`hidden_states` does, for a model without a head.
+    """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). ``backbone`` is a model without a head.
 
-    ``ids``, ``positions`` and ``mask`` are as in :func:`hidden_states`. ``added`` (B, T, H) is added to the token
-    embeddings.
+    ``ids``, ``positions``, ``mask`` and ``prefix`` are as in :func:`hidden_states`. If ``added`` (B, T, H) is given, it
+    is added to the token embeddings.
     """
     cache = None if prefix is None else prefix.cache(len(ids))
     additive = None
@@ -139,7 +142,7 @@ def token_scores(
     have the shape of ``targets``.
 
     The entropies (N,) are in nats. They have a gradient only if ``entropy_gradient`` is true. This gradient needs
-    memory for one more tensor of the size of the logits.
+    memory for one more tensor that is as large as the logits.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

@@ -94,7 +94,7 @@ class Renderer(Protocol):
         ...
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:
-        """Return the number of sampled tokens, counted from the first, that belong to the action."""
+        """Return how many tokens at the beginning of ``sampled_ids`` belong to the action."""
         ...
 
     def spoken_text(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:

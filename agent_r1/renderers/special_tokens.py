@@ -17,26 +17,27 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
 
 
 def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the longest of the texts ``tokens`` with which ``text`` ends, or None if it ends with none of them.
+    """Return the longest token at the end of ``text``; None if ``text`` ends with none of ``tokens``.
 
-    White space at the end of ``text`` is ignored.
+    ``tokens`` are the texts of tokens, such as "<|im_end|>". White space at the end of ``text`` is ignored.
     """
     return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
 
 
 def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the one of the texts ``tokens`` that occurs first in ``text``, or None if none of them occurs.
+    """Return the token that occurs first in ``text``; None if ``text`` contains none of ``tokens``.
 
-    If several of them begin at the same position, return the longest.
+    ``tokens`` are the texts of tokens, such as "<|im_end|>". If several of them begin at the same position, return the
+    longest.
     """
     found = [(text.find(token), -len(token), token) for token in tokens if token in text]
     return min(found)[2] if found else None
 
 
 def break_tokens(text: str, tokens: Iterable[str]) -> str:
-    """Return ``text`` with a space after the first character of each of the texts ``tokens`` in it.
+    """Return ``text`` with a space after the first character of each token that occurs in it.
 
-    So the result contains none of ``tokens``.
+    ``tokens`` are the texts of tokens. The result contains none of ``tokens``.
 
     Example:
         >>> break_tokens("Fine.<|im_end|>", ["<|im_end|>"])

@@ -67,9 +67,9 @@ class BudgetExceeded(Exception):
 
 
 class Budget:
-    """The work that one render may still do: a number of steps, a number of characters, and a time.
+    """The work that one render may still do: steps, characters, and seconds of processor time.
 
-    At the beginning, the numbers of steps and characters grow with ``size``, the number of characters of the
+    The numbers of steps and characters at the beginning grow with ``size``, the number of characters of the
     conversation. To *spend* a cost is to subtract it from the budget.
     """
 
@@ -178,10 +178,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in nested containers, or the approximate length of these values as text.
+    """Count the values in nested containers, or the characters that these values have as text.
 
-    If ``characters`` is 0, return the number of values. Otherwise return the length: each value adds the length of its
-    text plus ``characters``. The count stops when it reaches ``limit``.
+    If ``characters`` is 0, return the number of values. Otherwise return the approximate number of characters: the sum
+    of len(value as text) + ``characters`` over all values. The count stops when it reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

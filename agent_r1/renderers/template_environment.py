@@ -108,10 +108,11 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return a replacement for the method ``format`` of a text, or None if ``value`` is not such a method.
+        """Return a replacement for ``value``, the method ``format`` or ``format_map`` of a text.
 
-        The replacement subtracts the size of each formatted value from the budget. It raises SecurityError if a width
-        is large. If ``value`` is the method ``format_map``, the replacement always raises SecurityError.
+        The replacement of ``format`` subtracts the size of each formatted value from the budget, and raises
+        SecurityError if a width is large. The replacement of ``format_map`` always raises SecurityError. If ``value``
+        is any other object, return None.
         """
         if super().wrap_str_format(value) is None:
             return None
@@ -259,8 +260,8 @@ def _steps_of(node: nodes.Node) -> int:
 def _count_in(node: nodes.Node) -> None:
     """Change the syntax tree below a node in place, so that the work of the template is subtracted from the budget.
 
-    The filters that are added count loops, concatenations, literals, texts, slices and comparisons, such as ``==`` and
-    ``in``.
+    The function adds filters around loops, concatenations, literals, texts, slices and comparisons (such as ``==`` and
+    ``in``). When the template runs, each filter subtracts the cost of its operation.
     """
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
@@ -280,9 +281,9 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return ``node`` with a filter that counts the size of its value, if it is a concatenation, a text or a literal.
+    """Return ``node`` with a filter that subtracts the size of its value from the budget.
 
-    Return a node of any other kind unchanged.
+    Only concatenations, texts and literals get a filter. A node of any other kind is returned unchanged.
     """
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)

@@ -189,9 +189,9 @@ class TemplateRenderer:
     ) -> RenderedPrompt | None:
         """Return the prompt after an action and its observation, with only the tokens that follow the sampled tokens.
 
-        If the policy sampled no end token, these tokens begin with the end token of the turn, or with the text that the
-        message of the action has after the sampled text. Text that was sampled after the end of the action is not
-        repeated. Return None if the template changes earlier text, or does not write the end token that was sampled.
+        If the policy sampled no end token, the new tokens begin with the rest of the turn: unsampled text of the
+        action's message, or the end token. Text that was sampled after the end of the action is not repeated. Return
+        None if the template changes earlier text, or does not write the end token that was sampled.
         """
         with_action = (*messages, action.message)
         text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
@@ -212,11 +212,11 @@ class TemplateRenderer:
         return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return the sampled text of an action if the template writes the same text; otherwise None.
+        """Return the part of the sampled ``text`` that the template writes unchanged; None if the template changes it.
 
-        ``text`` and ``ids`` are the sampled action. ``rest`` is the text that the template writes after the prompt. The
-        tool format can end the action before the end of ``text``. If the template writes only the part up to this end,
-        return this part.
+        ``ids`` are the tokens of ``text``. ``rest`` is the text that the template writes after the prompt. The result
+        is usually ``text``. If the template drops the text after the end of the action, the result is the text up to
+        the end.
         """
         if self._is_written(text, rest):
             return text
@@ -226,10 +226,9 @@ class TemplateRenderer:
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
         """Return the text that the template writes for an action. This text can differ from the sampled text.
 
-        ``with_action`` is a conversation whose last message is the action. ``rest`` is the text that the template
-        writes after the prompt if more messages follow the action.
-
-        Return None if the template writes the prompt or the action differently when no message follows.
+        ``with_action`` is the conversation up to the action. ``rest`` is the text that the template writes after the
+        prompt if more messages follow. Return None if the template writes the prompt or the action differently without
+        these messages.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)
@@ -238,7 +237,7 @@ class TemplateRenderer:
         return wording if alone.startswith(prompt.text) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Return whether ``rest`` begins with ``wording`` and then a text that ends a turn."""
+        """Return whether ``rest`` begins with ``wording``, followed directly by a text that ends a turn."""
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages
@@ -269,7 +268,7 @@ class TemplateRenderer:
         return self._token_indices(action_ids, [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
-        """Return the number of sampled tokens, counted from the first, that belong to the action.
+        """Return how many tokens at the beginning of ``sampled_ids`` belong to the action.
 
         The tool format can end an action before the last sampled token. The caller can then drop the later tokens,
         because the probabilities of earlier tokens do not depend on them.
@@ -374,10 +373,11 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of the rendered action, or None if parsing them gives a different action than ``probe``.
+        """Return the tokens of the action ``probe`` in ``text``, a rendered conversation.
 
-        ``text`` is the rendered conversation, in which ``probe`` follows ``prompt``. Return None also if ``text`` does
-        not begin with the prompt. A ``<think>`` at the end of the prompt may be missing in ``text``.
+        In the conversation, ``probe`` follows ``prompt``. Return None if ``text`` does not begin with the prompt, or if
+        parsing the tokens gives a different action than ``probe``. A ``<think>`` at the end of the prompt may be
+        missing in ``text``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

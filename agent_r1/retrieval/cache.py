@@ -40,10 +40,10 @@ class Origin:
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder for ``origin`` in ``cache``.
+    """Return the folder for ``origin`` in ``cache``. Build the folder first if it is missing or damaged.
 
-    If the folder is missing or damaged, ``make`` writes its files into a temporary folder, which then becomes the
-    folder. Raises InvalidInput if the folder cannot be created.
+    To build it, ``make`` is called with a temporary folder and writes the files there. Then the temporary folder gets
+    its final name. Raises InvalidInput if the folder cannot be created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

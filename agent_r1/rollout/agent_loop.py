@@ -160,9 +160,10 @@ class _AgentRollout:
             return self._first_that_fits(continued)
 
     def _first_that_fits(self, continued: SessionPrompt) -> SessionPrompt:
-        """Return the prompt for the first context of the context policy that leaves room for a whole action.
+        """Return the prompt for the next action.
 
-        If no context leaves room, return the prompt for the last context. ``continued`` is the prompt with the whole
+        The context policy proposes several contexts. The first context that leaves room for a whole action is used. If
+        no context leaves room, the last context is used. ``continued`` is the prompt for the context with the whole
         history.
         """
         prompt = continued

@@ -33,7 +33,7 @@ class RolloutLimits:
         concurrency: the largest number of attempts that run at the same time.
         episode_seconds: the time limit of an attempt, in seconds.
         score_seconds: the time limit of one scorer for one group, in seconds.
-        retries: how often a failed attempt is repeated at most. ``STATUS_POLICY`` lists the statuses to repeat.
+        retries: the largest number of repetitions of a failed attempt. ``STATUS_POLICY`` lists the statuses to repeat.
         retry_seconds: the pause before the first repetition, in seconds. Each further pause is twice as long.
     """
 
@@ -65,8 +65,8 @@ class Collector:
         limits: the limits of the attempts.
         seed: the root seed. The seed of each attempt is derived from the root seed.
         greedy: a second rollout, which makes one additional attempt for each group. If None, there is no additional
-            attempt. The sample index of the additional attempt is the size of the group. It is scored alone, so that
-            scorers do not compare the group with it.
+            attempt. The sample index of the additional attempt is the size of the group. This attempt is scored
+            separately, so that scorers do not compare it with the group.
         models: the models that environments can query, by role.
     """
 
@@ -144,10 +144,10 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt. Repeat it while it fails with a status that can be retried and retries are left.
+        """Make an attempt. If it fails with a status that is retried, repeat it, at most ``limits.retries`` times.
 
         Return the trajectories of all tries, in order. This method records the end of each try except the last. The
-        caller scores and records the last trajectory. The fates of all tries are decided when the policy is updated.
+        caller scores and records the last trajectory.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:

@@ -72,7 +72,7 @@ def _parse_call(text: str, start: int, end: int | None) -> ParsedCall:
 
 
 def _with_arguments(data: Any) -> Any:
-    """Return the JSON value of a call with an object under the key "arguments".
+    """Return ``data``, the JSON value of a call, with an object under the key "arguments".
 
     If the key is missing, an empty object is added. If the arguments are a string, as in the format of OpenAI, the
     string is parsed as JSON. Return ``data`` unchanged if it is not an object, or if the string is not JSON.

@@ -48,9 +48,10 @@ class Response(ToolFormat):
         return ParsedOutput(str(message.get("content") or ""), tuple(calls))
 
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
-        """Return the parsed message and its calls.
+        """Return (message, calls) for the text of an action. The message is a mapping with keys such as "content".
 
-        The parser reads one character at a time. So the index at which each call ends is known.
+        The parser gets one character at a time, so that the index at which each call ends is known. If the text does
+        not follow the response template, return an empty message, and a malformed call at the end of the calls.
         """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
@@ -68,12 +69,12 @@ class Response(ToolFormat):
 
 
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
-    """Append the calls that the parser has just completed to ``calls``, and return where the next call begins.
+    """Append the calls that the parser has just completed to ``calls``. Return the index after the last call.
 
     Args:
         events: the new events of the parser, after it has read the first ``end`` characters of the text.
         text: the text of the action.
-        start: the index after the previous call.
+        start: the index after the previous call; 0 if there is none.
         end: the number of characters that the parser has read.
         calls: the calls so far. New calls are appended to this list.
 

@@ -82,13 +82,13 @@ class _Delimiters:
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
         """Return the patterns that find these delimiters in an action whose text is not complete yet.
 
-        In this text, a closing fence counts only when its line has ended, because more text can follow the fence.
+        A closing fence is found only after its line has ended. Before that, more text can follow on the line.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
 
     def find(self, text: str, position: int) -> _Element | None:
-        """Return the first element that begins at ``position`` or later."""
+        """Return the first element that begins at ``position`` or later, or None if there is no such element."""
         opened = self.open_pattern.search(text, position)
         if opened is None:
             return None

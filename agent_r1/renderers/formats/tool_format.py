@@ -100,8 +100,8 @@ class ToolFormat(ABC):
     def check_writable(self, messages: Iterable[Message]) -> None:
         """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``.
 
-        The template would write this argument in a text that is parsed as a different call. Only calls in the messages
-        of a task are concerned. If a policy writes a delimiter in an argument, :meth:`parse` returns a malformed call.
+        If such a call were rendered, the text would be parsed as a different call. Only the messages of a task can
+        contain such a call. If a policy writes one, :meth:`parse` returns a malformed call without arguments.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):
@@ -121,7 +121,7 @@ class ToolFormat(ABC):
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a function that takes text and returns whether one action can be complete.
+        """Return a new function for one action. The function gets text, and returns whether the action can be complete.
 
         During sampling, the function is called each time the action's text contains a new stop string. It gets the text
         that is new since the previous call. If it returns True, :meth:`is_complete` is called with the whole text. By
