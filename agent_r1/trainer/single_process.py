@@ -251,9 +251,9 @@ class SingleProcessTrainer:
         pass
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
-        """Return ``work(models)``, a pass over the sequences in ``blocks``.
+        """Run ``work(models)``, a pass over the sequences in ``blocks``, and return its result.
 
-        While memory runs out, repeat the pass in smaller micro-batches.
+        Each time memory runs out, repeat the pass with smaller micro-batches.
         """
 
         def models(tokens: int) -> ModelSet:
@@ -286,7 +286,10 @@ class SingleProcessTrainer:
         return "" if self._reference is None else weights_checksum(self._reference.weights)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that the trainer's state contains, by name. The tensors are not copied."""
+        """Return the tensors of the trainer's state by name, without copying them.
+
+        The names begin with "critic.", "reference." or "optimizer.".
+        """
         weights: dict[str, Tensor] = {}
         if self._critic is not None:
             critic = self._critic.weights.named_parameters()

@@ -17,10 +17,10 @@ from agent_r1.trainer.protocol import PreparedBatch
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return the token records of the attempts of some groups.
+    """Return token records for the attempts of at most ``groups`` groups.
 
-    The groups are the first ``groups`` groups of which an optimizer step used an attempt. The numbers in the records
-    were computed in the update, so no model runs here.
+    The groups are the first groups of the batch with an attempt that an optimizer step used. No model runs in this
+    function, because the update has already computed all numbers of the records.
 
     Args:
         samples: the samples of the batch, in the order of the batch's trajectories.
@@ -43,9 +43,10 @@ def make_token_records(
 
 
 def _columns(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> Tensor:
-    """Return the numbers that token records hold, for all N tokens of the batch: (4, N), or (5, N) with a critic.
+    """Return a tensor with one column for each of the N tokens of the batch: (4, N), or (5, N) with a critic.
 
-    The rows are log-probability, advantage, loss weight, entropy, and the critic's value.
+    The rows are log-probability, advantage, loss weight and entropy. With a critic, the fifth row is the critic's
+    value.
     """
     weights, values = prepared.weights, prepared.outputs.values
     passes = [step.passed for step in steps if len(step.passed.tokens)]  # passes that ran the policy
@@ -62,8 +63,7 @@ def _records_of(sample: TrainingSample, columns: Tensor) -> Iterator[TokenRecord
     """Yield a record for each turn of a sample that has action tokens.
 
     Args:
-        columns: (4, n), or (5, n) with a critic: the numbers for the n action tokens of the sample (see
-            :func:`_columns`).
+        columns: the columns of :func:`_columns` for the n action tokens of the sample: (4, n), or (5, n) with a critic.
     """
     turns = [turn for turn in sample.trajectory.turns if turn.action_ids]
     parts = columns.split([len(turn.action_ids) for turn in turns], dim=1)

@@ -34,14 +34,14 @@ ROLE_BASELINE = "role_baseline/"
 
 @dataclass(frozen=True, slots=True)
 class SelectedGroup:
-    """A group with the decision which of its attempts can be trained.
+    """A group whose attempts are divided into trainable and excluded attempts.
 
     Attributes:
         group: the group as it was sampled.
-        selection: the attempts that can be trained, with their rewards, and the excluded attempts, with reasons. The
-            algorithm's filters have not been applied.
-        has_signal: whether the algorithm's filters keep at least one attempt of the group. Only this group is given to
-            the filters, so a filter that compares groups keeps all attempts.
+        selection: the trainable attempts with their rewards, and the excluded attempts with reasons. The algorithm's
+            filters have not been applied.
+        has_signal: whether the algorithm's filters keep at least one attempt of the group. The filters see only this
+            group. So a filter that compares several groups removes no attempt here.
     """
 
     group: Group
@@ -166,10 +166,9 @@ class PolicyUpdater:
             return UpdateReport(self._step, version, metrics, tuple(outcomes), self.micro_tokens, records)
 
     def publish(self) -> WeightUpdate:
-        """Return an update with the policy's current weights. It refers to the weights and does not copy them.
+        """Return a weight update with the policy's current weights, without copying the weights.
 
-        After each change of the weights, the first call also computes their checksum if one is due
-        (``checksum_every``).
+        If a checksum is due (setting ``checksum_every``), the first call after a change of the weights computes it.
         """
         if self._published is None:
             self._published = self._trainer.publish(self._version, self._step)
@@ -238,9 +237,10 @@ class PolicyUpdater:
         return int(batch.versions.min()) < self._version
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        """Return whether the policy's log-probabilities must be computed in a pass before the update.
+        """Return whether an extra pass must compute the policy's log-probabilities, log pi_old, before the update.
 
-        If only one pass uses the batch, no pass before is needed, because this pass computes log pi_old itself.
+        Usually no extra pass is needed if the update uses each trajectory only once. The training pass then computes
+        log pi_old itself.
         """
         if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and self._is_stale(batch)):
             return True
@@ -248,11 +248,14 @@ class PolicyUpdater:
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
 
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
-        """Return, for each module with a gradient, the numbers of the trajectories that give it a gradient.
+        """Return the modules that get a gradient, each with the numbers of the trajectories that contribute to it.
 
-        A module without a gradient must take no optimizer step, because momentum would change its weights. Some
-        trajectories give no gradient, such as the trajectories of constant groups. No model reads these trajectories.
-        They count only in the denominators of the loss.
+        A module without a gradient must take no optimizer step, because momentum would change its weights. A trajectory
+        that contributes to no gradient, for example in a constant group, is passed through no model. It counts only in
+        the denominators of the loss.
+
+        Example:
+            {"policy": {0, 2}, "critic": {0, 1, 2}}
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         found: dict[Module, frozenset[int]] = {}
@@ -268,8 +271,8 @@ class PolicyUpdater:
     def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
         """Take the optimizer steps of one update, and return them in order.
 
-        Usually each step trains all modules together. If ``critic_epochs`` is given, a step trains one module: first
-        come all steps of the policy, then all steps of the critic.
+        Usually each step trains all modules together. If ``critic_epochs`` is set, the policy takes all its steps
+        first, and then the critic takes its own steps.
         """
         config, shared_epochs = self._config, self._algorithm.epochs
         if config.critic_epochs is None:
@@ -330,7 +333,7 @@ class PolicyUpdater:
         return {"reference_synced": float(is_due)}
 
     def _update_kl_coef(self, prepared: PreparedBatch) -> None:
-        """Adapt the KL coefficient to the KL divergence of the batch from the reference.
+        """Adapt the KL coefficient to the KL divergence between the policy and the reference on this batch.
 
         Do nothing if the algorithm has no KL penalty, or if no log-probabilities of the reference were computed.
         """

@@ -59,11 +59,12 @@ class Placement:
     By default the engine runs in this process, and so does the trainer if it has only one rank (``trainer.ranks``).
 
     Attributes:
-        engine: makes an inference engine that serves the weights of the given policy. The engine can keep and change
-            the policy's model, because no other service uses this model. With LoRA, this model shares its frozen
-            weights with the trainer's model, so the engine must not change the frozen weights. An engine that needs a
-            model without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
-        trainer: makes the trainer of the given policy. The third argument is the teacher; None if there is no teacher.
+        engine: takes a policy and the settings, and returns an inference engine that serves the policy's weights. The
+            engine can keep and change the policy's model, because no other service uses this model. With LoRA, this
+            model shares its frozen weights with the trainer's model, so the engine must not change the frozen weights.
+            An engine that needs a model without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
+        trainer: takes the policy, the settings and the teacher (None if there is no teacher), and returns a trainer
+            that trains the policy.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
@@ -75,7 +76,7 @@ EMBEDDED = Placement()
 
 
 def resolve_placement(placement: Placement | None, config: RunConfig) -> Placement:
-    """Return ``placement``, or the placement that the configuration names if ``placement`` is None."""
+    """Return ``placement``. If it is None, return the default placement for the setting ``engine.backend``."""
     if placement is not None:
         return placement
     return replace(EMBEDDED, engine=VllmServers().engine) if config.engine.backend == "vllm" else EMBEDDED
@@ -193,16 +194,16 @@ def group_requests(
 
 
 def _spread(permutation: Sequence[int], kinds: Sequence[int]) -> list[int]:
-    """Return the numbers of ``permutation`` in an order that spreads the tasks of each kind evenly.
+    """Return the indices in ``permutation`` in an order that spreads the tasks of each kind evenly.
 
     Tasks of the same kind keep their order.
 
     Args:
-        permutation: the numbers of the tasks, in random order.
-        kinds: the kind of each task, by the number of the task.
+        permutation: the indices of the tasks, in random order.
+        kinds: the kind of each task: ``kinds[i]`` is the kind of the task with index i.
 
     Example:
-        [2, 0, 3, 4, 1, 5] for the permutation [0, 1, 2, 3, 4, 5] and the kinds [1, 1, 2, 2, 2, 2]
+        _spread([0, 1, 2, 3, 4, 5], kinds=[1, 1, 2, 2, 2, 2]) == [2, 0, 3, 4, 1, 5]
     """
     total, seen, place = Counter(kinds), Counter[int](), dict[int, tuple[float, int]]()
     for index in permutation:

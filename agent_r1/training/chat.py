@@ -56,8 +56,8 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
         console: prints the messages.
 
     Raises:
-        InvalidInput: the model cannot be loaded; the environment of the task set is not a ToolEnv; or the split has no
-            task with the index ``config.number``.
+        InvalidInput: the model cannot be loaded; the environment of the task set is not a ToolEnv; or the chosen split
+            has no task with the index ``config.number``.
     """
     torch.set_num_threads(config.threads)
     env, task = _opening(config, taskset)
@@ -162,9 +162,9 @@ class _Chat:
             self._terminal.print(f"(the environment failed: {format_error(error)})")
 
     async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
-        """Add a message of the person to the conversation, and return the session and the episode of the conversation.
+        """Add a message of the person to the conversation. Return the session and the episode of the conversation.
 
-        For the first message of a conversation, open both.
+        If the message is the first message of a conversation, open a new session and a new episode.
         """
         if self._session is not None and self._episode is not None:
             self.messages = (*self.messages, message)

@@ -175,9 +175,9 @@ def _has_tasks(taskset: TaskSet, split: str) -> bool:
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order. If ``n`` is 0, or there are fewer tasks, return all tasks.
+    """Return ``n`` random tasks in their original order.
 
-    ``seed`` is a text that determines which tasks are drawn.
+    If ``n`` is 0, or if there are fewer than ``n`` tasks, return all tasks. ``seed`` determines which tasks are drawn.
     """
     if n == 0 or n >= len(tasks):
         return list(tasks)
@@ -218,9 +218,10 @@ def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
 
 
 def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
-    """Yield a failure for each part that the check needs, but the task does not have.
+    """Yield a failure for each part that is missing: a right (gold) solution, a wrong solution, the expected rewards.
 
-    The parts are a right (gold) solution, a wrong solution, and the expected rewards.
+    Args:
+        checks: the solutions of ``task``.
     """
     for name, is_gold in (("gold", True), ("wrong", False)):
         if not any(check.is_gold is is_gold for check in checks):

@@ -332,8 +332,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     """Return the configuration from ``layers`` and from the defaults of the task set.
 
     If several layers have a setting, the value of the earliest layer applies. If no layer has a setting, the default of
-    the task set applies. If trainer and engine have different data types, a training algorithm gets an importance
-    weight (see :func:`agent_r1.training.precision.with_correction`).
+    the task set applies. In a training configuration, the algorithm gets an importance weight if trainer and engine
+    have different data types (see :func:`agent_r1.training.precision.with_correction`).
 
     Raises InvalidInput in the same cases as :func:`agent_r1.config.resolve`, and in two more cases: no model is named,
     or a run has too few steps for the schedule of its learning rates.

@@ -43,8 +43,9 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
     """Raise InvalidInput if the data differs from the data that the run used before.
 
-    Also raise InvalidInput if the setting ``data`` or ``corpus`` has a new value that cannot be compared. Data can be
-    compared if the old and the new data have a fingerprint.
+    Also raise InvalidInput if the setting ``data`` or ``corpus`` has a new value, and the new data cannot be compared
+    with the old data. Only data with a hash can be compared. A TOML file cannot be compared, because it names further
+    files, which have no hash.
 
     Args:
         run: the folder of the run.

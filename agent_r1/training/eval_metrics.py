@@ -83,9 +83,11 @@ def mean_logprob(trajectory: Trajectory) -> float:
 def score_trajectory(trajectory: Trajectory) -> EvalResult:
     """Return exact match, F1 and sub-match of an attempt.
 
-    Exact match is the reward named ``em`` or ``exact_match``. If no reward has such a name, the first reward is used
-    instead. Exact match and F1 are 0 if the attempt has no rewards or if this reward could not be computed. Without a
-    reward named ``f1``, F1 is equal to exact match.
+    - Exact match is the reward ``em`` or ``exact_match``. If the attempt has neither, exact match is its first reward.
+    - F1 is the reward ``f1``. If the attempt has no such reward, F1 is equal to exact match.
+    - Sub-match is the reward ``sub_match``. If the attempt has no such reward, sub-match is None.
+
+    Exact match and F1 are 0 if the attempt has no rewards, or if the reward for exact match could not be computed.
     """
     rewards = trajectory.rewards
     if not rewards:

@@ -56,10 +56,12 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call with a single argument, whose value is ``text``; {} if ``text`` is empty.
+    """Return the arguments of a call in which ``text`` is the value of a single argument; {} if ``text`` is empty.
 
-    The name of the argument is the tool's only required argument, or else its first argument. For a tool without
-    arguments, the name is "". The tool then refuses the call with an explanation.
+    If exactly one argument of the tool is required, ``text`` is its value. Otherwise ``text`` is the value of the first
+    argument. If the argument is not a string, ``text`` is parsed as JSON if possible.
+
+    For a tool without arguments, the name of the argument is "". The tool then refuses the call with an explanation.
 
     Example:
         {"query": "Alba"} for a tool with the parameter ``query`` and the text "Alba"

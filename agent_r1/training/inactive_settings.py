@@ -31,7 +31,7 @@ class InactiveSettings:
     Attributes:
         keys: the dotted keys of the settings. The key of an optional component, such as ``algorithm.correction``,
             stands for all its settings.
-        reason: the reason, and other settings to change so that these settings have an effect.
+        reason: why the settings have no effect, and which other settings to change so that they have an effect.
     """
 
     keys: tuple[str, ...]
@@ -44,15 +44,18 @@ class InactiveSettings:
 def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
     """Return the algorithm's settings that cannot change any update of the run, grouped by reason.
 
-    Differences by rounding errors do not count as changes. The result depends only on the configuration. A setting that
-    can change an update is not returned, even if it changes none in an actual run.
+    Differences by rounding errors do not count as changes. The result depends only on the configuration. If some
+    batches could make a setting change an update, the setting is not returned.
     """
     found = (_of_ratio(config), _of_mismatch(config), _of_critic(config), _of_limits(config))
     return tuple(settings for group in found for settings in group)
 
 
 def chosen_inactive_settings(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the inactive settings whose values differ from the default algorithm, because a user chose them."""
+    """Yield the inactive settings whose values differ from the values in the default algorithm.
+
+    Settings with default values are left out, because no user chose them.
+    """
     default, chosen = parameters(TrainConfig().algorithm), parameters(config.algorithm)
     for settings in inactive_settings(config):
         keys = tuple(key for key in settings.keys if _values(chosen, key) != _values(default, key))
@@ -98,7 +101,7 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings that have an effect only if sampler and trainer differ. If these can differ, yield nothing."""
+    """Yield settings that have an effect only if sampler and trainer differ. If the two can differ, yield nothing."""
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -123,10 +126,10 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the clip of the critic's values, if the critic takes only one optimizer step per batch.
+    """Yield the setting ``algorithm.advantage.value_clip``, if the critic takes only one optimizer step per batch.
 
-    The clip limits how far a value moves from the value before the update. Before the only step, no value has moved, so
-    the clip has no effect.
+    The setting limits the change of a value during the update. At the first step, no value has changed, so the setting
+    has no effect.
     """
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
@@ -169,10 +172,11 @@ def _samples_match(config: TrainConfig) -> bool:
 
 
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
-    """Return whether ``loss`` has the gradient of -A log pi at each ratio r with |log r| <= ``spread``.
+    """Return whether ``loss`` has the gradient of -A log pi at each importance ratio r with |log r| <= ``spread``.
 
-    A is the advantage of a token, and pi its probability. The gradients are compared at six tokens, three with A = 1
-    and three with A = -1. Return False if ``loss`` raises an error, because a user's loss can need more than r and A.
+    A is the advantage of a token, and pi its probability. The gradients are compared for A = 1 and A = -1, each at the
+    three values -``spread``, 0 and ``spread`` of log r. Return False if ``loss`` raises an error, because a user's loss
+    can need more than r and A.
     """
     advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     # log pi = 0: a change of r then changes the probability pi most

@@ -222,7 +222,7 @@ async def _record_step(
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:
-    """Return the fate to record for an attempt, from the outcome of the attempt in the update of step ``step``."""
+    """Return the fate of an attempt, given its outcome in the update of step ``step``."""
     if isinstance(outcome, Trained):
         return AttemptFate(outcome.attempt, "trained", step, credit=outcome.advantage_sum)
     return AttemptFate(outcome.attempt, "dropped", step, outcome.reason)

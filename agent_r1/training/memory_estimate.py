@@ -191,8 +191,9 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
     Args:
         model: the policy.
         config: the settings of the run.
-        context: the number of tokens in a sequence. Sequences that share prefixes are merged, and then can be longer.
-        tokens: the number of tokens in a micro-batch.
+        context: the maximum number of tokens in a sequence. Sequences that share prefixes are merged into one sequence,
+            which can be longer.
+        tokens: the maximum number of tokens in a micro-batch.
     """
     shares_prefixes = wants_sharing(config.trainer, [model])
     length = min(max(context, MAX_TREE) if shares_prefixes else context, tokens)
@@ -257,7 +258,7 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int:
 
     For a GPU, the result is the free memory of the GPU. For the CPU, the result is the available memory of the machine.
     If a control group (cgroup) of this process has less free memory, the result is the free memory of the group.
-    ``root`` is the folder in which ``proc`` and ``sys`` are looked up. Tests give another folder.
+    ``root`` is the folder that contains ``proc`` and ``sys``. Tests give another folder.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

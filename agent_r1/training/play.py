@@ -119,7 +119,7 @@ class HumanPlayer:
 def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
     """Let a person play one episode of ``taskset`` in the terminal or from a pipe, and return the result.
 
-    Raises InvalidInput if the split has no task with the index ``config.number``.
+    Raises InvalidInput if the chosen split has no task with the index ``config.number``.
     """
     tasks = taskset.tasks(config.split or taskset.evaluation[0])
     if config.number is None:
@@ -153,8 +153,8 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
     """Return the right answers of a task; () if no answer is known.
 
-    The answers are ``answers`` in the task's data. If the data has no answers, the answer is the text of a right (gold)
-    solution: the first one that answers without a call in its first message.
+    The answers are ``answers`` in the task's data. If the data has no answers, the answer comes from the right (gold)
+    solutions: it is the text of the first solution whose first message has no call.
     """
     answers = task.data.get("answers", ())
     if answers:

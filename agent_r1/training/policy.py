@@ -27,7 +27,7 @@ from agent_r1.training.config import RunConfig, TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model with its tokenizer and its renderer, which together can act.
+    """A model with its tokenizer and its renderer.
 
     Attributes:
         context_length: the maximum number of tokens in a prompt and its action together.
@@ -51,8 +51,8 @@ class Policy:
 def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "float32") -> Policy:
     """Load the model ``config.model`` with weights of type ``dtype``.
 
-    The context length is the smallest of ``config.context`` and the limits of the model itself. The chat template is
-    tested with the tools of ``taskset``; None if there are no tools.
+    The context length is the smallest of ``config.context`` and the limits of the model itself. If ``taskset`` is
+    given, the chat template is tested with the tools of the task set.
 
     Raises:
         InvalidInput: the model cannot be loaded; the chat template cannot render the tools of the task set; the
@@ -130,7 +130,7 @@ def _device(name: str) -> str:
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:
-    """Return the limits of the model on the length of a sequence, in tokens: [] or one or two numbers.
+    """Return the limits of the model on the length of a sequence, in tokens, such as [32768, 4096]; [] for no limit.
 
     A model can have two limits: the number of its positions, and the size of its sliding window.
     """

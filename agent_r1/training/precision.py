@@ -42,8 +42,11 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
 def precision_events(algorithm: Algorithm, trainer: Dtype, engine: Dtype) -> tuple[LogEvent, ...]:
     """Return one event if engine and trainer have different data types; otherwise no event.
 
-    The event says how the algorithm corrects the difference. ``trainer`` and ``engine`` are the data types in which
-    they compute.
+    The event describes how the algorithm corrects the difference.
+
+    Args:
+        trainer: the data type in which the trainer computes.
+        engine: the data type in which the engine computes.
     """
     if trainer == engine:
         return ()

@@ -36,7 +36,10 @@ A prompt with more characters than this number times the context length is too l
 
 
 def check_ranks(config: TrainConfig) -> None:
-    """Raise InvalidInput if this machine has fewer GPUs, or fewer CPU cores, than the trainer has ranks."""
+    """Raise InvalidInput if the trainer has more ranks than this machine has GPUs, or CPU cores if no GPU is used.
+
+    Also raise InvalidInput for several ranks if ``config.device`` names a single GPU, such as "cuda:0".
+    """
     ranks = config.trainer.ranks
     if ranks == 1:
         return

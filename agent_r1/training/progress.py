@@ -165,7 +165,7 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
 
     Args:
         steps: the number of steps of the run.
-        elapsed: the duration of the steps after step ``taken``, in seconds.
+        elapsed: the duration of training since the run was started or resumed, in seconds.
         taken: the number of steps that were taken before the run was resumed; 0 for a new run.
 
     Example:

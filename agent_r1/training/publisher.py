@@ -25,8 +25,8 @@ class WeightPublisher:
     Otherwise the weights are written to a safetensors folder for the engine, in /dev/shm or in the run's folder (see
     :class:`~agent_r1.inference.weight_folders.WeightFolders`). An adapter is merged into the written weights.
 
-    The engine gets the checksum of the weights in the form in which it serves them. This checksum differs from the
-    trainer's checksum if an adapter was merged, or if the engine converts the weights to another data type.
+    The engine gets a checksum of the weights that it will serve. This checksum differs from the trainer's checksum if
+    an adapter was merged, or if the engine converts the weights to another data type.
 
     Args:
         engine: the engine that gets the weights.
@@ -59,11 +59,11 @@ class WeightPublisher:
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
         """Convert an update of the trainer to the update for the engine.
 
-        - An adapter is merged into the model if engine and trainer do not share memory.
-        - If ``update`` has a checksum, the result has the checksum of the model in the engine's data type, or none if
-          the engine cannot compute checksums.
+        - If the engine cannot compute checksums, the checksum is removed.
+        - If engine and trainer do not share memory, an adapter is merged into the model.
+        - If ``update`` still has a checksum, it is replaced by the checksum of the model in the engine's data type.
 
-        If the handle of ``update`` is not a model, return ``update`` unchanged.
+        If the handle of ``update`` is not a model, only the first change applies.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not capabilities.checksum:

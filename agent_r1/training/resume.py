@@ -41,10 +41,12 @@ CHANGEABLE = (
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration for a resumed run: the stored configuration, with the new values in ``layers``.
 
-    Raises:
-        InvalidInput: in these cases: the layers name no run; the run does not exist; the run is complete, and ``steps``
-            is not larger than before; ``steps`` is below the number of steps taken, or too small for the schedule of
-            the learning rates; or a setting that is not in ``CHANGEABLE`` has a new value.
+    Raise InvalidInput in these cases:
+
+    - The layers name no run, or the run does not exist.
+    - The run is complete, and ``steps`` is not larger than before.
+    - ``steps`` is below the number of steps taken, or too small for the schedule of the learning rates.
+    - A setting that is not in ``CHANGEABLE`` has a new value.
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
     if not name:

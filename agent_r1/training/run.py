@@ -112,7 +112,7 @@ def resume(
 
 
 def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
-    """Return the task set with ``splits`` as its evaluation splits. Without ``splits``, the task set is unchanged."""
+    """Return the task set with ``splits`` as its evaluation splits. If ``splits`` is empty, change nothing."""
     return replace(taskset, evaluation=splits) if splits else taskset
 
 

@@ -167,9 +167,13 @@ def make_cell(answers: Sequence[Scored]) -> Cell:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of Wilson (1927) for the share ``share`` in ``n`` trials.
+    """Return the 95 % interval (low, high) of Wilson (1927) for a probability.
 
     Both ends are between 0 and 1.
+
+    Args:
+        share: the share of successes.
+        n: the number of trials.
 
     Example:
         >>> wilson_interval(1.0, 200)
@@ -194,13 +198,14 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table_json(table: Table) -> dict[str, Any]:
-    """Return the JSON output of ``agent-r1 eval``.
+    """Return the JSON output of ``agent-r1 eval``, an object with these keys:
 
-    ``{"table": {method: {split: {em, f1, n, low, high}}}, "retrieval": {split: {..}}}``
-
-    A cell also has ``sub`` if the task set reports a sub-match. The output has ``measures`` (by method and split) if
-    the task set has further measures, and ``pass_at_k`` (``{k, attempts, cells: {split: {one, low, high, any, majority,
-    likeliest}}}`` by method) if pass@k was requested.
+    - ``table``: {method: {split: {em, f1, n, low, high}}}. A cell also has ``sub`` if the task set reports a sub-match.
+    - ``retrieval``: the measures of the retriever, {split: {measure: value}}.
+    - ``measures``: further measures of the task set, {method: {split: {measure: value}}}. The key is missing if there
+      are no further measures.
+    - ``pass_at_k``: {method: {k, attempts, cells: {split: {one, low, high, any, majority, likeliest}}}}. The key is
+      missing if pass@k was not requested.
     """
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}

@@ -95,17 +95,17 @@ def _functions_of(scorer: Scorer) -> Iterable[RewardFunction]:
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
     """Return the weakest isolation level under which code of the policy runs; None if no such code runs.
 
-    The environment, the scorers and the tasks declare their levels. A sandbox without isolation that exists in this
-    process counts too. A tool or a reward can use this sandbox without a declaration.
+    The environment, the scorers and the tasks declare their levels. If this process has a sandbox without isolation,
+    this sandbox counts too, because a tool or a reward can use it without a declaration.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the declarations of tasks that code of the policy runs without isolation, such as "none: REASON".
+    """Return the declarations of tasks that run code of the policy without isolation, such as ["none: REASON"].
 
-    A task declares this with the value "none" or "none: REASON" of the key ``sandbox`` in its data. Other values are
+    A declaration is the value of the key ``sandbox`` in the data of a task: "none" or "none: REASON". Other values are
     ignored, because the key can have another meaning in a user's data.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))

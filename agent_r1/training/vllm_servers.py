@@ -37,7 +37,9 @@ FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm
 
 
 class VllmServers:
-    """Makes engines on the vLLM servers of a run. The first engine starts the servers, the last one ends them.
+    """A factory of engines that generate on the vLLM servers of a run.
+
+    The first engine starts the servers. The servers end when the last engine is closed.
 
     Example:
         servers = VllmServers()
@@ -51,7 +53,7 @@ class VllmServers:
         """Return an engine that serves ``policy``. The first call must be outside an event loop.
 
         Raise InvalidInput if the servers cannot be started or reached, do not fit the settings, or do not serve the
-        weights that they are sent.
+        policy's weights.
         """
         folder, dtype = config.engine.vllm.weights_folder, config.engine.dtype
         parent = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
@@ -66,7 +68,10 @@ class VllmServers:
 
 
 def _start(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedPool:
-    """Start or find the servers, send them the weights of the policy, and return them as a pool."""
+    """Return a pool of vLLM servers that serve the weights of ``policy``.
+
+    The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
+    """
     engine, vllm = config.engine, config.engine.vllm
     try:
         weights = write_weights(folders, policy.model, PolicyVersion(0, step=0))
@@ -122,7 +127,10 @@ def _require_vllm(vllm: VllmConfig) -> None:
 
 
 def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> list[str]:
-    """Return the command of a server. It works where the command ``vllm serve`` of a wheel does not."""
+    """Return the command that starts a vLLM server on ``port``, with the model in ``folder``.
+
+    The command runs a module of vLLM, because the command ``vllm serve`` does not work with every wheel of vLLM.
+    """
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
     # one sequence more than the pool sends, so that a probe does not wait for a place
@@ -141,7 +149,7 @@ def _environment(engine: EngineConfig, number: int) -> dict[str, str]:
 
 
 def _wait(servers: Sequence[ServerProcess], urls: Sequence[str], seconds: float) -> None:
-    """Wait until all servers are healthy. Raise InvalidInput if one ends, or is not healthy in time."""
+    """Wait until all servers are healthy. Raise InvalidInput if a server ends, or is not healthy after ``seconds``."""
     deadline = time.monotonic() + seconds
     for server, url in zip(servers, urls, strict=True):
         while not _is_healthy(url):
@@ -164,7 +172,8 @@ def _is_healthy(url: str) -> bool:
 def _check(url: str, context: int) -> str:
     """Return the name under which the server at ``url`` serves its model.
 
-    Raise InvalidInput if no vLLM server answers, or if the server lacks endpoints or context.
+    Raise InvalidInput if no vLLM server answers, if the server has no tokenizer or lacks an HTTP endpoint, or if it
+    accepts fewer than ``context`` tokens per sequence.
     """
     shown = redact_url(url)
     do = f"start vLLM 0.32 or newer there with VLLM_SERVER_DEV_MODE=1 and {' '.join(SERVER_OPTIONS)}"
@@ -195,7 +204,11 @@ def _check(url: str, context: int) -> str:
 
 
 async def _send_first_weights(pool: EnginePool, size: int, weights: WeightUpdate, logs: Path | None) -> None:
-    """Raise InvalidInput unless all servers of the pool serve the weights of the policy after an update."""
+    """Send ``weights`` to all servers of the pool, then close the pool.
+
+    Raise InvalidInput if fewer than ``size`` servers serve the weights. ``logs`` is the folder with the output of the
+    servers; None if this process did not start the servers.
+    """
     try:
         reasons = ""
         try:

@@ -94,9 +94,10 @@ class Viewer:
         return Response(self._static[name], media_type=STATIC[name])
 
     def revision(self, request: Request) -> Response:
-        """Return a text that changes whenever a shown run changes.
+        """Return a text that changes whenever one of the shown runs changes.
 
-        The runs in the query of the request are shown. If the query names no run, all runs of the catalog are shown.
+        The shown runs are named in the query of the request. If the query names no run, all runs of the catalog are
+        shown.
         """
         runs = self._catalog.runs()
         chosen = [run for run in request.query_params.getlist("run")[:MAX_COMPARED] if run in runs]
@@ -293,7 +294,13 @@ def damage_refused() -> Iterator[None]:
 
 
 def _count_matching(reader: RunReader, query: TableQuery, found: AttemptPage) -> int | None:
-    """Return how many attempts meet the conditions of a table, at most MAX_COUNTED + 1; None without conditions."""
+    """Return the number of attempts that meet the conditions of ``query``, but at most MAX_COUNTED + 1.
+
+    Return None if ``query`` has no conditions, or if it searches for a text.
+
+    Args:
+        found: the attempts on the page that ``query`` asks for.
+    """
     listed = query.listed
     if listed.text is not None or listed.where == AttemptFilter():
         return None

@@ -138,7 +138,8 @@ def make_conversation(
         scales: the color scales of the tokens.
         tokenizer: decodes the tokens. If it is None, each token is shown as its id.
         most: the maximum number of characters in each text.
-        most_tokens: the maximum number of tokens that are shown one by one, in turns from the first one on.
+        most_tokens: the maximum number of tokens that are shown one by one. Earlier turns come first. A turn with more
+            tokens than are left is shown only as text.
     """
     trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
     contexts = _context_lengths(trajectory.turns)
@@ -159,7 +160,7 @@ def make_conversation(
 
 
 def _texts(trajectory: Trajectory) -> Iterator[str]:
-    """Yield every text of a conversation. The arguments of calls are parts of the text of an action."""
+    """Yield the texts of a conversation: each message, and each action with the arguments of its calls."""
     for message in trajectory.start:
         yield from (message.text, message.reasoning or "")
     for turn in trajectory.turns:

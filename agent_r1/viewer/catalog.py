@@ -28,8 +28,8 @@ class Catalog:
     """The runs that the viewer shows.
 
     Args:
-        folders: folders of runs, or folders that contain folders of runs. A folder of the second kind is searched again
-            at each request, so that new runs appear.
+        folders: each folder is the folder of a run, or contains folders of runs. A folder that contains folders of runs
+            is searched again at each request, so that new runs appear.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -98,7 +98,8 @@ class RunSummary:
         seconds: the time from the start of the run to its last event.
         updated: the time of the last change, in seconds since 1970.
         spark: the curve of the mean reward, as an SVG path.
-        error: why the run cannot be read. Then only ``name``, ``folder`` and ``error`` are known. "" otherwise.
+        error: why the run cannot be read; "" if the run can be read. If there is an error, only ``name``, ``folder``
+            and ``error`` are known.
     """
 
     name: str

@@ -54,9 +54,10 @@ class DrawnLine:
 
     Attributes:
         path: the attribute ``d`` of the SVG path.
-        dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another one.
-        covered: the number of earlier lines that this line covers everywhere, at most MAX_COVERED. Such a line is
-            dashed, so that the others show through.
+        dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another line.
+        covered: the number of earlier lines that have the same values as this line at all its steps, at most
+            MAX_COVERED. If the number is above 0, this line is dashed, so that the earlier lines are visible in the
+            gaps.
         mark: the point (x, y) that gets a mark; None for no mark.
         values: (x, step, y, value) of each point, for the text that appears at the pointer.
         last: the last value, as text.

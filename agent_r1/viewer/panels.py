@@ -30,7 +30,8 @@ class Panel:
         select: returns the curves of the chart with their labels, from all curves of a run.
         log: as in :func:`~agent_r1.viewer.charts.draw`.
         from_zero: as in :func:`~agent_r1.viewer.charts.draw`.
-        missing: the text in place of the chart if a run has no such values. Charts without this text are left out.
+        missing: the text that replaces the chart if a run has no values for it. If ``missing`` is "", the chart is left
+            out.
     """
 
     title: str
@@ -106,7 +107,10 @@ def _label(name: str) -> str:
 
 
 def _unless_zero(select: Callable[[Curves], Named]) -> Callable[[Curves], Named]:
-    """Return a selection that is empty if all values are 0, as the staleness of a synchronous run."""
+    """Return a function like ``select`` that returns no curves if all values are 0.
+
+    For example, a synchronous run gets no chart of the staleness, because its staleness is always 0.
+    """
 
     def select_others(curves: Curves) -> Named:
         selected = select(curves)
@@ -167,7 +171,7 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
 
 
 def draw_other(curves: Curves) -> tuple[Chart, ...]:
-    """Return one chart for each further metric of a run that no chart of :func:`draw_run` shows.
+    """Return one chart for each metric of a run that no chart of :func:`draw_run` shows.
 
     Metrics with the same value in all steps are left out.
     """

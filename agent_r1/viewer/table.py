@@ -57,7 +57,7 @@ class TableQuery:
     def write(self, after: str | None = None) -> str:
         """Return the query for an address, such as ``?status=completed&after=..``. :meth:`read` parses this query.
 
-        Values that equal their defaults are left out. If all values do, return "".
+        Values that equal their defaults are left out. If all values equal their defaults, return "".
 
         Args:
             after: replaces the attribute ``after``, to get another page; None for this page.

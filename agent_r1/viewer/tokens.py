@@ -35,7 +35,7 @@ class Scale:
         meaning: the explanation in the legend.
         diverging: if True, the levels are 0 to 8, and 4 is the level of the value 0. If False, the levels are 0 to 4,
             and only the absolute value counts.
-        largest: the absolute value that has the last level.
+        largest: the largest absolute value on the scale. Values beyond the scale get the first or the last level.
     """
 
     coloring: Coloring
@@ -94,8 +94,7 @@ _SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
 def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
     """Return the path of a run's ``tokenizer.json``; None if there is no such file.
 
-    The first of these places that has the file is used: the run's final model, the newest checkpoint, the folder
-    ``model``.
+    These folders are searched in this order: the run's final model, the newest checkpoint, the folder ``model``.
 
     Args:
         folder: the folder of the run.

@@ -176,8 +176,9 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the folder of the new one.
 
-    These checkpoints are not removed: the newest ``keep`` checkpoints, and the checkpoint of the best step that each of
-    them names. A checkpoint with missing files, or with files of a wrong size, does not count as one of the newest.
+    The newest ``keep`` checkpoints are kept. Each of these checkpoints records which step is the best so far, and the
+    checkpoints of these best steps are kept too. A checkpoint with missing files, or with files of a wrong size, does
+    not count as one of the newest.
 
     Args:
         run: the folder of the run.
@@ -234,10 +235,11 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
-    """Return the newest intact checkpoint, and the newer checkpoints that were skipped because they are not intact.
+    """Return the newest intact checkpoint, together with the newer checkpoints that are not intact.
 
-    ``run`` is the folder of the run.
-    A checkpoint is intact if ``check`` does not raise CorruptCheckpoint.
+    Args:
+        run: the folder of the run.
+        check: raises CorruptCheckpoint if the checkpoint in the given folder is not intact.
 
     Raises:
         InvalidInput: if another version of agent-r1 wrote a checkpoint in another format.
@@ -254,10 +256,10 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 
 
 def find_trained_model(run: Path) -> Path:
-    """Return the folder of a run's final model. If it is missing or corrupt, return the newest intact checkpoint.
+    """Return the folder of a run's final model.
 
-    For a run with LoRA, return the folder of the final adapter, not the folder of the merged model. The run itself
-    sampled with the adapter.
+    If the final model is missing or corrupt, return the folder of the newest intact checkpoint. For a run with LoRA,
+    return the folder of the final adapter, because the run sampled with the adapter and not with the merged model.
 
     Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
     """
@@ -286,10 +288,11 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Return a context manager whose block writes a folder. It yields a temporary folder.
+    """Return a context manager that replaces ``folder`` by a temporary folder, which its block fills with files.
 
-    At the end of the block, a manifest is added and the temporary folder replaces ``folder``. The manifest contains the
-    seal of the last row that the run has recorded. If the block raises an error, ``folder`` stays unchanged.
+    The context manager yields the temporary folder. At the end of the block, a manifest is added and the temporary
+    folder replaces ``folder``. The manifest contains the fingerprint, and the seal of the last row that the run has
+    recorded. If the block raises an error, ``folder`` stays unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
@@ -325,8 +328,8 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
     """Return the old checkpoints to remove after a checkpoint with the progress ``progress`` was saved.
 
-    The newest ``keep`` complete checkpoints are not removed, and neither is the checkpoint of the best step that each
-    of them names.
+    The newest ``keep`` complete checkpoints are kept. Each of these checkpoints records which step is the best so far,
+    and the checkpoints of these best steps are kept too.
     """
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]

@@ -115,13 +115,13 @@ class CheckpointManager:
             await self._writer.wait()
 
     async def validate_last_step(self) -> dict[str, float]:
-        """Validate the last step of the run if it was not validated before.
+        """Validate the last step of the run if this step was not validated before.
 
-        The last step is usually validated by :meth:`validate_if_due`. But if a run is resumed with fewer steps, its
-        last step can be a step that was not validated.
+        Usually :meth:`validate_if_due` has validated the last step. But a run that is resumed with fewer steps can end
+        with a step that was not validated.
 
         Returns:
-            The validation metrics; empty if nothing was validated here.
+            The validation metrics; {} if this call validated nothing.
         """
         if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
             return {}

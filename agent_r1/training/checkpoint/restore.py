@@ -93,9 +93,9 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
 
 
 def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
-    """Return one event if the updater's micro-batches are smaller than in the saved state; otherwise no event.
+    """Return one event if ``updater`` has smaller micro-batches than the saved state; otherwise no event.
 
-    They cannot be larger, because a trainer does not raise the saved size.
+    With smaller micro-batches, the results of the run can differ in their last bits.
     """
     before, now = int(saved.scalars.get("micro_tokens", updater.micro_tokens)), updater.micro_tokens
     if now >= before:
@@ -108,9 +108,10 @@ def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple
 
 
 def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
-    """Return the newest checkpoint that is intact and belongs to the run.
+    """Return the newest intact checkpoint of the run, together with the newer checkpoints that cannot be used.
 
-    The folder in the result is None if the run stopped before its first checkpoint.
+    A checkpoint cannot be used if it is corrupt, is missing, or belongs to another run. The folder in the result is
+    None if the run stopped before its first checkpoint.
 
     Raises:
         InvalidInput: if the run saved checkpoints, but all checkpoints are corrupt or removed.
@@ -147,10 +148,10 @@ def _load_weights(folder: Path, policy: Policy) -> Mapping[str, Tensor]:
 
 
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
-    """Return the state with the weights of its best step.
+    """Return ``state`` with the weights of its best step.
 
-    If the checkpoint of the best step is corrupt, return the state without a best step. Then the state also has an
-    event about the corrupt checkpoint.
+    If the checkpoint of the best step is corrupt, the returned state has no best step, and has two more events, which
+    report the lost checkpoint.
     """
     best = state.progress.best
     assert best is not None

@@ -66,7 +66,8 @@ class HealthCheck:
         what: the problem if the metric exceeds the maximum, in words.
         do: advice.
         patience: the monitor stops the run after this number of consecutive steps with a finding.
-        on_policy_only: whether to skip steps with tokens that older weights sampled. Older weights increase the metric.
+        on_policy_only: whether to skip a step if older weights sampled some of its tokens. These tokens increase the
+            metric, although there is no problem.
     """
 
     metric: str

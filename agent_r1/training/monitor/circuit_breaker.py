@@ -54,9 +54,9 @@ class FailedAttempt:
 
     @property
     def kind(self) -> str:
-        """The kind of failure, such as "environment_failed": the status of the attempt.
+        """The kind of failure: the status of the attempt, such as "environment_failed", or "unscored".
 
-        "unscored" if the episode ended normally but a reward could not be computed.
+        "unscored" means that the episode ended normally, but a reward could not be computed.
         """
         return UNSCORED if STATUS_POLICY[self.status] == "train" else str(self.status)
 
@@ -163,9 +163,9 @@ class CircuitBreaker:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return (failed attempts, all attempts) if too many of the first attempts failed; otherwise None.
+        """Return (number of failed attempts, number of attempts) if too many early attempts failed; otherwise None.
 
-        If at least ``window`` attempts have ended, the result is None.
+        As soon as ``window`` attempts have ended, the result is always None.
         """
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None
@@ -254,7 +254,9 @@ def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall |
 
 
 def shorten_reason(reason: str) -> str:
-    """Return a reason in at most MAX_REASON_LENGTH characters. The place in the user's file at its end is kept.
+    """Return a reason in at most MAX_REASON_LENGTH characters.
+
+    If the reason ends with a place in a file, the place is kept.
 
     Example:
         "ValueError: a long text that is.. (agent.py:12, in find)"

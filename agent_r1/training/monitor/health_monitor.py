@@ -132,7 +132,7 @@ class HealthMonitor:
         """Record the findings of the last step as warnings, and print them.
 
         Raises:
-            RunStopped: if a check has had a finding in as many consecutive steps as its patience allows.
+            RunStopped: if the number of consecutive steps with the same finding has reached the finding's ``patience``.
         """
         await self._recorder.record(*(LogEvent("warning", str(finding)) for finding in findings))
         for finding in findings:

@@ -16,13 +16,14 @@ class MonitorState:
     an interruption.
 
     Attributes:
-        groups: the number of groups seen, which is the id of the next group.
+        groups: the number of groups that were checked, which is the id of the next group.
         breaker: the state of the circuit breaker.
         gradient_norms: the recent gradient norms, oldest first.
         streaks: for each check with a finding in the last step, the number of consecutive steps with a finding.
         start_entropies: the entropies of the first steps of the run.
         rewards: the mean rewards of the last steps, oldest first.
-        validation_warned: the best step at the last warning about validation; 0 if there was no such warning.
+        validation_warned: the step that was the best step when the monitor last warned about validation; 0 if the
+            monitor has not warned.
 
     Example:
         MonitorState(16, CircuitBreakerState((None, FailedAttempt(..), None)), (0.42, 0.4), {"logprob_gap": 2})
