@@ -286,9 +286,11 @@ def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") 
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
-    """Return the key of a component if ``key`` names the component, and ``key`` itself otherwise.
+    """Return ``key`` without a last part ``name`` that chooses a component.
 
-    For example, ``algorithm.loss.name`` becomes ``algorithm.loss``.
+    Example:
+        algorithm.loss.name -> algorithm.loss
+        trainer.learning_rate -> trainer.learning_rate
     """
     parent, _, last = key.rpartition(".")
     field = find_field(cls, key)
@@ -298,7 +300,10 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``settings``, which have dotted keys, as nested dictionaries with one dictionary per settings class.
 
-    A table, such as ``algorithm``, becomes one dictionary, in which keys such as ``loss.clip_high`` stay dotted.
+    A table, such as ``algorithm``, becomes one dictionary. Its keys, such as ``loss.clip_high``, stay dotted.
+
+    Example:
+        {"steps": 20, "trainer.learning_rate": 1e-3} -> {"steps": 20, "trainer": {"learning_rate": 1e-3}}
     """
     nested: dict[str, Any] = {}
     for name, field in cls.model_fields.items():

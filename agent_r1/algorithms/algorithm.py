@@ -137,7 +137,7 @@ class Algorithm(Component):
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether an update needs the entropy of the policy before training. Computing it needs a forward pass."""
+        """Whether the algorithm needs the entropy of the policy before the update. This takes a forward pass."""
         return self.token_mask is not None and self.token_mask.needs_entropy
 
     @property
@@ -374,18 +374,18 @@ class Algorithm(Component):
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return ``outputs``, with the critic's values after actions for D of the S turns only.
+    """Return ``outputs``, with the critic's values after actions for the turns ``turns`` only: (S,) -> (D,).
 
-    ``turns`` (D,) holds the numbers of these D turns. All other outputs are unchanged.
+    ``turns`` (D,) holds the numbers of D of the S turns of the batch. All other outputs are unchanged.
     """
     values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[turns])
     return replace(outputs, values=values)
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with one target after an action for each of ``count`` turns, instead of only D of them.
+    """Return ``targets``, with targets after the actions of all turns, not only of the turns ``turns``: (D,) -> (S,).
 
-    ``turns`` (D,) holds the numbers of these D turns. The added targets have weight 0.
+    ``turns`` (D,) holds the numbers of D turns. ``count`` is S, the number of turns. The added targets have weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:
@@ -396,5 +396,5 @@ def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTar
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """Return ``x`` (n,) at the n tokens of ``mask``, and 0 at all other tokens: (N,)."""
+    """Return a tensor (N,): the elements of ``x`` (n,) at the n true places of ``mask``, and 0 at all other places."""
     return torch.zeros(len(mask), dtype=x.dtype).masked_scatter(mask, x)

@@ -23,7 +23,7 @@ LARGEST = 10**9
 class Component(BaseModel):
     """The settings of one part of an algorithm, such as the policy loss.
 
-    If there are several classes for the same part, each class has a ``name``. For example, PPO's loss is "clip".
+    If several classes can be the same part, each class has a ``name``. For example, the name of PPO's loss is "clip".
     """
 
     model_config = ConfigDict(
@@ -37,7 +37,10 @@ class Component(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
-        """Raise ValueError if a field that is not a bool gets true or false, which pydantic would convert to 1 or 0."""
+        """Return ``value``. Raise ValueError if ``value`` is true or false and the field is not a bool.
+
+        Without this check, pydantic would convert true to the number 1.
+        """
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("it should be a number or a name, not true or false")

@@ -102,9 +102,9 @@ def drop_constant_groups(selection: Selection) -> Selection:
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection, with some of its samples moved to its excluded attempts.
+    """Return the selection without the samples that ``reasons`` excludes. They are listed in its excluded attempts.
 
-    ``reasons`` holds one entry per sample: a reason if the sample is moved, else None.
+    ``reasons`` holds one entry per sample: the reason to exclude the sample, or None to keep the sample.
     """
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]

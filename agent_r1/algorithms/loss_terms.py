@@ -115,8 +115,8 @@ class RewardShaping(Component):
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
         """Return the penalty of each trajectory for its length and its number of turns, 0 or negative: (M,).
 
-        Length and number of turns are divided by the largest in the group. ``lengths`` (M,) holds the length of each
-        trajectory, in action tokens.
+        ``lengths`` (M,) holds the length of each trajectory, in action tokens. The length is divided by the largest
+        length in the group, and the number of turns by the largest number of turns in the group.
         """
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
@@ -200,7 +200,7 @@ class Kl(Component):
                 return kl_k3_unbiased(logprobs, reference_logprobs, ratio, self.bound)
 
     def adapt_coefficient(self, coefficient: float, divergence: float, trajectories: int) -> float:
-        """Return the coefficient of the KL penalty for the next update, after 1909.08593, section 2.2.
+        """Return the coefficient of the KL penalty for the next update (1909.08593, section 2.2).
 
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
@@ -324,10 +324,10 @@ class Correction(Component):
 
 
 class Rejection(Component):
-    """A rule that masks all tokens of a unit if the ratio w = pi_old / mu of the unit is outside a window.
+    """A rule that masks all tokens of a unit if the ratio w of the unit is outside a window.
 
-    A unit is a token, a turn or a trajectory. pi_old is the trainer's policy before the update, and mu is the sampler's
-    policy. A masked token has no policy loss.
+    A unit is a token, a turn or a trajectory. w is computed from the ratios pi_old / mu of its tokens. pi_old is the
+    trainer's policy before the update, and mu is the sampler's policy. A masked token has no policy loss.
     """
 
     level: Level = "trajectory"
@@ -371,8 +371,10 @@ def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[
     """Return (log-ratios, units) of the n action tokens of a batch. Both tensors have the shape (n,).
 
     The log-ratio of a token is log(pi_old / mu). pi_old is the trainer's policy before the update, and mu is the
-    sampler's policy. ``old_logprobs`` (N,) are log pi_old of all tokens of the batch. The unit is the number of the
-    token, of its turn or of its trajectory, depending on ``level``.
+    sampler's policy. The unit of a token is a number: the number of the token, of its turn or of its trajectory,
+    depending on ``level``.
+
+    ``old_logprobs`` (N,) holds log pi_old of all N tokens of the batch.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)

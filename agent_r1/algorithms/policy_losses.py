@@ -62,7 +62,8 @@ class PolicyLoss(Component, ABC):
 def validate_losses(loss: PolicyLoss, losses: Tensor, ratio: Tensor) -> Tensor:
     """Return ``losses``. Raise InvalidInput if ``losses`` is not one number per token.
 
-    A policy loss can be user code.
+    The losses are checked because a user can write a policy loss. ``loss`` is named in the error. ``ratio`` (n,) holds
+    one number per token: its shape is the shape that ``losses`` must have.
     """
     if isinstance(losses, Tensor) and losses.shape == ratio.shape:
         return losses
@@ -212,9 +213,11 @@ class Sapo(PolicyLoss):
 class Dppo(PolicyLoss):
     """DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, masked after a large change of probability (2602.04879).
 
-    r is the importance ratio, A is the advantage, and sg is the stop-gradient. A token with A > 0 is masked if its
-    probability has risen by more than clip_high since pi_old. A token with A <= 0 is masked if its probability has
-    fallen by more than clip_low since pi_old.
+    r is the importance ratio, A is the advantage, and sg is the stop-gradient. pi is the current probability of the
+    token, and pi_old its probability before the update. A token is masked in two cases:
+
+        A > 0 and pi - pi_old > clip_high
+        A <= 0 and pi_old - pi > clip_low
     """
 
     name: Literal["dppo"] = "dppo"

@@ -36,11 +36,14 @@ NAMED = (Advantage, PolicyLoss, TokenMask)
 def as_algorithm(value: object, default: str) -> Algorithm:
     """Return the algorithm that a setting describes: by a name, by a table of parameters, or by an Algorithm.
 
-    A table holds parameters as in :func:`build_algorithm`, and the ``name`` of the algorithm to change. If the table
-    has no name, the parameters change the algorithm ``default``.
+    The ``name`` in a table is the algorithm to change. Without a name, the table changes the algorithm ``default``. The
+    other keys of the table are parameters as in :func:`build_algorithm`.
 
     Raises:
         InvalidInput: if ``value`` has another type, or is not a valid algorithm.
+
+    Example:
+        as_algorithm({"name": "grpo", "loss.clip_high": 0.3}, default="dapo")  # GRPO with another clip_high
     """
     if isinstance(value, str):
         return build_algorithm(value, {})
@@ -138,9 +141,10 @@ def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return any preset, renamed to ``name``. Return None if ``settings`` lacks a component.
+    """Return a preset, renamed to ``name``, to which ``settings`` of a stored run can be applied.
 
-    This rebuilds an algorithm of a stored run: the caller then replaces all components of the preset by ``settings``.
+    Any preset can be used, because the caller then replaces all its components by ``settings``. Return None if
+    ``settings`` lacks a component.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -213,11 +217,13 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the new content of the field ``key``, for the value of a setting.
+    """Return what the field ``key`` of a component gets if the user sets it to ``value``.
 
-    ``options`` holds the components that the field can hold, by name. If it is empty, the field holds a plain value,
-    and ``value`` is returned. Otherwise ``value`` is the name of a component, and the component is returned with its
-    default settings. If the field is ``optional``, the name "none" gives None.
+    ``options`` holds the components that the field can hold, by name:
+
+    - If the field is ``optional`` and ``value`` is "none" or None, return None.
+    - If ``options`` is empty, the field holds a plain value, such as a number: return ``value``.
+    - Otherwise ``value`` is the name of a component: return this component with its default settings.
 
     Raise InvalidInput if ``options`` has no component with this name.
     """

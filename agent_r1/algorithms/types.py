@@ -34,7 +34,10 @@ class StateValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """The k most likely tokens of a model at each of the N tokens of a batch, as tensors on the CPU."""
+    """The k tokens that a model finds most likely in the place of each of the N tokens of a batch.
+
+    The tensors are on the CPU.
+    """
 
     ids: Tensor
     """(N, k) int64 token ids."""
@@ -80,7 +83,7 @@ class ModelOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTargets:
-    """The numbers that the critic learns to predict (targets), and the weight of each state in the value loss.
+    """The targets of the critic (the values that it should predict), and their weights in the value loss.
 
     A state without a target has weight 0.
     """
@@ -93,8 +96,8 @@ class ValueTargets:
 class TokenWeights:
     """The weights of the N tokens of a batch in the loss: float64 tensors on the CPU.
 
-    The weights include denominators over the whole batch. So the loss of a batch is the sum of the losses of its
-    micro-batches, however the batch is divided.
+    The weights are already divided by the denominators of the whole batch. So the loss of a batch is the sum of the
+    losses of its micro-batches, however the batch is divided.
     """
 
     advantage: Tensor

@@ -65,7 +65,8 @@ class Invalid(AgentR1Error):
 class SettingOption(click.Option):
     """The click option for one setting.
 
-    click stores the text that the user typed in its context. :class:`SettingsCommand` converts these texts to values.
+    The text of the option is stored in click's context. :class:`SettingsCommand` later converts the texts of all
+    options to values.
     """
 
     def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
@@ -159,8 +160,9 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 def _section(config: type[BaseModel], key: str) -> str:
     """Return the heading under which ``--help`` lists the setting ``key`` of the settings class ``config``.
 
-    A setting in a group, such as ``trainer.learning_rate``, is listed under the name and the description of the group.
-    Any other setting is listed under the ``section`` of the class that declares the setting.
+    For a setting in a group, such as ``trainer.learning_rate``, the heading is the name and the description of the
+    group. For any other setting, it is the class attribute ``section`` of the class that declares the setting, such as
+    "Training".
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]

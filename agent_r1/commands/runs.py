@@ -13,7 +13,11 @@ RUNS = Path("runs")
 
 
 def named_folder(run: str) -> Path:
-    """Return the folder that ``run`` names: a folder in runs/ with this name, or otherwise ``run`` itself."""
+    """Return the folder that the argument ``run`` of a command means.
+
+    A path, such as ``/data/demo``, means this folder. A name, such as ``demo``, means the folder ``runs/demo``. If only
+    the folder ``demo`` exists, the name means that folder.
+    """
     folder = run_folder(run)
     return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder
 
@@ -27,9 +31,9 @@ def find_run(run: str) -> Path:
 
 
 def no_run(run: str, folder: Path) -> InvalidInput:
-    """Return the error for an argument ``run`` that names no run. ``folder`` is the folder that it names.
+    """Return the error for the argument ``run`` of a command, if there is no run in ``folder``.
 
-    The error suggests the most similar name in runs/.
+    ``folder`` is the result of :func:`named_folder`. The error suggests the most similar name in runs/.
     """
     there = sorted(file.parent.name for file in RUNS.glob("*/run.db"))
     what = f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder}"

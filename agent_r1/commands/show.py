@@ -57,7 +57,7 @@ def show(
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
     ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst, failed, longest and last.
-    The conditions of --attempts also apply to these words: 'worst --step 20'.
+    Options such as --step select among the attempts: 'worst --step 20' is the worst attempt of step 20.
     """
     if sum((metric is not None, lists, attempt is not None)) > 1:
         raise InvalidInput("show", got="several things to show", do="give one of ATTEMPT, --metric and --attempts")

@@ -47,8 +47,8 @@ class AttemptReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object, with the texts as they were recorded.
 
-        The object has the keys of :func:`summary_json`, ``siblings``, and ``rewards``, ``start`` and ``turns`` if the
-        attempt has ended.
+        The object always has the keys of :func:`summary_json` and the key ``siblings``. If the attempt has ended, it
+        also has the keys ``rewards``, ``start`` and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:

@@ -127,7 +127,8 @@ class AttemptTable:
 
     Attributes:
         attempts: the attempts in the table.
-        total: the number of attempts in the run that meet the same conditions. The table can hold fewer attempts.
+        total: the number of attempts that the user's conditions select. The table can hold fewer attempts, because
+            ``--limit`` limits its length.
     """
 
     attempts: Sequence[AttemptSummary]

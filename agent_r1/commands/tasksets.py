@@ -122,9 +122,11 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return the isolation of the policy's code for the JSON output of a command.
+    """Return how code of the policy is isolated, as a part of the JSON output of a command.
+
+    Return {} if the task set runs no code of the policy.
 
     Example:
-        {"sandbox": "bubblewrap: files limits network"}, or {} if the task set runs no code of the policy
+        {"sandbox": "bubblewrap: files limits network"}
     """
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}

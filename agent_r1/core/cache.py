@@ -20,10 +20,10 @@ Origin = Mapping[str, str | int]
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
     """Return ``folder`` with the files that ``make`` writes. The files are written only once.
 
-    ``origin`` is what the files depend on, such as ``{"conversion": 2, "sha256": "9f86d0.."}``. ``make`` is called if
-    the folder is missing or damaged, or was made from another ``origin``. The argument of ``make`` is a temporary
-    folder, which becomes ``folder`` after ``make`` returns. So a killed process leaves no incomplete folder. If several
-    processes call this function, one of them calls ``make``, and the others wait.
+    ``origin`` identifies the inputs from which the files are made, such as ``{"conversion": 2, "sha256": "9f86d0.."}``.
+    ``make`` is called if the folder is missing or damaged, or was made from another ``origin``. The argument of
+    ``make`` is a temporary folder, which becomes ``folder`` after ``make`` returns. So a killed process leaves no
+    incomplete folder. If several processes call this function, one of them calls ``make``, and the others wait.
 
     Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised, too.
     """

@@ -101,10 +101,10 @@ class ExecutesCode(Protocol):
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest of several isolation levels.
+    """Return the weakest of several isolation levels. The weakest levels begin with "none" (no isolation).
 
-    This is the first level that begins with "none" (no isolation), if there is one, and otherwise the first level. A
-    level that is None stands for a component that executes no code, and is skipped. Return None if all levels are None.
+    If no level begins with "none", return the first level. Skip each None: it stands for a component that executes no
+    code. Return None if all levels are None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

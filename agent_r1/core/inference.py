@@ -37,8 +37,10 @@ class StopCondition:
     """The condition that ends a generation: a sampled token completes one of the stop strings ``strings``.
 
     After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. The generation ends if the
-    result is true. An engine that searches for ``strings`` itself, such as a server, must also call ``is_met``, because
-    a stop string inside a thought does not end the generation.
+    result is true. The result is false for a stop string inside a thought.
+
+    An engine can also search for ``strings`` itself, as a server does. If it finds a string, it must still call
+    ``is_met``, and continue the generation if the result is false.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
@@ -117,7 +119,7 @@ class Capabilities:
         media: whether the engine accepts prompts with images.
         dtype: the data type of the weights in the engine; None if the engine keeps the data type of the published
             weights.
-        checksum: whether the engine can compute a checksum of its weights. An engine that cannot must compare
+        checksum: whether the engine can compute a checksum of its weights. If not, the engine must compare its
             log-probabilities with the trainer's before it serves new weights.
     """
 
@@ -150,8 +152,9 @@ class InferenceEngine(Protocol):
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights, drop the KV caches of older weights, and return the version that the engine now serves.
 
-        If ``update.version`` has a checksum, the returned checksum is computed from the engine's own weights. An engine
-        without the capability ``checksum`` gets no checksum. Raise EngineError if the engine cannot load the weights.
+        If ``update.version`` has a checksum, the returned version has the checksum of the engine's own weights. An
+        engine without the capability ``checksum`` gets updates without a checksum. Raise EngineError if the engine
+        cannot load the weights.
         """
         ...
 

@@ -108,9 +108,9 @@ def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
 
 
 def _parse(path: Path, data: bytes, first_line: int) -> Any:
-    """Return the JSON value that the bytes ``data`` hold. They start on line ``first_line`` of the file ``path``.
+    """Return the JSON value that the bytes ``data`` hold. Raise InvalidInput if ``data`` is not JSON in UTF-8.
 
-    Raises InvalidInput, which names the file and the line, if the bytes are not JSON in UTF-8.
+    The error names the file ``path`` and the line. ``first_line`` is the line of the file on which ``data`` starts.
     """
     try:
         value = json.loads(data.decode("utf-8-sig"))

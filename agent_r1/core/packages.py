@@ -10,9 +10,10 @@ from agent_r1.core.errors import InvalidInput
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import the module ``name``, which the optional dependencies ``extra`` of this package install, and return it.
+    """Import the module ``name`` of an optional dependency, and return the module.
 
-    Raise InvalidInput if the module is not installed. The message names the extra to install.
+    Raise InvalidInput if the module is not installed. The message names ``extra``, the extra of this package to
+    install: ``pip install 'agent-r1[textarena]'``.
 
     Example:
         textarena = import_extra("textarena", extra="textarena")
@@ -22,7 +23,7 @@ def import_extra(name: str, extra: str) -> Any:
 
 
 def require_extra(name: str, extra: str) -> None:
-    """Raise InvalidInput if the module ``name`` is not installed. The message names the extra to install.
+    """Raise InvalidInput if the module ``name`` is not installed. The message names ``extra``, the extra to install.
 
     The module is not imported.
     """

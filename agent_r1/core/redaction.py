@@ -43,9 +43,10 @@ def redact(text: str) -> str:
 
 
 def redact_url(value: str) -> str:
-    """Return ``value``, a web address, without its credentials. :func:`redact` says what credentials are.
+    """Return ``value``, one web address, with ``***`` in place of its credentials.
 
-    Unlike an address in a longer text, ``value`` can contain spaces and quotes.
+    :func:`redact` does the same for all addresses in a text. Unlike an address in a text, ``value`` can contain spaces
+    and quotes.
 
     Example:
         >>> redact_url("http://ann:it's my secret@10.0.0.1:8800")
@@ -70,9 +71,9 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return a web address inside another web address, without its credentials.
+    """Return the web address of ``match`` without its credentials. The address is a part of another web address.
 
-    If the inner address contains an ``@`` and a third address, everything after its scheme is replaced by ``***``.
+    If the address has an ``@`` and contains a further web address, ``***`` replaces everything after its ``http://``.
     """
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
@@ -86,12 +87,15 @@ def _redact_rest(rest: str) -> str:
 def _without_user(rest: str) -> str:
     """Return ``rest``, a web address without its scheme, with ``***`` in place of the user name and the password.
 
-    A password can contain any character. So if the address has a password, everything before its last ``@`` is
-    replaced. Without a password, only the user name is replaced: the text before the ``@`` of the authority. The
-    authority is the part before the first ``/``, ``?`` or ``#``.
+    Examples:
+        ann@host/a@b -> ***@host/a@b (no password: only the user name is replaced)
+        ann:x/y@z@host/a -> ***@host/a (a password: everything before the last ``@`` is replaced)
 
-    The address has a password in two cases: the authority has an ``@`` after a colon; or the authority has no ``@`` and
-    is not a valid host and port, and an ``@`` follows later.
+    A password can contain any character, also ``@`` and ``/``. The authority is the part of the address before the
+    first ``/``, ``?`` or ``#``. The address has a password in two cases:
+
+    - The authority has an ``@`` after a colon.
+    - The authority has no ``@`` and is not a valid host and port, and an ``@`` follows later.
     """
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, host = authority.rpartition("@")

@@ -23,13 +23,16 @@ represented by a new object.
 
 
 class ProtectedTask(asyncio.Task[T]):
-    """An asyncio task that user code cannot cancel, unless the task was started inside the same call of this user code.
+    """An asyncio task that a call of user code can cancel only if the task was started inside this call.
 
-    Each task has a scope: the calls of user code in which its code runs, from the outermost to the innermost. For
-    example, a tool that an environment calls has the scope (environment, tool). The scope of the run's own code is ().
+    Each task has a scope: the calls of user code in which its code runs, from the outermost to the innermost. The scope
+    of the run's own code is (). A tool that an environment calls has the scope (environment, tool).
 
-    Code with the scope s can cancel a task if the scope of the task begins with s. So the run can cancel every task,
-    and the environment can cancel the task of its tool, but the tool cannot cancel the task of the environment.
+    Code with the scope s can cancel a task if the scope of the task begins with s:
+
+    - The run can cancel every task.
+    - The environment can cancel the task of its tool.
+    - The tool cannot cancel the task of the environment.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], scope: tuple[object, ...], **options: Any) -> None:
@@ -81,9 +84,9 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Create an asyncio task: an ordinary one if user code calls this function, otherwise a :class:`ProtectedTask`.
+    """Return a new asyncio task that runs ``work``. It is an ordinary task if user code calls this function.
 
-    So user code can cancel the tasks that it created itself.
+    Otherwise it is a :class:`ProtectedTask`. So user code can cancel the tasks that it created itself.
     """
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)

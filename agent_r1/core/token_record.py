@@ -12,8 +12,8 @@ class TokenRecord:
     """The numbers that one update computed for the action tokens of one turn, with the weights before the update.
 
     Each tuple has one number per action token, in the order of ``Turn.action_ids``. A number that the update did not
-    compute is NaN. For example, an update with several minibatches knows only the log-probabilities of the first
-    minibatch, unless it makes a pass over all tokens before training.
+    compute is NaN. For example, an update with several minibatches changes the weights after the first minibatch.
+    Without a pass over all tokens before the update, ``logprobs`` of the later minibatches are then NaN.
 
     Attributes:
         turn: the index of the turn in its trajectory.

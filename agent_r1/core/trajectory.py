@@ -165,9 +165,11 @@ class Trajectory:
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
         """Return the turns to which a list of ``count`` rewards belongs, one reward per turn.
 
-        These are all turns if there are ``count`` turns. Otherwise they are ``env_turns`` if there are ``count`` of
-        these. Return None if both numbers differ from ``count``. Example: of the turns act, summary, act, three rewards
-        belong to all turns, and two rewards to the first and the last turn.
+        If the trajectory has ``count`` turns, return all turns. Otherwise, if it has ``count`` turns in ``env_turns``,
+        return these turns. Otherwise return None.
+
+        Example: in a trajectory with the turns act, summary, act, three rewards belong to all turns. Two rewards belong
+        to the two act turns.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 

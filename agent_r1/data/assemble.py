@@ -107,8 +107,9 @@ def assemble_batch(
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
     """Add the tokens of a sample to ``tokens``, and return the place in the batch of each turn of the sample.
 
-    Turns with action tokens are numbered, starting with ``first``. A turn without action tokens adds no tokens, and its
-    place has the number of the turn before it. With the ``scope`` "all", observation tokens are added too.
+    Turns with action tokens get the numbers ``first``, ``first`` + 1, and so on. A turn without action tokens adds no
+    tokens, and its place has the number of the turn before it. With the ``scope`` "all", observation tokens are added
+    too.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -132,11 +133,11 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
     """Return the reward of each turn with action tokens, by turn index.
 
     The last of these rewards includes the outcome reward. The reward of a turn without action tokens is added to the
-    nearest earlier turn with action tokens, or to the first turn with action tokens if there is no earlier one.
+    nearest earlier turn with action tokens. If there is no earlier one, it is added to the first turn with action
+    tokens.
 
     Example:
-        {0: 0.5, 2: 1.0} for the turn rewards 0.25, 0.25 and 0.0 and the outcome reward 1.0, if turn 1 has no action
-        tokens
+        Turn rewards 0.25, 0.25 and 0.0, outcome reward 1.0, no action tokens in turn 1 -> {0: 0.5, 2: 1.0}
     """
     rewards: dict[int, float] = {}
     pending = 0.0
@@ -155,8 +156,9 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
     """Add the tokens of the observation after the action of ``turn``. Return the position of the first of these tokens.
 
-    ``number`` is the number of ``turn`` in the batch. Add nothing and return None if the next turn does not continue
-    ``turn``, or has no new tokens or no action tokens.
+    ``number`` is the number of ``turn`` in the batch. The observation is the new tokens of the next turn. Add nothing
+    and return None in three cases: the next turn does not continue ``turn``, has no new tokens, or has no action
+    tokens.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
@@ -179,9 +181,10 @@ State = tuple[tuple[str, str], ...]
 
 
 def _states(trajectory: Trajectory) -> list[State]:
-    """Return the state before each turn with action tokens: the (role, text) of each message in the last observation.
+    """Return the state before each turn with action tokens, in order.
 
-    Before the first observation, the state consists of the opening messages.
+    A state is the (role, text) of each message in the last observation of the environment. Before the first
+    observation, it is the (role, text) of each opening message.
     """
     before: Sequence[Message] = trajectory.start
     states: list[State] = []

@@ -60,7 +60,7 @@ def require(output: Tensor | None, description: str) -> Tensor:
 def validate_advantages(estimator: Advantage, advantages: Tensor, batch: TrainingBatch) -> Tensor:
     """Return ``advantages`` as float64. Raise InvalidInput if they are not one finite number per token.
 
-    An advantage estimator can be user code.
+    The numbers are checked because a user can write an estimator. ``estimator`` is named in the error.
     """
     field = f"advantage {estimator.name or type(estimator).__name__}"
     if not isinstance(advantages, Tensor):

@@ -45,7 +45,7 @@ class WithCritic(Advantage):
 
     @abstractmethod
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
-        """Return the numbers that the critic learns to predict (targets), and the weight of each target."""
+        """Return the targets of the critic (the values that it should predict) and their weights in the value loss."""
 
     def values(self, outputs: ModelOutputs) -> StateValues:
         """Return the critic's values. Raise TypeError if the values were not computed."""
@@ -77,12 +77,13 @@ class WithCritic(Advantage):
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
         """Return the critic's targets and their weights in the value loss.
 
-        For the states before tokens, the targets ``target`` (N,) and the weights ``weight`` (N,) are given.
+        For the state before each token, the caller gives both: ``target`` (N,) and ``weight`` (N,). This function adds
+        a target and a weight for the state after the action of each turn:
 
-        For the state after the action of a turn, the target is the return of the next turn, which is taken from
-        ``turn_returns`` (S,). After the last turn of a trajectory, the target is 0. All these targets have equal
-        weight, with two exceptions. If ``bootstrap`` is off, all of them have weight 0. After the last turn of a
-        truncated trajectory, the weight is 0, because the target is not known.
+        - The target is the return of the next turn, from ``turn_returns`` (S,). After the last turn of a trajectory, it
+          is 0.
+        - The weight is 0 after the last turn of a truncated trajectory, because the target is not known. All other
+          weights are equal, and their sum is 1. If ``bootstrap`` is off, every weight is 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)

@@ -102,7 +102,9 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The amount by which an attempt raises the best return among k attempts of its group.
+    """The mean amount by which an attempt raises the best return of k attempts of its group.
+
+    The mean is over all sets of k attempts of the group. In a set without the attempt, the amount is 0.
 
     If k is the size of the group, only the best attempt has an advantage (2503.19595; ``grpo_passk`` in verl). For
     example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If k is smaller, several of the best attempts have a

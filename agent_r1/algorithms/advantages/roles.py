@@ -21,8 +21,8 @@ class AgainstRole(Advantage):
     R is the return of the trajectory. b(role) is a running mean of the returns of earlier trajectories with the same
     role.
 
-    With one mean for all roles, an attempt that makes the first move in a game would be rewarded for this position, if
-    the first move makes winning easier.
+    Each role has its own mean, because one role can be easier than another. For example, if the first player of a game
+    wins more often, a win of the first player has a smaller advantage.
     """
 
     name: Literal["against_role"] = "against_role"

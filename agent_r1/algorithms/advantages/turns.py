@@ -50,8 +50,11 @@ class ProcessRelative(TurnRelative):
 class TurnAndOutcome(TurnRelative):
     """A = A(outcome reward) + coefficient * A(process rewards): MT-GRPO (2505.11821, equation 6).
 
-    A(x) is x - mean x of the group, divided by std x of the group. A(process rewards) is added only in turns that used
-    a tool. In a trajectory that used no tool, all turns have the advantage A(R), with the return R of the trajectory.
+    A(x) is x - mean x of the group, divided by std x of the group. x is one number per trajectory, such as the sum of
+    its process rewards.
+
+    A turn that used no tool has the advantage A(outcome reward) only. In a trajectory that used no tool at all, every
+    turn has the advantage A(R). R is the return of the trajectory.
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
@@ -145,12 +148,12 @@ class SameState(TurnRelative):
 class SameHistory(TurnRelative):
     """A_t = weighted mean of A_k(G_t) over k = 1, 2, ..: HGPO (2602.22817), computed as in the recipe of verl-agent.
 
-    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G, with the mean and the std over the
-    turns of the group that have the same last k states as turn t. These k states end with the state before the turn.
-    std is the standard deviation of a population (without Bessel's correction).
+    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G compares turn t with the turns of its
+    group that have the same history. The history is the last k states: the state before the turn, and the k - 1 states
+    before that state. std is the standard deviation of a population (without Bessel's correction).
 
-    The weight of k is (k + 1)^alpha. It is 0 if turn t has fewer than k states, or if all turns with the same last k
-    states have equal G.
+    The weight of k is (k + 1)^alpha. The weight is 0 in two cases: turn t has fewer than k states, or all turns with
+    the same history have equal G.
     """
 
     name: Literal["same_history"] = "same_history"

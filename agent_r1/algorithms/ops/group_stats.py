@@ -103,12 +103,12 @@ def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
 
 
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
-    """Return the amount A_i by which each element i raises the maximum of k elements of its group: (N,).
+    """Return the mean amount A_i by which each element i raises the maximum of k elements of its group: (N,).
 
         A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
-    The sum is over all subsets S of k elements of the group that contain i. A_i is the gradient weight of PKPO with the
-    baseline of k - 1 elements (2505.15201, equation 33). ``key`` (N,) holds the group of each element.
+    The sum is over all subsets S of k elements of the group that contain i. ``key`` (N,) holds the group of each
+    element. A_i is the gradient weight of PKPO with the baseline of k - 1 elements (2505.15201, equation 33).
 
     If k is None or above the size of the group, k is the size of the group. Then A_i of the best element is the
     difference between the best and the second best element, and all other A_i are 0 (2503.19595).

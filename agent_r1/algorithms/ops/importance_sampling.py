@@ -16,10 +16,10 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def effective_share(weight: Tensor) -> float:
-    """Return the effective sample size of n tokens with importance weights w, as a share of n: (n,) -> (0, 1].
+    """Return the effective sample size of n tokens with importance weights w, as a share of n: (n,) -> [0, 1].
 
-    The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal, and k / n if
-    k tokens have all the weight. If all weights are 0, the share is 0.
+    The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal. It is k / n
+    if k tokens have equal weights and the other tokens have weight 0. If all weights are 0, the share is 0.
     """
     squares = float(weight.square().sum())
     return float(weight.sum()) ** 2 / (len(weight) * squares) if squares else 0.0
