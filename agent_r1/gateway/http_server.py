@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from agent_r1.core.sockets import listen
 from agent_r1.core.tasks import shared_task
@@ -19,7 +19,8 @@ FILES_PER_CONNECTION = 4
 """How many open files the process may have for each connection. Agents in the process open its other end."""
 
 REQUEST_SECONDS = 30.0
-"""How long a connection can be open before its first request, in seconds."""
+"""The time limit for the headers of a request, in seconds. It begins with the connection, or with the first byte of a
+later request."""
 
 KEEP_ALIVE_SECONDS = 75
 """How long a connection can be idle, in seconds. Clients give theirs up earlier, so that they use no closed one."""
@@ -67,19 +68,25 @@ def _max_connections() -> int:
 
 
 class _Protocol(H11Protocol):
-    """A connection to a client.
-
-    The connection is closed if the server has too many connections, or if no request begins in ``REQUEST_SECONDS``.
-    """
+    """A connection. It is closed if there are too many, or if the headers of a request take ``REQUEST_SECONDS``."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
             transport.close()
-        self.loop.call_later(REQUEST_SECONDS, self._close_without_request)
+        self._limit_headers()
 
-    def _close_without_request(self) -> None:
-        if self.cycle is None:
+    def data_received(self, data: bytes) -> None:
+        was_idle = self.timeout_keep_alive_task is not None  # uvicorn removes the limit of an idle connection
+        super().data_received(data)
+        if was_idle:
+            self._limit_headers()
+
+    def _limit_headers(self) -> None:
+        self.loop.call_later(REQUEST_SECONDS, self._close_without_request, self.cycle)
+
+    def _close_without_request(self, previous: RequestResponseCycle | None) -> None:
+        if self.cycle is previous:
             self.transport.close()
 
 

@@ -25,7 +25,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from agent_r1.core.sockets import listen
 from agent_r1.retrieval.passages import Passage
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 REQUEST_SECONDS = 30.0
-"""The time limit for the headers of a connection's first request, and for the body of each request, in seconds."""
+"""The time limit for the headers of a request, and the time limit for its body, in seconds."""
 
 IDLE_SECONDS = 60
 """Seconds after an answer until an open connection without a new request is closed."""
@@ -167,18 +167,28 @@ def _passage_text(passage: Passage) -> PassageText:
 
 
 class _DeadlineProtocol(H11Protocol):
-    """The HTTP/1.1 protocol of uvicorn, with a time limit for the first request of a connection.
+    """The HTTP/1.1 protocol of uvicorn, with a time limit for the headers of each request.
 
-    If the first request does not arrive in time, the connection is closed, so that slow clients do not occupy the
-    server.
+    If the headers do not arrive in time, the connection is closed, so that slow clients do not occupy the server. The
+    time limit of the first request begins with the connection. The time limit of a later request begins with its first
+    byte.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(REQUEST_SECONDS, self._close_without_request)
+        self._limit_headers()
 
-    def _close_without_request(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+    def data_received(self, data: bytes) -> None:
+        was_idle = self.timeout_keep_alive_task is not None  # uvicorn removes the limit of an idle connection
+        super().data_received(data)
+        if was_idle:
+            self._limit_headers()
+
+    def _limit_headers(self) -> None:
+        self.loop.call_later(REQUEST_SECONDS, self._close_without_request, self.cycle)
+
+    def _close_without_request(self, previous: RequestResponseCycle | None) -> None:
+        if self.cycle is previous and not self.transport.is_closing():
             self.transport.close()
 
 

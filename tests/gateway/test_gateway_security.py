@@ -283,6 +283,22 @@ def test_connections_without_a_request_are_closed(visit, monkeypatch):
     visit(test)
 
 
+def test_later_requests_without_complete_headers_are_closed(visit, monkeypatch):
+    async def test(site):
+        address, key = urlsplit(site.gateway.base_url), site.open()
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        head = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n"
+        writer.write(head.encode())
+        assert (await reader.read(4096)).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.05)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
+        async with asyncio.timeout(60):
+            await reader.read()
+        writer.close()
+
+    visit(test)
+
+
 def test_idle_connections_leave_room_for_open_files(visit, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 16)
 

@@ -144,6 +144,16 @@ def test_a_connection_without_a_complete_request_is_closed(counting, monkeypatch
         assert answer_to(small, head).startswith(b"HTTP/1.1 408")
 
 
+def test_a_later_request_without_complete_headers_is_closed_too(server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_connection((server.host, server.port), timeout=60) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.1)
+        raw.sendall(b"POST /search HTTP/1.1\r\n")
+        while raw.recv(4096):
+            pass
+
+
 def test_a_short_search_is_answered_while_a_large_batch_runs(server, counting, monkeypatch: pytest.MonkeyPatch) -> None:
     began, received = threading.Event(), threading.Event()
     read, in_process = server_module._read, counting.search
