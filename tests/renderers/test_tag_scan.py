@@ -1,6 +1,7 @@
 """Ends of actions in tags are found in time proportional to the action, and are those that the parser finds."""
 
 import random
+import re
 
 import pytest
 from chat_templates import SEARCH, tokenizer_of
@@ -8,6 +9,7 @@ from chat_templates import SEARCH, tokenizer_of
 from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import open_renderer
+from agent_r1.renderers.formats.tag_scan import ElementPatterns, TagScan
 from agent_r1.renderers.formats.tags import Tags
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
@@ -53,6 +55,30 @@ def test_decoding_grows_with_the_length_of_the_action(piece, start, monkeypatch)
         return sum(decoded)
 
     assert work(200) <= 2.5 * work(100) + 1000
+
+
+class CountedPattern:
+    """A pattern that counts the characters that are searched."""
+
+    def __init__(self, source):
+        self._pattern, self.characters = re.compile(source), 0
+
+    def search(self, text, start):
+        self.characters += len(text) - start
+        return self._pattern.search(text, start)
+
+
+@pytest.mark.parametrize("piece", ["<answer>", "</search>", "</search></answer>", "a"])
+@pytest.mark.parametrize("start", ["", "<search>"])
+def test_each_part_of_an_action_is_searched_a_few_times(piece, start):
+    def work(times):
+        opening, closing = CountedPattern("<search>"), CountedPattern("</python>")
+        check = TagScan([ElementPatterns(opening, closing, 9, is_answer=False)], is_opened=False, thoughts=1)
+        check(start)
+        assert not any(check(piece) for _ in range(times))
+        return opening.characters + closing.characters
+
+    assert work(200) <= 2.5 * work(100)
 
 
 def test_a_condition_may_be_used_for_several_generations_at_once():
