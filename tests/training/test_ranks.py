@@ -26,7 +26,7 @@ from agent_r1.training.preflight import check_ranks
 
 OPTIONS = [
     *("--steps", "2", "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0", "--evaluate_n", "1"),
-    *("--max_tokens", "20", "--reward_weights.found", "1.0", "--checkpoint_every", "1", "--quiet"),
+    *("--pass_k", "0", "--max_tokens", "20", "--reward_weights.found", "1.0", "--checkpoint_every", "1", "--quiet"),
 ]
 
 
