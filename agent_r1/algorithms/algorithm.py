@@ -137,7 +137,7 @@ class Algorithm(Component):
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the algorithm needs the entropy of the policy before the update. This takes a forward pass."""
+        """Whether the algorithm uses the entropy of the old policy, which takes a forward pass to compute."""
         return self.token_mask is not None and self.token_mask.needs_entropy
 
     @property

@@ -141,10 +141,9 @@ def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return a preset, renamed to ``name``, to which ``settings`` of a stored run can be applied.
+    """Return a placeholder called ``name``, whose components the caller replaces by ``settings`` of a stored run.
 
-    Any preset can be used, because the caller then replaces all its components by ``settings``. Return None if
-    ``settings`` lacks a component.
+    Return None if ``settings`` does not contain every component of an algorithm.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None

@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """A piece of media in a prompt, such as an image: its reference, and the index of its first placeholder token."""
+    """A piece of media in a prompt, such as an image, and the index in the prompt of its first placeholder token."""
 
     media: Media
     position: int

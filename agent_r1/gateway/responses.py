@@ -357,7 +357,7 @@ class _EventWriter:
 
 
 def _extra(part: Json) -> Json:
-    """Return additional fields for an event about ``part``: empty ``logprobs`` for a text, no fields for reasoning."""
+    """Return the fields that only some stream events have: empty ``logprobs`` if ``part`` is text, otherwise none."""
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 

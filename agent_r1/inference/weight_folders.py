@@ -88,7 +88,7 @@ class WeightFolders:
         return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
 
     def _weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights by name, in the data type of the folders. Tied weights stay tied."""
+        """Return the weights by name, cast to the data type to be saved. Names of tied weights share one tensor."""
         state = model.state_dict()
         if self._dtype is None:
             return state

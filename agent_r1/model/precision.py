@@ -55,7 +55,7 @@ class MixedPrecision(Generic[M]):
                     own.copy_(weight)
 
     def clear_gradients(self) -> None:
-        """Set the gradients of ``compute`` to None. An interrupted backward pass leaves gradients there."""
+        """Set all gradients of the model ``compute`` to None, for example after an interrupted backward pass."""
         self.compute.zero_grad(set_to_none=True)
 
 

@@ -58,8 +58,8 @@ class StalenessController:
     async def acquire(self, request: GroupRequest) -> int:
         """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights.
 
-        A call of ``request_refill`` or ``on_step_end`` can end the wait. A group that is not allowed to start before
-        the end of the last step never starts.
+        Calls of ``request_refill`` and ``on_step_end`` can end the wait. If the run needs no further group, the wait
+        lasts until it is cancelled.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())

@@ -51,7 +51,7 @@ class _Stream:
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Read at most one chunk of the available output. Return whether any bytes were read."""
+        """Store at most one chunk of the available output, without waiting. Return False if there is none."""
         try:
             data = os.read(self.source, _CHUNK)
         except BlockingIOError:

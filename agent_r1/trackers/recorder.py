@@ -53,9 +53,9 @@ class TrackingRecorder:
         self._attempts: list[Trajectory] = []
 
     async def record(self, *events: Event) -> None:
-        """Record the events with the other recorder, then give their metrics and attempts to the trackers.
+        """Record the events with the wrapped recorder, then give their metrics and attempts to the trackers.
 
-        Exceptions of the other recorder are raised. Exceptions of trackers are not raised.
+        Exceptions of the wrapped recorder are raised. Exceptions of trackers are not raised.
         """
         await self._recorder.record(*events)
         if self._threads:

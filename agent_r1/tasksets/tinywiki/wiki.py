@@ -118,7 +118,10 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a random wiki. All its facts have the class number ``owner`` (see :func:`fact_class`)."""
+    """Draw a random wiki for one split. Wikis of different splits share no fact.
+
+    ``owner`` is the number of the split: 0 for train, 1 for validation, 2 for test (see :func:`fact_class`).
+    """
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 
