@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 import pytest
 
 from agent_r1.core import packages
+from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.sandbox import Sandbox
 from agent_r1.tasksets import build
+from agent_r1.tasksets.math import scorer
 from agent_r1.tasksets.math.scorer import LONGEST, AnswerChecker, Checked
 
 pytestmark = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed (extra math)")
@@ -108,6 +112,15 @@ def test_right_answers_score_1_and_form_is_a_separate_reward(taskset: TaskSet, r
     assert rewards(*run_attempts(taskset, [task], invalid)) == {"correct": 1.0, "form": 0.0}
     (endless,) = run_attempts(taskset, [task], [call("python", "1")] * 5)
     assert (endless.status, rewards(endless)) == (Status.OUT_OF_TURNS, {"correct": 0.0, "form": 0.0})
+
+
+def test_answers_are_looked_for_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(scorer, "stated_answer", lambda text: threads.append(threading.current_thread()))
+    attempt = Trajectory(AttemptId("run", "t", 0, 0), "t", (), Status.COMPLETED, answer="a long text")
+    scored = asyncio.run(scorer.MathScorer(AnswerChecker()).score([attempt], Task("t", "Who?", {"answer": "1"})))
+    assert scored == ({"correct": 0.0, "form": 0.0},)
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
 def test_an_answer_that_cannot_be_scored_is_neither_right_nor_wrong(
