@@ -26,6 +26,7 @@ from rich.table import Table
 
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.config import Layer, resolve
+from agent_r1.core.taskset import TaskSet
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig
@@ -88,15 +89,20 @@ class Result:
         return self.last > self.first + RISE
 
 
-def run(name: str, folder: Path, teacher: str) -> Result:
-    """Train with the algorithm ``name``, in the run folder ``folder``."""
-    taskset = build("tinywiki", None, None, 0)
+def make_config(name: str, taskset: TaskSet, folder: Path, teacher: str) -> TrainConfig:
+    """Return the settings with which the algorithm ``name`` is trained, in the run folder ``folder``."""
     settings = {key: teacher if value == "TEACHER" else value for key, value in SETTINGS.get(name, {}).items()}
     # Batches are used twice, so that ratios differ from 1 and clipping acts. A plain policy gradient is right only for
     # on-policy samples.
     reuse = {"trainer.minibatches": 2 if ALGORITHMS[name].loss.uses_ratio else 1}
     chosen = {**SMALL, **reuse, **settings, "algorithm": name, "run": str(folder)}
-    config = resolve(TrainConfig, [Layer("benchmark", chosen), Layer("recipe of tinywiki", taskset.recipe)])
+    return resolve(TrainConfig, [Layer("benchmark", chosen), Layer("recipe of tinywiki", taskset.recipe)])
+
+
+def run(name: str, folder: Path, teacher: str) -> Result:
+    """Train with the algorithm ``name``, in the run folder ``folder``."""
+    taskset = build("tinywiki", None, None, 0)
+    config = make_config(name, taskset, folder, teacher)
     started = time.perf_counter()
     train(config, taskset, SilentProgress())
     seconds = time.perf_counter() - started

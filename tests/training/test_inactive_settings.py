@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +19,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from updating import make_updater, update
 
+from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.commands.algorithms import algorithms
 from agent_r1.config import Layer, resolve
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Trajectory
+from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.inactive_settings import inactive_settings
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "algorithms.py"
 
 CLIP = {"loss.clip_low": 0.01, "loss.clip_high": 0.01, "loss.dual_clip": 1.1}
 LONG_CRITIC = {"trainer.critic_epochs": 4, "trainer.critic_minibatches": 8}
@@ -147,6 +153,18 @@ def test_settings_of_stale_samples_and_of_long_runs_can_act() -> None:
     assert not named(config_of("top-k-distillation", {}, {})), "its loss has no setting that is on"
     without_advantage = named(config_of("top-k-distillation", {"loss": "clip"}, {}))
     assert without_advantage == {"loss.clip_low", "loss.clip_high", "loss.dual_clip"}
+
+
+def test_the_benchmark_of_all_algorithms_trains_with_settings_in_which_their_losses_differ() -> None:
+    spec = importlib.util.spec_from_file_location("benchmark_algorithms", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = benchmark  # its dataclass looks itself up there
+    spec.loader.exec_module(benchmark)
+    taskset = build("tinywiki", None, None, 0)
+    configs = {name: benchmark.make_config(name, taskset, Path("run"), "") for name in ALGORITHMS}
+    assert not {name for name, config in configs.items() if "loss" in named(config)}
+    assert "loss" in named(config_of("grpo", {}, {}))  # control: with one optimizer step per batch
 
 
 @pytest.mark.parametrize(
