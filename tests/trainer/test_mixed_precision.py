@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -74,6 +75,15 @@ def test_gradients_of_micro_batches_add_up_in_float32(make: Any) -> None:
         exact += own.weight.grad.float()
     assert linear.weight.grad.dtype == torch.float32 and torch.equal(linear.weight.grad, exact)
     assert mixed.compute.weight.grad is None  # freed, and nothing is rounded in between
+
+
+def test_an_update_in_bfloat16_computes_with_the_weights_of_the_update_before(make: Any) -> None:
+    model, groups = make.model(), make.random_groups(0)
+    updater = make_updater(model, learning_rate=1e-2, dtype="bfloat16")
+    first = update(updater, groups).metrics["entropy"]
+    fresh = make_updater(copy.deepcopy(model), learning_rate=1e-2, dtype="bfloat16")
+    second, expected = (update(one, groups).metrics["entropy"] for one in (updater, fresh))
+    assert second == expected != first
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
