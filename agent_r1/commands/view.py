@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 from agent_r1.commands.runs import RUNS, named_folder, no_run
 from agent_r1.config import iter_fields
 from agent_r1.model.names import NAMED_MODELS
+from agent_r1.store import is_run
 from agent_r1.training.config import TrainConfig
 
 DEFAULT_PORT = 8765
@@ -32,20 +33,23 @@ DEFAULT_PORT = 8765
 def view(runs: Sequence[str], port: int, opens: bool) -> None:
     """Show runs in a browser, also while they train. RUN is a name in runs/, a folder of a run, or a folder of runs.
 
-    Without RUN, all runs in runs/ are shown. The page is served on this machine only, to browsers with the token in
-    the printed address.
+    Without RUN, all runs in runs/ are shown. The printed address is the page of the run if there is one RUN, and the
+    list of runs otherwise. The pages are served on this machine only, to browsers with the token in this address.
     """
     from agent_r1.viewer import Catalog, ViewerServer, create_app
+    from agent_r1.viewer.app import run_path
 
-    catalog = Catalog([_folder(run) for run in runs] or [RUNS])
+    folders = [_folder(run) for run in runs] or [RUNS]
+    catalog = Catalog(folders)
     server = ViewerServer(create_app(catalog, default_settings(), find_model), port)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: server.stop())
-    count = len(catalog.runs())
-    print(f"{count} run{'' if count == 1 else 's'} at {server.url}")
+    names = list(catalog.runs())
+    address = server.address(run_path(names[0])) if len(folders) == 1 and is_run(folders[0]) else server.url
+    print(f"{len(names)} run{'' if len(names) == 1 else 's'} at {address}")
     print("Stop with Ctrl-C. From another machine: ssh -L", f"{server.port}:127.0.0.1:{server.port} HOST", flush=True)
     if opens:
-        webbrowser.open(server.url)
+        webbrowser.open(address)
     server.run()
 
 

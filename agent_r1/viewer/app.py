@@ -313,6 +313,16 @@ def _first(page: AttemptPage) -> AttemptId | None:
     return page.attempts[0].attempt if page.attempts else None
 
 
+def run_path(run: str) -> str:
+    """Return the path of the page of a run. ``run`` is the name of the run in the catalog."""
+    return f"/run/{quote_segment(run)}"
+
+
+def quote_segment(value: object) -> str:
+    """Return a value as one segment of a path."""
+    return quote(str(value), safe="", errors="backslashreplace")
+
+
 def attempt_path(attempt: AttemptId) -> str:
     """Return the name of an attempt in addresses: its id without the name of the run.
 
@@ -342,7 +352,7 @@ def _environment() -> Environment:
         "duration": duration,
         "line": one_line,
         "visible": visible,
-        "path": lambda value: quote(str(value), safe="", errors="backslashreplace"),
+        "path": quote_segment,
         "attempt_path": attempt_path,
         "ago": lambda then, now: duration(round(max(0.0, now - then))),
         "clock": lambda then: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(then)),

@@ -6,7 +6,7 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -39,9 +39,9 @@ and no script that is part of a page."""
 class Guard:
     """ASGI middleware that passes on only GET requests without a body, from a browser on this machine with the token.
 
-    The user opens an address that contains the token. The guard then gives the browser a cookie with the token, and
-    redirects the browser to the address without the token. The browser sends the cookie with all further requests.
-    Every other request gets an error response.
+    The user opens the address of any page with ``token=TOKEN`` in its query. The guard then gives the browser a cookie
+    with the token, and redirects the browser to the same address without the token. The browser sends the cookie with
+    all further requests. Every other request gets an error response.
 
     Attributes:
         app: the application that answers the requests that are passed on.
@@ -74,8 +74,8 @@ class Guard:
         if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_URL:
             return _refusal(414, f"the address is longer than {MAX_URL} bytes")
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-        if scope["path"] == "/" and given is not None and self._is_token(given[0]):
-            response = RedirectResponse("/", status_code=303)
+        if given is not None and self._is_token(given[0]):
+            response = RedirectResponse(_address_without_token(scope), status_code=303)
             response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
             return response
         if not self._is_token(_cookie(headers, self.cookie)):
@@ -84,6 +84,17 @@ class Guard:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.token.encode())
+
+
+def _address_without_token(scope: Scope) -> str:
+    """Return the path and the query of a request, without the token.
+
+    The result begins with exactly one slash, because a browser takes the beginning of "//name/" or "/\\name/" for the
+    name of another host.
+    """
+    path = "/" + quote(scope["raw_path"], safe="/%:@!$&'()*+,;=").lstrip("/")
+    rest = [pair for pair in parse_qsl(scope["query_string"].decode("latin-1"), True) if pair[0] != "token"]
+    return path + ("?" + urlencode(rest) if rest else "")
 
 
 def _cookie(headers: Headers, name: str) -> str:

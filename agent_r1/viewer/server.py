@@ -39,7 +39,7 @@ class ViewerServer:
 
     Attributes:
         port: the port that the server listens on.
-        url: the address for the browser, which contains the token.
+        url: the address of the first page for the browser, which contains the token.
 
     Raises:
         InvalidInput: the port cannot be used.
@@ -48,10 +48,10 @@ class ViewerServer:
     def __init__(self, app: ASGIApp, port: int = 0) -> None:
         self._socket = listen(HOST, port, do="choose another --port; --port 0 takes any free one")
         self.port: int = self._socket.getsockname()[1]
-        token = secrets.token_urlsafe(24)
-        self.url = f"http://{HOST}:{self.port}/?token={token}"
+        self._token = secrets.token_urlsafe(24)
+        self.url = self.address("/")
         config = uvicorn.Config(
-            Guard(app, token, f"agent_r1_view_{self.port}"),
+            Guard(app, self._token, f"agent_r1_view_{self.port}"),
             ws="none",
             log_config=None,
             access_log=False,
@@ -61,6 +61,10 @@ class ViewerServer:
         )
         self._server = _Uvicorn(config)
         self._thread = threading.Thread(target=self.run, name="viewer", daemon=True)
+
+    def address(self, path: str) -> str:
+        """Return the address of the page at ``path`` for the browser, which contains the token."""
+        return f"http://{HOST}:{self.port}{path}?token={self._token}"
 
     def run(self) -> None:
         with self._socket:

@@ -53,19 +53,23 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "runs", "count"), [(signal.SIGINT, ["runs", "alba"], "3 runs"), (signal.SIGTERM, ["alba"], "1 run")]
+    ("number", "runs", "count", "page", "title"),
+    [
+        (signal.SIGINT, ["runs", "alba"], "3 runs", "/", "Runs"),
+        (signal.SIGTERM, ["alba"], "1 run", "/run/alba", "alba"),
+    ],
 )
-def test_the_viewer_prints_its_address_and_a_signal_ends_it(
-    number: signal.Signals, runs: Sequence[str], count: str
+def test_the_viewer_prints_the_address_of_the_run_or_of_the_list_and_a_signal_ends_it(
+    number: signal.Signals, runs: Sequence[str], count: str, page: str, title: str
 ) -> None:
     command = [sys.executable, "-m", "agent_r1.cli", "view", "--port", "0", *runs]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
-        found = re.fullmatch(rf"{count} at (http://127\.0\.0\.1:\d+/\?token=[\w-]{{32}})\n", line)
+        found = re.fullmatch(rf"{count} at (http://127\.0\.0\.1:\d+{page}\?token=[\w-]{{32}})\n", line)
         assert found is not None, line
         with httpx.Client() as client:
-            assert client.get(found[1], follow_redirects=True).status_code == 200
+            assert f"<title>{title} · agent-r1</title>" in client.get(found[1], follow_redirects=True).text
         process.send_signal(number)
         assert process.wait(60) == 0
         assert process.stderr.read() == ""

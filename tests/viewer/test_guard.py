@@ -50,10 +50,41 @@ def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(
     assert stranger.get("/").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["//example.invalid/", "/run/alba", "/static/app.js"])
-def test_a_token_in_another_path_redirects_nowhere(server: ViewerServer, path: str) -> None:
+@pytest.mark.parametrize(
+    "page", ["/run/alba", "/run/alba/attempts?status=completed&text=a%26b", "/run/alba/attempt/0.0.0%3Afilms%2F1"]
+)
+def test_the_token_is_accepted_at_each_page_and_leaves_its_address(
+    stranger: httpx.Client, server: ViewerServer, page: str
+) -> None:
     token = server.url.partition("?")[2]
-    assert " 403 " in request(server, f"GET {path}?{token} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = stranger.get(f"{page}{'&' if '?' in page else '?'}{token}")
+    assert (answer.status_code, answer.headers["location"]) == (303, page)
+    assert stranger.get("/run/alba").status_code == 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_wrong_token_is_refused_at_each_page(stranger: httpx.Client, page: str) -> None:
+    answer = stranger.get(f"{page}?token=wrong")
+    assert answer.status_code == 403 and "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//example.invalid/",
+        "///example.invalid",
+        "/\\example.invalid/",
+        "/%2F/example.invalid/",
+        "/%5Cexample.invalid/",
+    ],
+)
+def test_a_token_redirects_to_no_other_host(server: ViewerServer, path: str) -> None:
+    token = server.url.partition("?")[2]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(f"GET {path}?{token} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        answer = connection.makefile("rb").read().decode()
+    location = re.search(r"(?m)^location: (\S*)\r$", answer)
+    assert location is not None and re.fullmatch(r"/[^/\\].*", location[1]), answer
 
 
 @pytest.mark.parametrize(
