@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.gateway.chat import ChatRequest, Choice, EndReason, TokenLogprob
+from agent_r1.renderers.incremental_decoder import IncrementalDecoder
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
 
@@ -85,20 +86,12 @@ def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, .
     """Return the text and the log-probability of each sampled token.
 
     If several tokens encode one character, the character is in the text of the last of these tokens, and the other
-    texts are "". Each token is decoded together with earlier tokens, because its text can depend on them.
+    texts are "".
     """
-    ids = sample.completion.token_ids
-    tokens: list[TokenLogprob] = []
-    context, start = (
-        0,
-        0,
-    )  # where the tokens of the text before begin, and where those begin whose text is not added yet
-    for end, logprob in enumerate(sample.completion.logprobs, start=1):
-        before, text = renderer.decode(ids[context:start]), renderer.decode(ids[context:end])
-        is_complete = len(text) > len(before) and not text.endswith("\ufffd")
-        if not is_complete and end - start < MAX_CHARACTER_TOKENS:
-            tokens.append(TokenLogprob("", logprob))
-            continue
-        tokens.append(TokenLogprob(text[len(before) :], logprob))
-        context, start = start, end
+    decoder, tokens = IncrementalDecoder(renderer.decode), []
+    for token_id, logprob in zip(sample.completion.token_ids, sample.completion.logprobs, strict=True):
+        text = decoder.add((token_id,))
+        if decoder.num_pending == MAX_CHARACTER_TOKENS:
+            text = decoder.flush()
+        tokens.append(TokenLogprob(text, logprob))
     return tuple(tokens)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import replace
-from functools import partial
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.messages import Message
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, LiveAnswer, Opening, RequestError
 from agent_r1.gateway.episode import as_error, context_error, exceeds, unsupported
 from agent_r1.gateway.sampled_choice import generate, sampled_choice
-from agent_r1.gateway.streams import settled_message
+from agent_r1.gateway.streams import LiveReader
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.session import Session, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
@@ -42,7 +40,8 @@ class ServedModel:
         try:
             id = secrets.token_hex(12)
             if request.n == 1:
-                live.opening, live.read = Opening(id, len(prompt.token_ids)), partial(self._read, request)
+                live.opening = Opening(id, len(prompt.token_ids))
+                live.read = LiveReader(self._agent.renderer, request).read
             results = await generate(session, prompt, request, self._slots)
         finally:
             await session.close()
@@ -68,10 +67,6 @@ class ServedModel:
             raise context_error(self._agent.context_length)
         with isolate(unsupported):
             return self._session(request, LiveAnswer()).new_branch(request.conversation, request.tools)
-
-    def _read(self, request: ChatRequest, token_ids: tuple[int, ...]) -> Message:
-        """Return the message that the tokens of an unfinished answer form. Parts that can still change are left out."""
-        return settled_message(self._agent.renderer.parse(token_ids, 0, request.tools).message, request)
 
     def _session(self, request: ChatRequest, live: LiveAnswer) -> Session:
         """Return a new session with the sampling parameters of the request.

@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
@@ -180,7 +181,7 @@ class Gateway:
                 if not await _wait(pending, exchange.streams, request):
                     return Response(status_code=400)  # nobody reads this response
         if not pending.drafting.done():
-            return StreamingResponse(_live_events(exchange, dialect, pending), media_type=EVENT_STREAM)
+            return _LiveResponse(exchange, dialect, pending)
         response = _response(exchange, pending.answer)
         pending.deliver()  # only now, because an answer without a response would be a turn that the agent never saw
         return response
@@ -248,20 +249,33 @@ def _response(exchange: Exchange, answer: Answer) -> Response:
     return JSONResponse(exchange.to_json(answer))
 
 
+class _LiveResponse(StreamingResponse):
+    """The HTTP response with the server-sent events of an answer, which is still being sampled."""
+
+    def __init__(self, exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> None:
+        super().__init__(_live_events(exchange, dialect, pending), media_type=EVENT_STREAM)
+        self._pending = pending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The client waits for the answer from here on, not from the first event on: while the head of the response is
+        # sent, an equal request would take the answer for an abandoned one.
+        with self._pending.waiting(grace=0):
+            await super().__call__(scope, receive, send)
+
+
 async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> AsyncIterator[str]:
     """Yield the server-sent events of an answer while it is sampled.
 
     If the request fails, the last event is the error.
     """
     write = exchange.event_writer()
-    with pending.waiting(grace=0):
-        try:
-            async for part in live_parts(pending.live, pending.drafting):
-                for text in write(part):
-                    yield text
-            pending.deliver()
-        except RequestError as error:
-            yield event(dialect.error(error), "error")
+    try:
+        async for part in live_parts(pending.live, pending.drafting):
+            for text in write(part):
+                yield text
+        pending.deliver()
+    except RequestError as error:
+        yield event(dialect.error(error), "error")
 
 
 async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:

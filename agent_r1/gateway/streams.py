@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 
 from agent_r1.core.messages import Message
 from agent_r1.gateway.chat import Answer, ChatRequest, Draft, LiveAnswer, Opening, Part, Piece, PieceKind
 from agent_r1.gateway.dialect import pieces
 from agent_r1.gateway.sampled_choice import cut_at_stop_string
+from agent_r1.renderers.incremental_decoder import IncrementalDecoder
+from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.user_code import isolate
 
 POLL_SECONDS = 0.1
-"""How often new tokens at the beginning of an answer become new pieces of a stream, in seconds."""
-
-TOKENS_PER_POLL = 2000
-"""The number of tokens by which an answer must grow until its pieces are ``POLL_SECONDS`` further apart."""
+"""How often new tokens become new pieces of a stream, in seconds."""
 
 HELD_CHARACTERS = 32
 """How many characters are held back if the answer can have tool calls: no format has a longer mark for them."""
@@ -26,6 +25,30 @@ LONGEST_TAG = 41
 """The largest number of characters of a tag that is not complete, including its first character ``<``."""
 
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
+
+
+class LiveReader:
+    """Converts the tokens of an unfinished answer to the message that can be sent so far.
+
+    Each call of :meth:`read` decodes only the tokens that are new since the previous call.
+    """
+
+    def __init__(self, renderer: Renderer, request: ChatRequest) -> None:
+        self._renderer, self._request = renderer, request
+        self._decoder, self._text, self._num_read = IncrementalDecoder(renderer.decode), "", 0
+
+    def read(self, token_ids: Sequence[int]) -> Message:
+        """Return the message that the tokens form. Parts that later tokens can change are left out.
+
+        ``token_ids`` are all tokens of the answer so far.
+        """
+        new = token_ids[self._num_read :]
+        self._num_read = len(token_ids)
+        if new and new[-1] in self._renderer.stop_token_ids:
+            new = new[:-1]
+        self._text += self._decoder.add(new)
+        action = self._renderer.parse_text(self._text, 0, self._request.tools)
+        return settled_message(action.message, self._request)
 
 
 def settled_message(message: Message, request: ChatRequest) -> Message:
@@ -83,18 +106,9 @@ async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIt
             num_read = len(token_ids)
             for piece in sent.new_pieces(0, _read(live, token_ids)):
                 yield piece
-        await asyncio.wait({drafting}, timeout=seconds_between_pieces(num_read))
+        await asyncio.wait({drafting}, timeout=POLL_SECONDS)
     for part in sent.last_parts(drafting.result().answer):
         yield part
-
-
-def seconds_between_pieces(num_tokens: int) -> float:
-    """Return how many seconds a stream waits for more tokens after it has read ``num_tokens`` tokens.
-
-    Each read decodes all tokens again, so the time of a read is proportional to ``num_tokens``. The wait grows in the
-    same way. So reading takes at most a fixed share of the total time.
-    """
-    return POLL_SECONDS * (1 + num_tokens / TOKENS_PER_POLL)
 
 
 def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:

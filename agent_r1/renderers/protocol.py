@@ -85,6 +85,13 @@ class Renderer(Protocol):
         """
         ...
 
+    def parse_text(self, text: str, turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
+        """Return the action that the text of sampled tokens forms, as :meth:`parse` does.
+
+        The text does not include the end token. A stream calls this method with the beginning of an action.
+        """
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, with special tokens as text, such as ``<|im_end|>``."""
         ...

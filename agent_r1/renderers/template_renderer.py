@@ -120,8 +120,7 @@ class TemplateRenderer:
     def render(self, messages: Messages, tools: Tools = ()) -> RenderedPrompt:
         """Return the prompt for the assistant's next message.
 
-        Raises:
-            UnsupportedChat: the conversation cannot be rendered.
+        Raise UnsupportedChat if the conversation cannot be rendered.
         """
         prompt: RenderedPrompt = self._to_prompt(self.render_text(messages, tools, add_generation_prompt=True))
         return prompt
@@ -166,8 +165,7 @@ class TemplateRenderer:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a rendered text. The text of a special token becomes the id of this token.
 
-        Raises:
-            UnsupportedChat: the tokenizer cannot encode a part of the text.
+        Raise UnsupportedChat if the tokenizer cannot encode a part of the text.
         """
         try:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
@@ -243,15 +241,18 @@ class TemplateRenderer:
     # ---- tokens to messages
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: Tools = ()) -> Action:
-        """Return the action that sampled tokens form. The end token is not part of the action's text.
+        """Return the action that sampled tokens form. The end token is not part of the action's text."""
+        return self.parse_text(self.decode(self._without_end(action_ids)), turn, tools)
+
+    def parse_text(self, text: str, turn: int = 0, tools: Tools = ()) -> Action:
+        """Return the action that the text of sampled tokens forms. The text does not include the end token.
 
         A call that cannot be read becomes a ``ToolCall`` with an ``error``. Then the content of the message is the
         whole text of the action, so that the next render contains all text that the policy wrote.
         """
-        return self._parse(action_ids, turn, tools, self._opens_reasoning)
+        return self._parse(text, turn, tools, self._opens_reasoning)
 
-    def _parse(self, action_ids: tuple[int, ...], turn: int, tools: Tools, opened: bool) -> Action:
-        text = self.decode(self._without_end(action_ids))
+    def _parse(self, text: str, turn: int, tools: Tools, opened: bool) -> Action:
         reasoning, rest = self._split_reasoning(text, opened)
         output = self.tool_format.parse(rest, tools)
         calls = tuple(
@@ -387,7 +388,8 @@ class TemplateRenderer:
         breaks = [(index, end) for end in self._breaks if (index := rest.find(end)) >= 0]
         index, end = min(breaks, default=(len(rest.rstrip()), ""))
         ids = self.encode(rest[:index] + (end if end in self._special else ""))
-        parsed = self._parse(ids, 0, tools, self._opens_reasoning and appended).message
+        written = self.decode(self._without_end(ids))
+        parsed = self._parse(written, 0, tools, self._opens_reasoning and appended).message
         return ids if comparable(parsed) == comparable(probe) else None
 
     def _probe_message(self, boundary: Literal["tool", "user"], thinking: bool) -> Message:

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import signal
 from collections import Counter
 
 import anthropic
+import httpx
 import openai
 import pytest
 from agent_episodes import ANSWER, CALL, QUESTION, SEARCH, TOOLS, RecordingEngine, search_then_answer
@@ -15,9 +17,10 @@ from agent_r1.commands.serve import serve as command
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.gateway import streams
+from agent_r1.gateway import Gateway, streams
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, LiveAnswer, Opening
-from agent_r1.gateway.streams import live_parts, seconds_between_pieces, settled_message
+from agent_r1.gateway.served_model import ServedModel
+from agent_r1.gateway.streams import LiveReader, live_parts, settled_message
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.training.serve import _serve
@@ -218,6 +221,36 @@ def test_a_stream_ends_its_answer_when_the_client_leaves(renderer):
     serve(renderer, visit, engine=engine)
 
 
+def test_equal_streams_in_parallel_get_answers_of_their_own_while_the_first_begins(renderer):
+    async def app(scope, receive, send):
+        async def send_later(message):
+            if message["type"] == "http.response.start":
+                begun.append(scope)
+                while len(begun) < 2:
+                    await asyncio.sleep(0.001)
+                engine.may_go_on.set()
+            await send(message)
+
+        await gateway._app()(scope, receive, send_later)
+
+    async def ask():
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = await client.post("/v1/chat/completions", json={**BODY, "stream": True}, headers=headers)
+        return set(re.findall(r"chatcmpl-\w+", answer.text))
+
+    async def main():
+        first = asyncio.create_task(ask())
+        while not begun:
+            await asyncio.sleep(0.001)
+        return await ask(), await first
+
+    engine, gateway, begun = Stepwise(renderer, lambda prompt: LOOK), Gateway(), []
+    key = gateway.register(ServedModel(Agent(engine, renderer, SamplingParams(max_tokens=400), 3000), "mine"))
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    (one,), (other,) = asyncio.run(main())
+    assert one != other
+
+
 def test_a_failure_within_a_stream_is_its_last_event(renderer):
     async def visit(client):
         with pytest.raises(openai.APIError, match="gone"):
@@ -306,11 +339,24 @@ def test_a_stream_sends_each_text_once(monkeypatch, texts, final, stop_strings, 
     assert streamed_texts(texts, final, stop_strings)[0] == pieces
 
 
-def test_tokens_are_read_once_and_the_pieces_of_long_answers_come_less_often(monkeypatch):
-    assert seconds_between_pieces(0) == streams.POLL_SECONDS
-    assert seconds_between_pieces(20_000) > 10 * streams.POLL_SECONDS
+def test_a_stream_reads_tokens_once(monkeypatch):
     monkeypatch.setattr(streams, "POLL_SECONDS", 0.001)
     assert streamed_texts(["ab", "abc"], "abc", seconds=0.05) == (["ab", "c"], 2)
+
+
+def test_an_unfinished_answer_is_decoded_in_linear_time(renderer, monkeypatch):
+    def decode(ids):
+        num_decoded.append(len(ids))
+        return whole(ids)
+
+    text, num_decoded, whole = "Ärger in Zürich: 很好 😀, says Bruno. " * 50, [], renderer.decode
+    ids = (*renderer.encode(text), *renderer.stop_token_ids[:1])
+    monkeypatch.setattr(renderer, "decode", decode)
+    reader = LiveReader(renderer, ChatRequest(()))
+    for count in range(1, len(ids) + 1):
+        read = reader.read(ids[:count]).text
+        assert text.startswith(read)
+    assert read == text.rstrip() and sum(num_decoded) < 20 * len(ids)
 
 
 @pytest.mark.parametrize(("given", "shown"), [(None, "sk-new"), ("sk-given", None)])

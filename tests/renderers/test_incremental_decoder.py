@@ -1,0 +1,51 @@
+"""The parts that an incremental decoder returns are together the text of all tokens, wherever the parts end."""
+
+import random
+
+import pytest
+from tests_tokenizer import hermes_tokenizer
+from tokenizers import Tokenizer, decoders, models
+
+from agent_r1.renderers.incremental_decoder import IncrementalDecoder
+
+TEXT = "Ärger in Zürich: 很好 😀😀, says  Bruno.\n\n\ufffd<|im_start|> 1,5 €"
+
+
+def decode_bytes(ids):
+    return bytes(ids).decode(errors="replace")
+
+
+def byte_fallback():
+    """A tokenizer as SentencePiece's: words with a mark for the space before them, and single bytes for the rest."""
+    words = ["<unk>", "▁", "▁in", "▁says", "a", "n", "s", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def tokens_and_decode(name):
+    if name == "bytes":
+        return list(TEXT.encode()), decode_bytes
+    if name == "invalid bytes":
+        return [0xFF, 0xC3, *"é".encode(), 0xE2, 0x82, *"€".encode(), 0xA9, 0x41, 0xF0, 0x9F, 0x42], decode_bytes
+    if name == "byte fallback":
+        tokenizer = byte_fallback()
+        return tokenizer.encode(TEXT.replace(" ", "▁")).ids, lambda ids: tokenizer.decode(list(ids))
+    tokenizer = hermes_tokenizer()
+    return tokenizer.encode(TEXT), tokenizer.decode
+
+
+@pytest.mark.parametrize("name", ["bytes", "invalid bytes", "byte fallback", "merged bytes"])
+@pytest.mark.parametrize("largest", [1, 2, 5, 200])
+def test_the_parts_are_the_whole_text(name, largest):
+    ids, decode = tokens_and_decode(name)
+    for seed in range(20):
+        generator, decoder, parts, start = random.Random(seed), IncrementalDecoder(decode), [], 0
+        while start < len(ids):
+            end = start + generator.randint(1, largest)
+            parts.append(decoder.add(ids[start:end]))
+            assert not parts[-1].endswith("\ufffd") and decode(ids).startswith("".join(parts))
+            start = end
+        assert "".join(parts) + decoder.flush() == decode(ids) and decoder.num_pending == 0
