@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Collection, Mapping
 from functools import partial
 from operator import methodcaller
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,10 +17,9 @@ from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.model.adapter import load_trained_weights, save_weights, trained_weights
+from agent_r1.model.adapter import load_trained_weights
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import supports_tree_mask
-from agent_r1.model.load import read_weights
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.protocol import (
     MODULES,
@@ -38,7 +34,7 @@ from agent_r1.trainer.protocol import (
 )
 from agent_r1.trainer.rank_trainer import RankSettings, RankTrainer
 from agent_r1.trainer.ranks import RankGroup
-from agent_r1.trainer.single_process import SCALARS, TENSORS, make_reference, syncs_reference
+from agent_r1.trainer.single_process import make_reference, syncs_reference
 
 
 class FsdpTrainer:
@@ -179,16 +175,6 @@ class FsdpTrainer:
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
         self._call("load_state", dict(state.tensors))
-
-    def save(self, folder: Path) -> None:
-        state = self.state()
-        save_weights(folder, self._model, trained_weights(self._current_model()))
-        save_file(dict(state.tensors), folder / TENSORS)
-        (folder / SCALARS).write_text(json.dumps(dict(state.scalars), indent=2), encoding="utf-8")
-
-    def load(self, folder: Path) -> None:
-        self.load_weights(read_weights(folder, self._model))
-        self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
     def close(self) -> None:
         self._ranks.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -217,14 +216,6 @@ class Trainer(Protocol):
         Raises:
             InvalidInput: the state belongs to other weights, another algorithm or another model.
         """
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write the policy's weights and the trainer's state to ``folder``."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Load the weights and the state that :meth:`save` wrote to ``folder``."""
         ...
 
     def close(self) -> None:

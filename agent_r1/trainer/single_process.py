@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,16 +18,9 @@ from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.data.prefix_sharing import PrefixSharing
-from agent_r1.model.adapter import (
-    has_adapter,
-    load_trained_weights,
-    save_weights,
-    trained_weights,
-    without_adapter,
-)
+from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import supports_tree_mask
-from agent_r1.model.load import read_weights
 from agent_r1.model.precision import MixedPrecision, cast_parameters, checkpoint_activations, mixed_precision
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.config import TrainerConfig
@@ -53,9 +43,6 @@ T = TypeVar("T")
 
 LARGE_MODEL = 1_000_000
 """Number of parameters from which on ``share_prefixes auto`` shares prefixes."""
-
-TENSORS, SCALARS = "trainer.safetensors", "trainer.json"
-"""The files that :meth:`SingleProcessTrainer.save` writes beside the files of the policy."""
 
 
 class SingleProcessTrainer:
@@ -236,16 +223,6 @@ class SingleProcessTrainer:
         # Continue with the saved budget: with a larger budget, losses would be summed in another order, and results
         # would differ in their last bits. A smaller budget in the settings replaces the saved budget.
         self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
-
-    def save(self, folder: Path) -> None:
-        state = self.state()
-        save_weights(folder, self._policy.weights, trained_weights(self._policy.weights))
-        save_file(dict(state.tensors), folder / TENSORS)
-        (folder / SCALARS).write_text(json.dumps(dict(state.scalars), indent=2), encoding="utf-8")
-
-    def load(self, folder: Path) -> None:
-        self.load_weights(read_weights(folder, self._policy.weights))
-        self.load_state(TrainerState(load_file(folder / TENSORS), json.loads((folder / SCALARS).read_text("utf-8"))))
 
     def close(self) -> None:
         pass

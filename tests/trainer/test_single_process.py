@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +11,9 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 from updating import make_updater, update
 
-from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.checksum import weights_checksum
-from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.protocol import Trainer, TrainerState
-from agent_r1.trainer.single_process import SingleProcessTrainer
+from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
 
 RATES = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "temperature": 0.7}
@@ -84,24 +80,6 @@ def test_a_state_is_a_copy(make: Any) -> None:
     update(updater, make.random_groups(0))
     assert all(tensor.count_nonzero() == 0 for tensor in state.tensors.values())
     assert any(tensor.count_nonzero() > 0 for tensor in updater.state().tensors.values())
-
-
-def test_a_trainer_reads_back_the_folder_that_it_saved(make: Any, tmp_path: Path) -> None:
-    def trainer_of(model: Any) -> SingleProcessTrainer:
-        algorithm = build_algorithm("ppo", {})
-        return SingleProcessTrainer(model, algorithm, TrainerConfig(learning_rate=1e-2), temperature=0.7)
-
-    model = make.model()
-    trained: Trainer = trainer_of(model)
-    updater = PolicyUpdater(trained, build_algorithm("ppo", {}), TrainerConfig(), reward_weights={}, seed=0, steps=1)
-    update(updater, make.random_groups(0))
-    trained.save(tmp_path)
-    fresh = trainer_of(make.model())
-    fresh.load(tmp_path)
-    assert fresh.publish(1, 1).version == trained.publish(1, 1).version
-    saved, loaded = trained.state(), fresh.state()
-    assert saved.scalars == loaded.scalars and saved.tensors.keys() == loaded.tensors.keys()
-    assert all(torch.equal(tensor, loaded.tensors[name]) for name, tensor in saved.tensors.items())
 
 
 def test_published_weights_carry_version_and_checksum(make: Any) -> None:
