@@ -18,12 +18,12 @@ from agent_r1.gateway.dialect import (
     Lenient,
     Strict,
     event,
+    ignored_arguments,
     pieces,
     read_body,
     read_stop_strings,
     read_tool,
     refuse,
-    requires_call,
 )
 
 STOP_REASONS: dict[EndReason, str] = {
@@ -157,8 +157,7 @@ def _chat_request(body: _Body) -> ChatRequest:
             messages.append(_assistant_message(given))
     tools = tuple(read_tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ())
     chosen = choice.type if choice.name is None else {"name": choice.name}
-    ignored = {
-        f"tool_choice={chosen}": requires_call(chosen, tools),
+    without_effect = {
         "disable_parallel_tool_use": choice.disable_parallel_tool_use,
         "is_error of tool results": any(block.is_error for block in _tool_results(body)),
     }
@@ -170,7 +169,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         stop_strings=read_stop_strings(body.stop_sequences, "stop_sequences"),
         temperature=body.temperature,
         top_p=body.top_p,
-        ignored=tuple(name for name, is_given in ignored.items() if is_given),
+        ignored=ignored_arguments(chosen, tools, without_effect),
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from agent_r1.core.messages import Message, Text
-from agent_r1.core.tool import ToolSpec
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, EndReason, Opening, Part, Piece, RequestError
 from agent_r1.gateway.dialect import (
     Dialect,
@@ -19,13 +18,13 @@ from agent_r1.gateway.dialect import (
     Lenient,
     Strict,
     event,
+    ignored_arguments,
     pieces,
     read_body,
     read_call,
     read_stop_strings,
     read_tool,
     refuse,
-    requires_call,
     write_arguments,
 )
 
@@ -159,14 +158,13 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
             return Message("user" if given.role == "user" else "system", parts)
 
 
-def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the names of the arguments given in ``body`` that have no effect, such as ``frequency_penalty``.
-
-    Other servers change the sampling because of these arguments. Here the model always samples from its own
-    distribution. Raise RequestError if ``tool_choice`` forces one of several tools.
-    """
-    asked = {
-        f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),
+def _chat_request(body: _Body) -> ChatRequest:
+    if body.top_logprobs:
+        raise refuse("top_logprobs", "only the log-probabilities of sampled tokens are available")
+    tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
+    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    without_effect = {
         "parallel_tool_calls=false": body.parallel_tool_calls is False,
         "frequency_penalty": body.frequency_penalty,
         "presence_penalty": body.presence_penalty,
@@ -174,15 +172,6 @@ def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         "verbosity": body.verbosity,
         "names of messages": any(message.name for message in body.messages if not isinstance(message, _ToolResult)),
     }
-    return tuple(name for name, value in asked.items() if value)
-
-
-def _chat_request(body: _Body) -> ChatRequest:
-    if body.top_logprobs:
-        raise refuse("top_logprobs", "only the log-probabilities of sampled tokens are available")
-    tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
-    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
     return ChatRequest(
         messages=tuple(_message(message, index) for index, message in enumerate(body.messages)),
         tools=tools,
@@ -194,7 +183,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         top_p=body.top_p,
         seed=body.seed,
         logprobs=bool(body.logprobs),
-        ignored=_ignored(body, tools),
+        ignored=ignored_arguments(body.tool_choice, tools, without_effect),
     )
 
 

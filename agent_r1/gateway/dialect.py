@@ -130,7 +130,22 @@ def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...
     return strings
 
 
-def requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
+def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of the arguments of a request that have no effect, such as "frequency_penalty".
+
+    Other servers change the sampling because of these arguments. Here the model always samples from its own
+    distribution. Raise RequestError if ``tool_choice`` forces one of several tools.
+
+    Args:
+        choice: the argument ``tool_choice``.
+        tools: the tools of the request.
+        others: the other arguments that have no effect, by name. The value of an argument that was not given is false.
+    """
+    values = {f"tool_choice={choice}": _requires_call(choice, tools), **others}
+    return tuple(name for name, value in values.items() if value)
+
+
+def _requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
     """Return whether the argument ``tool_choice`` of a request requires a tool call.
 
     The result is true for "required" and "any", and for the name of the only tool. It is false for "auto", "none" and

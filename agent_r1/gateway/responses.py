@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from agent_r1.core.messages import Message, Text, ToolCall
-from agent_r1.core.tool import ToolSpec
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Opening, Part, Piece
 from agent_r1.gateway.chat_completions import error_json, logprob_entries
 from agent_r1.gateway.dialect import (
@@ -24,11 +23,11 @@ from agent_r1.gateway.dialect import (
     Lenient,
     Strict,
     event,
+    ignored_arguments,
     pieces,
     read_body,
     read_call,
     read_tool,
-    requires_call,
     write_arguments,
 )
 
@@ -170,25 +169,15 @@ def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Messag
     return Message("assistant", (Text(text),), calls, "".join(thoughts) if thoughts else None)
 
 
-def _ignored(body: _Body, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Return the names of the arguments given in ``body`` that have no effect, such as ``text.verbosity``.
-
-    Other servers change the sampling because of these arguments. Here the model always samples from its own
-    distribution. Raise RequestError if ``tool_choice`` forces one of several tools.
-    """
-    asked = {
-        f"tool_choice={body.tool_choice}": requires_call(body.tool_choice, tools),
+def _chat_request(body: _Body) -> ChatRequest:
+    tools = tuple(read_tool(tool.name, tool.description, tool.parameters) for tool in body.tools or ())
+    previous = body.previous_response_id
+    without_effect = {
         "parallel_tool_calls=false": body.parallel_tool_calls is False,
         "reasoning.effort": (body.reasoning or {}).get("effort"),
         "text.verbosity": body.text is not None and body.text.verbosity,
         **{f"include={name}": name != LOGPROBS for name in body.include or ()},
     }
-    return tuple(name for name, value in asked.items() if value)
-
-
-def _chat_request(body: _Body) -> ChatRequest:
-    tools = tuple(read_tool(tool.name, tool.description, tool.parameters) for tool in body.tools or ())
-    previous = body.previous_response_id
     return ChatRequest(
         messages=(Message.user(body.input),) if isinstance(body.input, str) else _messages(body.input),
         tools=tools,
@@ -198,7 +187,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         top_p=body.top_p,
         logprobs=LOGPROBS in (body.include or ()),
         instructions=body.instructions,
-        ignored=_ignored(body, tools),
+        ignored=ignored_arguments(body.tool_choice, tools, without_effect),
         previous=None if previous is None else previous.removeprefix(PREFIX),
     )
 
