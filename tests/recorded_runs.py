@@ -1,10 +1,11 @@
-"""Runs that are written event by event, without training."""
+"""Runs that are written event by event, without training, and the attempts of a run."""
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 from agent_r1.core.events import Event
-from agent_r1.store import RunWriter
+from agent_r1.store import RunReader, RunWriter
 from agent_r1.store.atomic_fs import atomic_replace_dir
 from agent_r1.store.ledger import Seal
 from agent_r1.store.manifest import ModelFingerprint, write_manifest
@@ -21,3 +22,14 @@ def save(run: Path, name: str, weights: str, seal: Seal | None) -> None:
     with atomic_replace_dir(run / name) as temporary:
         (temporary / "model.safetensors").write_text(weights)
         write_manifest(temporary, ModelFingerprint("a model", "a tokenizer", "a template", weights), seal)
+
+
+def first_attempts(folder: Path) -> list[object]:
+    """Return rewards, tokens and log-probabilities of the attempts of a run's first step."""
+    with closing(RunReader(folder)) as reader:
+        first = {fate.attempt for fate in reader.fates() if fate.step == 1}
+        return [
+            (dict(trajectory.rewards), [(turn.action_ids, turn.logprobs) for turn in trajectory.turns])
+            for trajectory in reader.trajectories()
+            if trajectory.attempt in first
+        ]

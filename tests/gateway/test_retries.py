@@ -43,6 +43,14 @@ def poster(base_url, api_key):
     return post
 
 
+async def abandon(client, engine):
+    """Post BODY, and close the connection when the engine has started."""
+    asking = asyncio.create_task(client.chat.completions.create(**BODY))
+    while not engine.num_started:
+        await asyncio.sleep(0.01)
+    asking.cancel()
+
+
 def test_the_retry_of_a_client_that_timed_out_joins_the_first_try(episodes):
     """The client gives up while the engine works; its own retry, after a pause, gets the answer of the first try."""
 
@@ -64,10 +72,7 @@ def test_the_retry_of_a_client_that_timed_out_joins_the_first_try(episodes):
 def test_an_abandoned_request_is_resumed_by_an_equal_one(episodes):
     async def run(base_url, api_key, task):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-        first = asyncio.create_task(client.chat.completions.create(**BODY))
-        while not episodes.engine.num_started:
-            await asyncio.sleep(0.01)
-        first.cancel()
+        await abandon(client, episodes.engine)
         while not episodes.is_abandoned():
             await asyncio.sleep(0.01)
         second = asyncio.create_task(client.chat.completions.create(**BODY))
@@ -81,10 +86,7 @@ def test_an_abandoned_request_is_resumed_by_an_equal_one(episodes):
 def test_an_answer_that_nobody_received_is_no_turn(episodes):
     async def run(base_url, api_key, task):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-        lost = asyncio.create_task(client.chat.completions.create(**BODY))
-        while not episodes.engine.num_started:
-            await asyncio.sleep(0.01)
-        lost.cancel()
+        await abandon(client, episodes.engine)
         while not episodes.is_abandoned():
             await asyncio.sleep(0.01)
         episodes.engine.may_answer.set()
@@ -97,10 +99,7 @@ def test_an_answer_that_nobody_received_is_no_turn(episodes):
 def test_an_abandoned_request_ends_soon_and_counts_as_an_answer(episodes, monkeypatch):
     async def run(base_url, api_key, task):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-        lost = asyncio.create_task(client.chat.completions.create(**BODY))
-        while not episodes.engine.num_started:
-            await asyncio.sleep(0.01)
-        lost.cancel()
+        await abandon(client, episodes.engine)
         while episodes.log().num_in_progress:
             await asyncio.sleep(0.01)
         episodes.engine.may_answer.set()

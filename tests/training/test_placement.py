@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from inference.http_engine import EngineServer, HttpEngine
+from recorded_runs import first_attempts
 
 from agent_r1.cli import main
 from agent_r1.core.inference import InferenceEngine
@@ -44,13 +45,7 @@ def train_with(placement: Placement, folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(build, "EMBEDDED", placement)
     assert main(["train", *OPTIONS, "--run", str(folder)]) == 0
     assert verify(folder).is_valid
-    with closing(RunReader(folder)) as reader:
-        first = {fate.attempt for fate in reader.fates() if fate.step == 1}
-        return [
-            (dict(trajectory.rewards), [(turn.action_ids, turn.logprobs) for turn in trajectory.turns])
-            for trajectory in reader.trajectories()
-            if trajectory.attempt in first
-        ]
+    return first_attempts(folder)
 
 
 def losses(folder: Path) -> list[float]:

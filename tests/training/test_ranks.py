@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked_ranks import ForkedRank
+from recorded_runs import first_attempts
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.cli import main
@@ -44,17 +45,6 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[RankGroup[object]]:
     monkeypatch.setattr(RankGroup, "__init__", start)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     return started
-
-
-def first_attempts(folder: Path) -> list[object]:
-    """Return rewards, tokens and log-probabilities of the attempts of the first step."""
-    with closing(RunReader(folder)) as reader:
-        first = {fate.attempt for fate in reader.fates() if fate.step == 1}
-        return [
-            (dict(trajectory.rewards), [(turn.action_ids, turn.logprobs) for turn in trajectory.turns])
-            for trajectory in reader.trajectories()
-            if trajectory.attempt in first
-        ]
 
 
 def gradient_norms(folder: Path) -> list[float]:
