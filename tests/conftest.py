@@ -1,5 +1,6 @@
 """What holds for all tests: one thread, so that tests side by side do not fight over cores; no test is a timing."""
 
+import gc
 import signal
 import sys
 from importlib.util import find_spec
@@ -21,6 +22,10 @@ LONG_FILES = ("test_faults.py", "test_soak.py", "test_examples.py", "test_golden
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the garbage collector need not look again and again at what was imported and collected
 
 
 @pytest.fixture

@@ -128,12 +128,13 @@ TELLS: Mapping[str, Callable[[ToolResult], bool]] = {
 """What the agent is told of each."""
 
 
-EVERY = 2
+EVERY, BREAKS = 2, 7
+"""Every second call of training breaks, and seven in all: each kind once, and a server that hung or died again."""
 
 
 def breaking(breaks: Mapping[str, Break]) -> TaskSet:
-    """A world whose search is a broken tool, once in ``EVERY`` calls of training; the result's data says which."""
-    numbers, kinds = itertools.count(), itertools.cycle(breaks)
+    """A task set whose search breaks ``BREAKS`` times, in one of ``EVERY`` calls of training; the data says how."""
+    numbers, kinds = itertools.count(), itertools.islice(itertools.cycle(breaks), BREAKS)
 
     @tool(name="search")
     async def either(query: str, task: Task, context: RolloutContext, resources: Resources) -> Any:
@@ -142,9 +143,9 @@ def breaking(breaks: Mapping[str, Break]) -> TaskSet:
         Args:
             query: what to find
         """
-        if task.split != "train" or next(numbers) % EVERY:
+        kind = None if task.split != "train" or next(numbers) % EVERY else next(kinds, None)
+        if kind is None:
             return await search.function(query=query, task=task)
-        kind = next(kinds)
         return replace(await breaks[kind](task, context, resources), data=kind)
 
     wiki = build("tinywiki", None, None, 0)

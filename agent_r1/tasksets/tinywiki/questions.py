@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
@@ -101,6 +102,7 @@ _TRIES = 1000
 """The largest number of chains that are drawn for one question. A wiki has many more chains than a split needs."""
 
 
+@lru_cache(maxsize=32)
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
     """Return the tasks of a split, always in the same order. ``seed`` changes only the split ``train``.
 
