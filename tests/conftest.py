@@ -16,12 +16,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts backgrou
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-LONG_FILES = ("test_faults.py", "test_soak.py", "test_examples.py", "test_golden_record.py", "test_resume_controls.py")
-"""Files of a few long tests. They start first, so that no worker is left with one of them at the end."""
+LONG_FILES = (
+    *("test_resume.py", "test_golden_record.py", "test_run_experiments.py", "test_faults.py", "test_ranks.py"),
+    *("test_soak.py", "test_run.py", "test_examples.py", "test_foreign_taskset.py", "test_lora.py", "test_shutdown.py"),
+    *("test_resume_controls.py", "test_vllm_servers.py", "test_broken_tools.py", "test_cli.py", "test_mcp.py"),
+)
+"""The files that take longest. They start first, in this order: none is left for one worker at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_collection_finish() -> None:

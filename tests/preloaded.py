@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["agent_r1.training.run"])
+FORKSERVER.set_forkserver_preload(
+    ["agent_r1.training.run", "agent_r1.cli", "transformers.models.seed_oss.modeling_seed_oss"]  # that of tiny-base
+)
 
 
 class Program:

@@ -1,17 +1,19 @@
 """The command line: its output and exit codes. Bad input is reported in one line and leaves no file behind."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from preloaded import run_python
+from preloaded import Program, run_python
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import agent_r1
@@ -174,25 +176,18 @@ def test_bad_input_that_is_found_with_the_model_is_one_line_too(line: str, run, 
     assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == before
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--help",
-        "train --help",
-        "--completion bash",
-        "tasksets",
-        "check agent.py",
-        "verify nothing",
-        "train --stepz 3",
-        "train --steps -1",
-        "train --taskset nope",
-        "train x.py",
-    ],
-)
-def test_torch_is_not_imported_without_need(line: str) -> None:
-    code = f"import sys, agent_r1.cli; agent_r1.cli.main({line.split()}); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+WITHOUT_TORCH = [
+    *("--help", "train --help", "--completion bash", "tasksets", "check agent.py", "verify nothing"),
+    *("train --stepz 3", "train --steps -1", "train --taskset nope", "train x.py"),
+]
+
+
+def test_torch_is_not_imported_without_need(here: Path) -> None:
+    # One process for all commands: each would start Python anew.
+    program = "import sys; from agent_r1.cli import main"
+    checks = "".join(f"\nmain({line.split()}); assert 'torch' not in sys.modules, {line!r}" for line in WITHOUT_TORCH)
+    done = subprocess.run([sys.executable, "-c", program + checks], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_hyphens_in_options_are_underscores(run, here: Path) -> None:
@@ -338,18 +333,15 @@ def test_a_run_is_resumed_with_its_own_settings(run, here: Path, model: str) -> 
 
 def test_ctrl_c_stops_soon_and_leaves_a_readable_run(here: Path, model: str) -> None:
     arguments = ["train", "agent.py", "--model", model, "--steps", "1000000", "--run", "demo", *TINY[:-1]]
-    command = [sys.executable, "-m", "agent_r1.cli", *arguments]
-    # A shell in the background starts its children with interrupts ignored; a terminal does not.
-    handling = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **handling) as training:
-        assert training.stderr is not None
-        while not training.stderr.readline().startswith("step 3/"):
-            assert training.poll() is None
-        training.send_signal(signal.SIGINT)
-        printed = training.stderr.read()
-    assert training.returncode == 130
+    training = Program(here, "-m", "agent_r1.cli", *arguments)
+    while "\nstep 3/" not in training.stderr.read_text():
+        assert training.process.is_alive(), training.stderr.read_text()
+        time.sleep(0.05)
+    os.kill(training.process.pid, signal.SIGINT)
+    ended = training.wait()
+    assert ended.returncode == 130
     stopped = "agent-r1: stopped by SIGINT; to continue: agent-r1 train agent.py --run runs/demo --resume"
-    assert printed.splitlines()[-1] == stopped
+    assert ended.stderr.splitlines()[-1] == stopped
     with closing(RunReader(here / "runs" / "demo")) as reader:
         assert len(list(reader.metrics())) >= 3 and len(list(reader.trajectories())) >= 3 * 4
         assert [event.kind for event in reader.events() if event.kind == "stopped"] == ["stopped"]

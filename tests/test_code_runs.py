@@ -241,7 +241,7 @@ def test_every_way_to_run_code_without_a_sandbox_is_loud_and_recorded(
 @pytest.mark.parametrize("way", ["a tool of a world with a user", "a reward"])
 def test_evaluation_without_a_sandbox_is_loud(way: str, run: Run, tmp_path: Path, model: Path) -> None:
     (tmp_path / "own.py").write_text(HEAD + WAYS[way])
-    code, out, err = run("eval", "own.py", "--model", model, "--n", 1, "--json")
+    code, out, err = run("eval", "own.py", "--model", model, "--n", 1, "--max_tokens", 12, "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
     assert "WARNING: sandbox none" in err
 

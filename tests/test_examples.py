@@ -27,7 +27,8 @@ def start(monkeypatch, file, *arguments):
 
 def test_an_agent_of_twelve_lines_trains_from_its_file(tmp_path, capsys):
     run = tmp_path / "run"
-    options = ["--steps", "2", "--groups-per-step", "4", "--run", str(run), "--json", "--quiet"]
+    small = ["--steps", "2", "--groups-per-step", "4", "--group-size", "4"]
+    options = [*small, "--run", str(run), "--json", "--quiet"]
     assert main(["train", str(ROOT / "examples" / "ten_lines.py"), *options]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["steps"] == 2 and report["run"] == str(run)
