@@ -322,9 +322,10 @@ def test_a_run_is_resumed_with_its_own_settings(run, here: Path, model: str) -> 
     again = run("train", "agent.py", "--model", model, "--run", "demo", "--quiet")
     assert again.code == 2 and "which exists; give another --run, or --resume to continue this one" in again.err
     fileless = run(*[word for word in resuming if word != "agent.py"], "--steps", "3")
-    assert fileless.code == 2 and "FILE.py: got none; give the file that the run was started with" in fileless.err
-    assert "FILE.py: got none; give the file that the run was started with" in run("eval", "--model", "demo").err
-    assert "'agent-r1 eval FILE.py --model demo' gives its table again" in run(*resuming).err
+    line = "FILE.py: got none; give the file that the run was started with, agent.py, which defines 'agent'"
+    assert fileless.code == 2 and line in fileless.err
+    assert line in run("eval", "--model", "demo").err and line in run("chat", "demo").err
+    assert "'agent-r1 eval agent.py --model demo' gives its table again" in run(*resuming).err
     ended = run(*resuming, "--steps", "3", "--monitor.patience", "9", "--json")  # its random model may earn nothing
     assert ended.code == 0 and (ended.data["run"], ended.data["steps"]) == ("runs/demo", 3), ended.err
     proved = run("verify", "demo", "--json").data

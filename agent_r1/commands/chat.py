@@ -62,7 +62,7 @@ def chat(model: str, file: Path | None, settings: Layer, config_file: Path | Non
             del kept["sandbox"]  # only the user can choose to run code without a sandbox
         layers.append(restrict(Layer(own.source, kept), ChatConfig, TrainConfig))
         if file is None and not has_taskset:
-            require_file(str(kept.get("taskset")))
+            require_file(folder, str(kept.get("taskset")))
             has_taskset = True
     layers.insert(0, Layer("command line", {"model": name}))
     given, config = config, resolve(ChatConfig, layers)

@@ -49,10 +49,18 @@ POSITIVE = click.IntRange(1, 2**32 - 1)
     help=f"Column to sort by: {', '.join(ORDERS)}; with - in front, the largest first.",
 )
 @click.option("--limit", type=POSITIVE, default=30, show_default=True, help="Largest number of attempts.")
-@click.option("--tokens", is_flag=True, help="Print the numbers of each token of an attempt.")
+@click.option("--tokens", is_flag=True, help="Print each token of an attempt, with its numbers if it was sampled.")
+@click.option("--all_tokens", is_flag=True, help="As --tokens, with all tokens of long prompts and tool results.")
 @json_option
 def show(
-    run: str, attempt: str | None, metric: str | None, lists: bool, tokens: bool, as_json: bool, **options: Any
+    run: str,
+    attempt: str | None,
+    metric: str | None,
+    lists: bool,
+    tokens: bool,
+    all_tokens: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
@@ -61,6 +69,7 @@ def show(
     """
     if sum((metric is not None, lists, attempt is not None)) > 1:
         raise InvalidInput("show", got="several things to show", do="give one of ATTEMPT, --metric and --attempts")
+    tokens = tokens or all_tokens
     if tokens and attempt is None:
         raise InvalidInput("tokens", got="no attempt", do="name one: 'agent-r1 show RUN ATTEMPT --tokens'")
     folder = find_run(run)
@@ -74,7 +83,7 @@ def show(
         elif lists:
             _show_attempts(reader, where, options["sort"], options["limit"], as_json)
         elif attempt is not None:
-            _show_attempt(folder, reader, attempt, where, tokens, as_json)
+            _show_attempt(folder, reader, attempt, where, tokens, all_tokens, as_json)
         else:
             _show_run(folder, reader, as_json)
 
@@ -112,7 +121,7 @@ def _show_attempts(reader: RunReader, where: AttemptFilter, sort: str, limit: in
 
 
 def _show_attempt(
-    folder: Path, reader: RunReader, name: str, where: AttemptFilter, tokens: bool, as_json: bool
+    folder: Path, reader: RunReader, name: str, where: AttemptFilter, tokens: bool, all_tokens: bool, as_json: bool
 ) -> None:
     from agent_r1.commands.show_attempt import AttemptText, read_attempt
     from agent_r1.commands.show_attempts import WORDS, find_attempt, short_id
@@ -126,7 +135,7 @@ def _show_attempt(
     except DECODING_ERRORS as error:
         line = f"the record of {short_id(summary.attempt)} is damaged: {type(error).__name__}: {error}"
         raise Invalid(f"{line}; 'agent-r1 verify {run_argument(folder)}' lists all damage") from error
-    _print(as_json, report.to_json(), AttemptText(report))
+    _print(as_json, report.to_json(), AttemptText(report, all_tokens))
 
 
 def _print(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:

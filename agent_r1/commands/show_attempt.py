@@ -12,11 +12,20 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
+from tokenizers import Tokenizer
 
 from agent_r1.commands.show_attempts import status_text, summary_json
-from agent_r1.commands.show_tokens import TokenLine, largest_advantage, token_lines, token_table, tokens_json
+from agent_r1.commands.show_tokens import (
+    StateToken,
+    TurnTokens,
+    largest_advantage,
+    state_text,
+    token_lines,
+    token_table,
+)
 from agent_r1.commands.terminal import safe
 from agent_r1.core.messages import ContentPart, Media, Message, ToolCall
+from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store import AttemptSummary, RunReader
 from agent_r1.store.codec import encode_value
@@ -34,14 +43,14 @@ class AttemptReport:
         summary: one line of facts about the attempt.
         trajectory: None if the attempt has not ended.
         siblings: all attempts of the group, including this attempt.
-        tokens: the action tokens of each turn; None if tokens are not shown.
+        tokens: the tokens of each turn; None if tokens are not shown.
         record_tokens: the setting ``record_tokens`` of the run: the number of groups per step with token records.
     """
 
     summary: AttemptSummary
     trajectory: Trajectory | None
     siblings: tuple[AttemptSummary, ...]
-    tokens: tuple[tuple[TokenLine, ...], ...] | None
+    tokens: tuple[TurnTokens, ...] | None
     record_tokens: int
 
     def to_json(self) -> dict[str, Any]:
@@ -55,8 +64,8 @@ class AttemptReport:
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}
             data["start"] = [_message_json(message) for message in self.trajectory.start]
             data["turns"] = [_turn_json(turn) for turn in self.trajectory.turns]
-            for turn, lines in zip(data["turns"], self.tokens or (), strict=False):
-                turn["tokens"] = tokens_json(lines)
+            for turn, tokens in zip(data["turns"], self.tokens or (), strict=False):
+                turn.update(tokens.to_json())
         data["siblings"] = [summary_json(sibling) for sibling in self.siblings]
         return data
 
@@ -71,19 +80,21 @@ def read_attempt(
         reader: the open database of the run.
         summary: identifies the attempt.
         model: the folder of the run's model. Its tokenizer is used if the run has saved no tokenizer.
-        with_tokens: whether the report includes the action tokens.
+        with_tokens: whether the report includes the tokens.
     """
     trajectory = reader.trajectory(summary.attempt)
     tokens = None
     if with_tokens and trajectory is not None:
         records = {record.turn: record for record in reader.token_records(summary.attempt)}
         tokenizer = read_tokenizer(folder, model)
-        tokens = tuple(
-            tuple(token_lines(turn, records.get(turn.index), token_texts(turn.action_ids, tokenizer)))
-            for turn in trajectory.turns
-        )
+        tokens = tuple(_turn_tokens(turn, records.get(turn.index), tokenizer) for turn in trajectory.turns)
     groups = int(reader.config().get("record_tokens", 0))
     return AttemptReport(summary, trajectory, reader.siblings(summary.attempt), tokens, groups)
+
+
+def _turn_tokens(turn: Turn, record: TokenRecord | None, tokenizer: Tokenizer | None) -> TurnTokens:
+    state = map(StateToken, turn.new_ids, token_texts(turn.new_ids, tokenizer))
+    return TurnTokens(tuple(state), tuple(token_lines(turn, record, token_texts(turn.action_ids, tokenizer))))
 
 
 def _message_json(message: Message) -> dict[str, Any]:
@@ -126,9 +137,13 @@ def parts_text(parts: Sequence[ContentPart]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AttemptText:
-    """An attempt report that rich can print. The text fits the width of the terminal."""
+    """An attempt report that rich can print. The text fits the width of the terminal.
+
+    ``prints_all_tokens`` is true if the tokens of a long state are printed without a gap.
+    """
 
     report: AttemptReport
+    prints_all_tokens: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report = self.report
@@ -143,13 +158,15 @@ class AttemptText:
 
     def _turns(self, trajectory: Trajectory, width: int) -> RenderResult:
         tokens = self.report.tokens
-        largest = largest_advantage(line for lines in tokens or () for line in lines)
+        largest = largest_advantage(line for turn in tokens or () for line in turn.action)
         contexts = _context_lengths(trajectory.turns)
         for turn in trajectory.turns:
             yield Rule(Text(_turn_title(turn, contexts[turn.index]), "bold"), align="left", style="dim")
+            if tokens is not None:
+                yield _labelled([("state", state_text(tokens[turn.index].state, self.prints_all_tokens))])
             yield _labelled(_turn_lines(turn))
             if tokens is not None and turn.action_ids:
-                yield token_table(len(turn.new_ids), tokens[turn.index], largest, width)
+                yield token_table(tokens[turn.index].action, largest, width)
         if tokens is not None and not self.report.summary.has_token_records:
             yield Text(_no_records(self.report.record_tokens), "yellow")
 

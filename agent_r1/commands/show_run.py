@@ -16,9 +16,9 @@ from rich.text import Text
 
 from agent_r1.commands.terminal import ASCII_BLOCKS, BLOCKS, Curve, CurveTable, safe
 from agent_r1.store import RunReader
-from agent_r1.store.folder import run_argument
+from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent
-from agent_r1.store.results import read_results
+from agent_r1.store.results import read_file, read_results
 from agent_r1.store.writer import writing_process
 from agent_r1.tasksets import TASKSETS
 from agent_r1.viewer.catalog import RunSummary, read_curves, summarize_reader
@@ -28,7 +28,7 @@ from agent_r1.viewer.text import duration, number, one_line
 
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
-_RESULT_KINDS = frozenset({"tools", "validation", "table", "fingerprint", "checkpoint_saved"})
+_RESULT_KINDS = frozenset({"tools", "file", "validation", "table", "fingerprint", "checkpoint_saved"})
 """Kinds of events that other lines of the report show, or that are data."""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
@@ -62,6 +62,7 @@ class RunReport:
         best_checkpoint: the folder with the weights of the best validation; None if the folder does not exist.
         table: the share of right answers at the end of the run, by method and then by split.
         curves: the values of each metric and timing by step, by name.
+        file: the Python file that defines the task set; None if the run recorded no such file.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.
     """
@@ -78,6 +79,7 @@ class RunReport:
     best_checkpoint: Path | None
     table: Mapping[str, Mapping[str, float]]
     curves: Mapping[str, Curve]
+    file: Path | None
     events: tuple[RecordedEvent, ...]
     warnings: int
 
@@ -96,6 +98,7 @@ class RunReport:
             "step": summary.step,
             "steps": summary.steps,
             "taskset": summary.taskset,
+            "file": None if self.file is None else str(self.file),
             "model": summary.model,
             "algorithm": summary.algorithm,
             "settings": {setting.key: setting.value for setting in self.settings},
@@ -136,6 +139,7 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
         best_checkpoint=checkpoint if checkpoint is not None and checkpoint.is_dir() else None,
         table=_em_table(tables[-1]) if tables else {},
         curves=curves,
+        file=read_file(reader),
         events=tuple(shown[-MAX_EVENTS:]),
         warnings=sum(event.event.kind == "warning" for event in events),
     )
@@ -199,7 +203,7 @@ def _facts(report: RunReport) -> Table:
     settings = "  ".join(f"{setting.key}={_value(setting.value)}" for setting in report.settings)
     rows = {
         "folder": str(report.folder),
-        "task set": summary.taskset,
+        "task set": summary.taskset + (f" ({report.file})" if report.file else ""),
         "model": summary.model,
         "algorithm": summary.algorithm,
         "not default": settings or "nothing",
@@ -278,9 +282,18 @@ def _hints(report: RunReport) -> Text:
     if report.curves:
         lines.insert(0, f"agent-r1 show {run} --metric reward")
     if report.summary.state in ("stopped", "failed"):
-        file = "" if report.summary.taskset in TASKSETS else "FILE.py "
-        lines.insert(0, f"agent-r1 train {file}--run {run} --resume")
+        lines.insert(0, _resume_command(report))
     return Text("\n".join(lines), "dim")
+
+
+def _resume_command(report: RunReport) -> str:
+    """Return the command that continues the run. A run that was started in Python is continued in Python."""
+    run = run_argument(report.folder)
+    if report.file is not None:
+        return f"agent-r1 train {path_argument(report.file)} --run {run} --resume"
+    if report.summary.taskset in TASKSETS:
+        return f"agent-r1 train --run {run} --resume"
+    return f"agent_r1.train(env, tasks, run={str(report.folder)!r}, resume=True)"
 
 
 @dataclass(frozen=True, slots=True)

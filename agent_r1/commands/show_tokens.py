@@ -1,4 +1,4 @@
-"""The numbers of each action token of a turn, as a table in the terminal."""
+"""The tokens of a turn in the terminal: the tokens of the state as text, the action tokens as a table of numbers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "wei
 """The columns of numbers in the order in which a terminal that becomes wider shows them."""
 
 _NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH = 10, 38, 22
+
+MAX_STATE_TOKENS = 200
+"""If the state of a turn has more tokens than this, only its first and its last tokens are printed."""
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
 _RAISED = ("color(117)", "color(75)", "color(39)", "color(33)")
@@ -92,11 +95,46 @@ def largest_advantage(lines: Iterable[TokenLine]) -> float:
     return max((abs(line.advantage) for line in lines if line.advantage is not None), default=0.0)
 
 
-def token_table(state_tokens: int, lines: Sequence[TokenLine], largest: float, width: int) -> Table:
+@dataclass(frozen=True, slots=True)
+class StateToken:
+    """A token that the policy saw and did not sample, such as a token of the prompt or of a tool result."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """The tokens of a turn: those that it adds to the state before its action, and the tokens of its action."""
+
+    state: tuple[StateToken, ...]
+    action: tuple[TokenLine, ...]
+
+    def to_json(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the tokens as JSON objects, with one key per attribute of a token."""
+        return {"state_tokens": [*map(asdict, self.state)], "tokens": [*map(asdict, self.action)]}
+
+
+def state_text(tokens: Sequence[StateToken], prints_all: bool) -> Text:
+    """Return the tokens of a state as dimmed text, with a line between tokens.
+
+    If there are more than MAX_STATE_TOKENS tokens and ``prints_all`` is false, the tokens in the middle are left out.
+    """
+    left_out = 0 if prints_all else max(0, len(tokens) - MAX_STATE_TOKENS)
+    shown = [_without_breaks(token.text) for token in tokens]
+    text = Text(f"{len(tokens):,} token{'' if len(tokens) == 1 else 's'}, not trained\n", "dim")
+    if not left_out:
+        return text.append("│".join(shown), "dim")
+    half = MAX_STATE_TOKENS // 2
+    text.append("│".join(shown[:half]), "dim")
+    text.append(f" … {left_out:,} tokens left out (--all_tokens prints them) … ", "yellow")
+    return text.append("│".join(shown[-half:]), "dim")
+
+
+def token_table(lines: Sequence[TokenLine], largest: float, width: int) -> Table:
     """Return the table of the action tokens of a turn. The colors show the advantages.
 
     Args:
-        state_tokens: the number of tokens that the turn adds to the state before its action.
         lines: the action tokens.
         largest: the absolute advantage that gets the strongest color.
         width: the width of the terminal. A narrow table has fewer columns.
@@ -116,7 +154,6 @@ def token_table(state_tokens: int, lines: Sequence[TokenLine], largest: float, w
             min_width=_NUMBER_WIDTH - 1 if name in shown else None,
         )
     grid.add_row(*(Text(name, "dim") for name in header))
-    grid.add_row("", Text(f"{state_tokens} tokens of state", "dim"), "", Text("0", "dim"))
     for position, line in enumerate(lines):
         style = "dim" if line.loss_mask is False else advantage_style(line.advantage, largest)
         loss = "-" if line.loss_mask is None else str(int(line.loss_mask))
@@ -144,10 +181,9 @@ def _format(value: float | None) -> str:
 
 def _one_line(text: str) -> str:
     """Return the text of a token in one line. Line breaks, tabs, and spaces at the ends become visible characters."""
-    line = visible(text).replace("\n", "↵").replace("\t", "⇥")
+    line = _without_breaks(text)
     return line.replace(" ", "␣") if line != line.strip() or not line else line
 
 
-def tokens_json(lines: Iterable[TokenLine]) -> list[dict[str, Any]]:
-    """Return the tokens as JSON objects, with one key per attribute of :class:`TokenLine`."""
-    return [asdict(line) for line in lines]
+def _without_breaks(text: str) -> str:
+    return visible(text).replace("\n", "↵").replace("\t", "⇥")

@@ -25,6 +25,8 @@ from agent_r1.config import Layer, resolve, restrict
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader, is_run, run_folder
+from agent_r1.store.folder import path_argument
+from agent_r1.store.results import read_file
 from agent_r1.training.config import EvalConfig, TrainConfig, TrainSettings, resolve_config
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.tables import TrainReport, render_report, render_table, report_json, table_json
@@ -72,20 +74,23 @@ def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainRe
 def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
     config = resolve_resume_config(layers)
     if file is None:
-        require_file(config.taskset)
+        require_file(run_folder(config.run), config.taskset)
     taskset = open_taskset(config.taskset, config) if file is None else load_task_file(file, config.model)
     from agent_r1.training import run
 
     return run.resume(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset
 
 
-def require_file(taskset: str) -> None:
-    """Raise InvalidInput if no built-in task set has the name ``taskset``.
+def require_file(folder: Path, taskset: str) -> None:
+    """Raise InvalidInput if the task set of the run in ``folder`` is defined by a file of the user.
 
-    The error asks for the file that defines it.
+    ``taskset`` is the name of the task set. The error asks for the file.
     """
     if taskset not in agent_r1.tasksets.TASKSETS:
-        do = f"give the file that the run was started with, which defines {taskset!r}"
+        with closing(RunReader(folder)) as reader:
+            file = read_file(reader)
+        named = "" if file is None else f", {path_argument(file)}"
+        do = f"give the file that the run was started with{named}, which defines {taskset!r}"
         raise InvalidInput("FILE.py", got="none", do=do)
 
 
@@ -108,7 +113,7 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
         other_taskset = "taskset" in given.model_fields_set and given.taskset != trained.taskset
         layers.append(restrict(_for_evaluation(own, other_taskset), EvalConfig, TrainConfig))
         if file is None and not other_taskset:
-            require_file(trained.taskset)
+            require_file(folder, trained.taskset)
     config = resolve(EvalConfig, layers)
     if file is None:
         taskset = with_unseen_questions(open_taskset(config.taskset, config), config, trained, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agent_r1.core.environment import Env
@@ -35,6 +36,7 @@ class TaskSet:
         measures: computes further measures of scored attempts, by name.
         agent: an agent that acts instead of the agent loop, and calls the policy over HTTP; None for the agent loop.
         sandbox: the isolation of code that the policy writes, as text; None if no such code is executed.
+        file: the Python file of the user that defines the task set; None if it is not defined in such a file.
     """
 
     name: str
@@ -54,6 +56,7 @@ class TaskSet:
     sandbox: str | None = None
     rewards: tuple[str, ...] = ()
     agent: AgentFunction | None = None
+    file: Path | None = None
 
     def env_for_split(self, split: str) -> Env:
         return self.variants.get(split, self.env)

@@ -49,6 +49,14 @@ def run_argument(folder: Path) -> str:
     return shlex.quote(text if run_folder(text) == folder else f".{os.sep}{text}")
 
 
+def path_argument(file: Path) -> str:
+    """Return the argument with which a shell command names a file, quoted for the shell.
+
+    The argument is relative if the file is in the working directory or in a folder inside it.
+    """
+    return shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
+
+
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run."""
     return os.path.isfile(folder / DATABASE)  # also False if the text cannot be a path

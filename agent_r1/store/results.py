@@ -1,29 +1,29 @@
-"""Results of a run that are log events with JSON: its tools, its validations, and its final table."""
+"""Facts and results of a run that are log events with JSON: its tools, its file, its validations, its final table."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.core.events import LogEvent
 from agent_r1.core.tool import ToolSpec
 from agent_r1.store.reader import RunReader
 
-ResultKind = Literal["tools", "validation", "table"]
-"""The kind of a log event with a result.
+ResultKind = Literal["tools", "file", "validation", "table"]
+"""The kind of a log event with a fact or a result.
 
 - tools: the tools of the training environment in the OpenAI format, recorded at the start of each segment.
+- file: the absolute path of the Python file that defines the task set, recorded at the start of each segment.
 - validation: the figures of one validation: step, split, em, f1, n, and the interval from low to high.
 - table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
 """
 
 
-def result_event(kind: ResultKind, value: Mapping[str, Any] | Sequence[Any]) -> LogEvent:
-    """Return the log event that records a result of a run. ``value`` is recorded as JSON.
-
-    ``kind`` is "tools", "validation" or "table".
-    """
+def result_event(kind: ResultKind, value: Mapping[str, Any] | Sequence[Any] | str) -> LogEvent:
+    """Return the log event that records a fact or a result of a run. ``value`` is recorded as JSON."""
     return LogEvent(kind, json.dumps(value))
 
 
@@ -32,8 +32,13 @@ def tools_event(tools: Sequence[ToolSpec]) -> LogEvent:
     return result_event("tools", [tool.to_openai() for tool in tools])
 
 
+def file_events(file: Path | None) -> list[LogEvent]:
+    """Return the event that records the Python file of a user's task set. Return [] if there is no such file."""
+    return [] if file is None else [result_event("file", os.path.abspath(file))]
+
+
 def read_results(reader: RunReader, kind: ResultKind) -> Iterator[Any]:
-    """Yield the results of the kind "tools", "validation" or "table", in the order in which they were recorded.
+    """Yield the results of one kind, in the order in which they were recorded.
 
     Each result is the JSON value that was given to :func:`result_event`.
     """
@@ -46,3 +51,9 @@ def read_tools(reader: RunReader) -> list[dict[str, Any]]:
     """Return the tools of the training environment, in the OpenAI format; [] if the run did not record its tools."""
     tools: list[list[dict[str, Any]]] = list(read_results(reader, "tools"))
     return tools[-1] if tools else []  # those of the last segment
+
+
+def read_file(reader: RunReader) -> Path | None:
+    """Return the Python file that defines the task set of a run; None if the run recorded no such file."""
+    files = list(read_results(reader, "file"))
+    return Path(files[-1]) if files else None

@@ -11,6 +11,8 @@ from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store import RunReader, is_run, run_folder
+from agent_r1.store.folder import path_argument
+from agent_r1.store.results import read_file
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.config import TrainConfig, TrainSettings
 from agent_r1.training.monitor.config import MonitorConfig
@@ -56,7 +58,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         raise InvalidInput("resume", got=f"{folder}, which holds no run", do="leave resume out to start one")
     with closing(RunReader(folder)) as reader:
         own, complete = Layer(f"configuration of {folder}", reader.config()), reader.is_complete()
-        taken = reader.last_step()
+        taken, file = reader.last_step(), read_file(reader)
     before = resolve(TrainConfig, [own])
     _refuse_other_algorithm(folder, before, layers)
     changes = [restrict(layer, TrainSettings, TrainConfig) for layer in layers]
@@ -68,8 +70,10 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     after.trainer.schedule.check_steps(after.steps)
     if complete and after.steps == before.steps:
         got = f"{folder}, which is complete: it took its {before.steps} steps"
-        file = "" if before.taskset in TASKSETS else "FILE.py "
-        do = f"give more --steps to continue; 'agent-r1 eval {file}--model {name}' gives its table again"
+        do = "give more --steps to continue"
+        if file is not None or before.taskset in TASKSETS:
+            of_file = "" if file is None else f"{path_argument(file)} "
+            do += f"; 'agent-r1 eval {of_file}--model {name}' gives its table again"
         raise InvalidInput("resume", got=got, do=do)
     return after
 

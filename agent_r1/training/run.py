@@ -18,7 +18,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.rewards import ShuffledScorer
 from agent_r1.rollout.collector import Collector
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
-from agent_r1.store.results import result_event, tools_event
+from agent_r1.store.results import file_events, result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import TrackedRun, TrackingRecorder
 from agent_r1.trackers.protocol import RunEnd
@@ -134,7 +134,7 @@ def _train_and_close(
             show = log.warning if event.kind in (CORRUPT, INEXACT) else progress.print_line
             show(f"{event.kind}: {event.detail}")
     env = taskset.env_for_split("train")
-    start = replace(start, events=(*start.events, tools_event(env.tools)))
+    start = replace(start, events=(*start.events, tools_event(env.tools), *file_events(taskset.file)))
     recorder = TrackingRecorder(writer, config.track, tracked, progress.print_line)
     collector = Collector(
         make_rollout(agent, env),

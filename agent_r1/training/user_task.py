@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -132,9 +133,9 @@ def load_task_file(file: Path, model: str) -> TaskSet:
     for name in ("env", "tasks"):
         if name not in values:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
-    return make_taskset(
-        values["env"], values["tasks"], file.stem, model, values.get("rewards", ()), values.get("solutions")
-    )
+    rewards, solutions = values.get("rewards", ()), values.get("solutions")
+    taskset = make_taskset(values["env"], values["tasks"], file.stem, model, rewards, solutions)
+    return replace(taskset, file=file)
 
 
 def check_agent(name: str, agent: Any) -> AgentFunction | None:

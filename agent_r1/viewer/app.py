@@ -24,6 +24,7 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store import AttemptFilter, RunReader
 from agent_r1.store.attempt_list import AttemptSummary
 from agent_r1.store.attempt_search import AttemptPage
+from agent_r1.store.results import read_file
 from agent_r1.store.turn_invariants import DECODING_ERRORS
 from agent_r1.viewer.attempt_page import Conversation, RecordedAttempt, make_conversation, shared_scales
 from agent_r1.viewer.catalog import Catalog, opened, read_curves, summarize, summarize_reader
@@ -129,6 +130,7 @@ class Viewer:
                 fates=reader.count_fates(),
                 events=listed_events(reader, MAX_EVENTS),
                 results=read_table(reader),
+                file=read_file(reader),
             )
 
     def compare(self, request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import sqlite3
@@ -34,6 +35,7 @@ from agent_r1.core.weights import PolicyVersion
 from agent_r1.data.training_sample import Excluded, describe_status
 from agent_r1.store import create_run
 from agent_r1.store.folder import run_argument
+from agent_r1.store.results import file_events
 from agent_r1.training.monitor.circuit_breaker import CircuitBreaker
 
 
@@ -118,7 +120,19 @@ def test_the_state_says_how_the_run_ended(
     write_run(tmp_path / "run", *ending)
     shown = show(str(tmp_path / "run"))
     assert f"run {state} step 3 of 3" in shown.words
-    assert (f"FILE.py --run {tmp_path}/run --resume" in shown.words) == resumes
+    assert (f"agent_r1.train(env, tasks, run='{tmp_path}/run', resume=True)" in shown.words) == resumes
+
+
+@pytest.mark.parametrize(
+    ("file", "argument"), [("agent.py", "agent.py"), ("my agents/a.py", "'my agents/a.py'"), ("/x/a.py", "/x/a.py")]
+)
+def test_the_command_that_continues_a_run_names_the_file_of_the_run(
+    file: str, argument: str, tmp_path: Path, show: Show
+) -> None:
+    write_run(tmp_path / "run", *file_events(Path("old.py")), *file_events(Path(file)), LogEvent("stopped", "SIGINT"))
+    shown = show(str(tmp_path / "run"))
+    assert f"agent-r1 train {argument} --run {tmp_path}/run --resume" in shown.words
+    assert f"task set films ({os.path.abspath(file)})" in shown.words
 
 
 def test_a_run_that_is_being_written_is_shown(tmp_path: Path, show: Show) -> None:
@@ -273,6 +287,26 @@ def test_tokens_have_the_numbers_of_engine_and_trainer(show: Show) -> None:
     assert first in lines and second in lines
     narrow = show("demo", "10.0", "--tokens", width=80).out
     assert "advantage" in narrow and "gap" in narrow and "entropy" not in narrow
+
+
+def test_tokens_of_the_state_are_shown_as_not_trained(show: Show) -> None:
+    words = show("demo", "10.0", "--tokens").words
+    assert "state 3 tokens, not trained ⟨5⟩│⟨6⟩│⟨7⟩ policy" in words
+    assert "state 1 token, not trained ⟨8⟩ policy" in words
+    turns = show("demo", "10.0", "--tokens", "--json").data["turns"]
+    assert turns[1]["state_tokens"] == [{"id": 8, "text": "⟨8⟩"}]
+
+
+def test_the_middle_of_a_long_state_is_shown_if_it_is_asked_for(tmp_path: Path, show: Show) -> None:
+    trajectory = make_trajectory(1, 3)
+    turns = (replace(trajectory.turns[0], new_ids=tuple(range(1000, 1500))), *trajectory.turns[1:])
+    with closing(create_run(tmp_path / "run", CONFIG)) as writer:
+        record_all(writer, [AttemptStarted(trajectory.attempt, "train", 0)])
+        record_all(writer, [AttemptFinished(replace(trajectory, turns=turns))])
+    short, whole = (show(str(tmp_path / "run"), "10.3", option).words for option in ("--tokens", "--all_tokens"))
+    assert "⟨1099⟩ … 300 tokens left out (--all_tokens prints them) … ⟨1400⟩" in short
+    assert "⟨1000⟩" in short and "⟨1499⟩" in short and "⟨1250⟩" not in short
+    assert "⟨1250⟩" in whole and "left out" not in whole
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path, show: Show) -> None:
