@@ -61,6 +61,8 @@ class AgentThreads:
 
     async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make later calls use a new event loop if ``loop`` does not react within ``RESPONSE_SECONDS``."""
+        if self._loop is not loop:  # replaced already, or stopped by close
+            return
         response: Future[None] = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(response), RESPONSE_SECONDS)
@@ -114,7 +116,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the event loop until it is stopped.
+    """Run the event loop until it is stopped, then close it.
 
     If a task that an agent program created raises SystemExit, only this task ends, and the loop continues.
     """
@@ -122,6 +124,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             loop.run_forever()
-            return
+            break
         except BaseException as error:
             log.warning("a task of an agent raised %s", type(error).__name__)
+    loop.close()

@@ -112,14 +112,14 @@ class Result:
 
 def plan_experiment(method: Method, seed: int, n: int, steps: int | None) -> Experiment:
     """Return the experiment of a method and a seed. Raises InvalidInput if this version cannot run it."""
+    # The tables do not show pass@k, which takes as long as several steps: pass_k is 0.
     config_class: type[EvalConfig | TrainConfig]
     if method.command == "eval":
         config_class = EvalConfig
-        settings: dict[str, Setting] = {"taskset": TASKSET, **method.settings, "n": n, "seed": seed}
+        settings: dict[str, Setting] = {"taskset": TASKSET, **method.settings, "n": n, "pass_k": 0, "seed": seed}
     else:
         config_class = TrainConfig
         length = {} if steps is None else {"steps": steps}
-        # The tables do not show the base model's pass@k, which takes as long as several steps.
         settings = {"taskset": TASKSET, **method.settings, **length, "evaluate_n": n, "pass_k": 0, "seed": seed}
     taskset = agent_r1.tasksets.build(TASKSET, None, None, seed)
     resolved = resolve_config(config_class, [Layer("paper", settings)], taskset).model_dump(mode="json")

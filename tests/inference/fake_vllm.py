@@ -72,7 +72,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.hung, self.resumed = threading.Event(), threading.Event()
         self.resumed.set()
         self.engine, self.loop = TorchEngine(load_model(folder, torch.float32), context), asyncio.new_event_loop()
-        for work in (self.loop.run_forever, lambda: self.serve_forever(poll_interval=0.01)):
+        for work in (self._run_loop, lambda: self.serve_forever(poll_interval=0.01)):
             threading.Thread(target=work, daemon=True).start()
 
     def die(self) -> None:
@@ -82,6 +82,10 @@ class FakeVllm(ThreadingHTTPServer):
         self.resumed.set()
         threading.Thread(target=self.shutdown, daemon=True).start()
         self.socket.close()
+
+    def _run_loop(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
 
     def __exit__(self, *_: object) -> None:
         self.hung.set()

@@ -33,7 +33,7 @@ class EngineServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.engine, self.loop = TorchEngine(load_model(folder, torch.float32), context), asyncio.new_event_loop()
-        for work in (self.loop.run_forever, self.serve_forever):
+        for work in (self._run_loop, self.serve_forever):
             threading.Thread(target=work, daemon=True).start()
 
     async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -45,6 +45,10 @@ class EngineServer(ThreadingHTTPServer):
             update = WeightUpdate(PolicyVersion(**body["version"]), "shared_memory", model)
             return asdict(await self.engine.update_weights(update))
         return await self.engine.release(body["session"])
+
+    def _run_loop(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()

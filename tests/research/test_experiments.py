@@ -119,7 +119,9 @@ def test_baselines_evaluated_alone_equal_those_of_a_training_run(tmp_path: Path)
     layer = Layer("test", {**small, "run": str(tmp_path / "run"), "evaluate_every": 0})
     trained = train(resolve_config(TrainConfig, [layer], taskset), taskset, SilentProgress()).table.cells
     alone = evaluate(
-        resolve_config(EvalConfig, [Layer("test", {"n": 8, "seed": 4})], taskset), taskset, SilentProgress()
+        resolve_config(EvalConfig, [Layer("test", {"n": 8, "pass_k": 0, "seed": 4})], taskset),
+        taskset,
+        SilentProgress(),
     ).cells
     assert alone["naive-rag"] == trained["naive-rag"]
     assert alone["base-tool-call"] == trained["base-tool-call"]
