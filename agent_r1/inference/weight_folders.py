@@ -50,22 +50,24 @@ class WeightFolders:
         self._folders: list[Path] = []
 
     def write(self, model: PreTrainedModel, number: int) -> Path:
-        """Write version ``number`` of the weights unless it is written already, and return its folder.
+        """Write version ``number`` of the weights, and return its folder.
 
-        Raise EngineError if the weights cannot be written.
+        A folder of the same number is replaced: a run that continues from a checkpoint repeats the numbers of later
+        versions, with other weights. Raise EngineError if the weights cannot be written.
         """
         try:
             if self._root is None:
                 self._root = self._make_root(model)
             folder = self._root / f"version-{number}"
-            if folder in self._folders:
-                return folder
             temporary = folder.with_suffix(".tmp")
             weights = self._weights(model)
             with quiet_transformers():
                 model.save_pretrained(temporary, state_dict=dict(weights))  # it empties the dictionary that it gets
             if not self._tied:
                 _untie(model, weights, temporary)
+            if folder in self._folders:
+                self._folders.remove(folder)
+                shutil.rmtree(folder)
             temporary.rename(folder)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the weights could not be written for the engine: {error}") from error

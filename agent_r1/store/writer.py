@@ -92,11 +92,15 @@ class RunWriter:
             RunWriteError: if the database cannot be written.
         """
         try:
-            # The connection can be used here, because the worker thread is idle until the first event.
+            # The worker thread does not use the connection meanwhile: it is idle until the first event, or runs this.
             self._segment = open_segment(self._connection, self._ledger, step, config)
             self._reward_weights = read_reward_weights(self._connection)
         except sqlite3.Error as error:
             raise RunWriteError(f"could not open a segment: {error}") from error
+
+    async def continue_from(self, step: int, config: Mapping[str, Any]) -> None:
+        """Start a new segment as :meth:`open_segment` does, after all events that were recorded before."""
+        await self._worker.run(self.open_segment, step, config)
 
     async def record(self, *events: Event) -> None:
         """Record all events in order, and return when the events are on the disk.

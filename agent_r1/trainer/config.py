@@ -124,6 +124,10 @@ class TrainerConfig(BaseModel):
     """Number of processes of this machine (ranks) among which FSDP2 divides weights, gradients, moments and sequences:
     one GPU each, or one CPU core each. 1: training runs in the process of the run."""
 
+    rank_restarts: int = Field(default=2, ge=0)
+    """If the process of a rank ends in the middle of training, all ranks are started again, and the run continues from
+    its last checkpoint. This is how often; then the run ends. It has no effect with one rank."""
+
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
     own. A smaller number needs less memory, and changes the results only by rounding errors."""

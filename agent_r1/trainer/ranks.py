@@ -14,10 +14,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
@@ -39,7 +40,19 @@ GRACE_SECONDS = 5.0
 
 
 class RankFailed(AgentR1Error):
-    """The error if the process of a rank ended, or if a rank raised an exception other than an AgentR1Error."""
+    """The error if a rank raised an exception other than an AgentR1Error, or if the process of a rank ended."""
+
+
+class RankDied(RankFailed):
+    """The error if the process of a rank ended.
+
+    Attributes:
+        event: which rank ended, and how, such as "rank 1 of the trainer (process 71) was killed by SIGKILL".
+    """
+
+    def __init__(self, event: str) -> None:
+        self.event = event
+        super().__init__(f"{event}; continue the run from its last checkpoint with --resume")
 
 
 class RankProcess(Protocol):
@@ -78,14 +91,59 @@ class _Failure:
     trace: str
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a rank's process. ``code`` is the exit code, or -N if signal N ended the process."""
+
+    rank: int
+    code: int
+
+
+class _Endings:
+    """The ends of the processes of all ranks, in the order in which the processes ended.
+
+    The death of a rank breaks its connections to the other ranks, which can end them too. So the order shows the cause.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[_End] = []
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+
+    def watch(self, rank: int, process: RankProcess) -> None:
+        """Wait for the end of a process in a new thread. No other code may wait for this process."""
+        self._threads.append(threading.Thread(target=self._wait, args=(rank, process), daemon=True))
+        self._threads[-1].start()
+
+    def first(self) -> _End:
+        """Wait until a process has ended, and return the first end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends)
+            return self._ends[0]
+
+    def join(self) -> None:
+        """Wait until all processes have ended."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # garbage collection can call this in any thread
+                thread.join()
+
+    def _wait(self, rank: int, process: RankProcess) -> None:
+        end = _End(rank, process.wait())
+        with self._changed:
+            self._ends.append(end)
+            self._changed.notify_all()
+
+
 def start_process(pipe: Connection) -> RankProcess:
-    """Start the process of a rank, which reads requests from ``pipe``."""
+    """Start the process of a rank, which reads requests from ``pipe``.
+
+    The process has a process group of its own, so that Ctrl-C in a terminal does not reach it.
+    """
     descriptor = pipe.fileno()
     words = [sys.executable, "-m", "agent_r1.trainer.ranks", str(descriptor)]
     path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        words, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}
-    )
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen(words, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environment, process_group=0)
 
 
 class RankGroup(Generic[T]):
@@ -101,11 +159,13 @@ class RankGroup(Generic[T]):
     def __init__(self, ranks: int, device: str) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[RankProcess] = []
-        self._end = weakref.finalize(self, _end_all, self._pipes, self._processes)
-        for _ in range(ranks):
+        self._endings = _Endings()
+        self._end = weakref.finalize(self, _end_all, self._pipes, self._processes, self._endings)
+        for rank in range(ranks):
             here, there = Pipe()
             self._pipes.append(here)
             self._processes.append(start_process(there))
+            self._endings.watch(rank, self._processes[rank])
             there.close()
         places = [pickle.dumps(Place(rank, ranks, device)) for rank in range(ranks)]
         self._send(0, places[0])
@@ -131,7 +191,8 @@ class RankGroup(Generic[T]):
 
         Raises:
             AgentR1Error: the error that the request raised on a rank, if it has this type.
-            RankFailed: a rank ended, or raised another error.
+            RankDied: the process of a rank ended.
+            RankFailed: a rank raised another error.
         """
         return self._request(request)
 
@@ -152,7 +213,7 @@ class RankGroup(Generic[T]):
         try:
             self._pipes[rank].send_bytes(message)
         except (BrokenPipeError, ConnectionError):
-            raise self._explain_end(rank) from None
+            raise self._explain_end() from None
 
     def _receive(self, ranks: Sequence[int]) -> list[Any]:
         results: dict[int, Any] = {}
@@ -169,7 +230,7 @@ class RankGroup(Generic[T]):
         try:
             return pickle.loads(self._pipes[rank].recv_bytes())
         except (EOFError, OSError):  # OSError: it ended in the middle of its answer
-            raise self._explain_end(rank) from None
+            raise self._explain_end() from None
 
     def _explain_failure(self, rank: int, failure: _Failure, others: set[int]) -> AgentR1Error:
         """End all ranks, and return the error that explains why a request failed on ``rank``.
@@ -185,36 +246,41 @@ class RankGroup(Generic[T]):
         if failure.error is not None:
             self.close()
             return failure.error
-        for pipe in wait([self._pipes[other] for other in others], GRACE_SECONDS) if others else ():
-            other = next(index for index, known in enumerate(self._pipes) if known is pipe)
-            try:
-                self._pipes[other].recv_bytes()
-            except (EOFError, OSError):
-                return self._explain_end(other)
+        if self._has_ended(others):
+            return self._explain_end()
         self.close()
         error = RankFailed(f"rank {rank} of the trainer failed: {failure.message}")
         error.__cause__ = RuntimeError(f"traceback of rank {rank}:\n{failure.trace}")
         return error
 
-    def _explain_end(self, rank: int) -> RankFailed:
-        """End all ranks, and return the error to raise after the process of ``rank`` has ended unexpectedly."""
-        process = self._processes[rank]
-        code = process.wait()
+    def _has_ended(self, ranks: Collection[int]) -> bool:
+        """Return whether one of ``ranks`` ends within ``GRACE_SECONDS`` without an answer to its request."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        silent = [self._pipes[rank] for rank in ranks]
+        while silent and (readable := wait(silent, max(0.0, deadline - time.monotonic()))):
+            for pipe in [pipe for pipe in silent if pipe in readable]:
+                silent.remove(pipe)
+                try:
+                    pipe.recv_bytes()
+                except (EOFError, OSError):
+                    return True
+        return False
+
+    def _explain_end(self) -> RankDied:
+        """End all ranks, and return the error about the rank whose process ended first. A process must have ended."""
+        end = self._endings.first()
+        process = self._processes[end.rank].pid
         self.close()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return RankFailed(
-            f"rank {rank} of the trainer (process {process.pid}) {how}; "
-            "continue the run from its last checkpoint with --resume"
-        )
+        how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"
+        return RankDied(f"rank {end.rank} of the trainer (process {process}) {how}")
 
 
-def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess]) -> None:
+def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess], endings: _Endings) -> None:
     for pipe in pipes:
         pipe.close()
     for process in processes:
         process.kill()
-    for process in processes:
-        process.wait()
+    endings.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +299,12 @@ def serve_rank(pipe: Connection) -> None:
     # a pass returns views of its tensors; nothing changes them in place
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     rank = _Rank()
-    pipe.send_bytes(_answer(lambda: _join(pickle.loads(requests.get()), pipe, requests)))
-    while True:  # a request is not kept in a variable: it can hold a whole model
-        pipe.send_bytes(_answer(lambda: rank.handle(pickle.loads(requests.get()))))
+    try:
+        pipe.send_bytes(_answer(lambda: _join(pickle.loads(requests.get()), pipe, requests)))
+        while True:  # a request is not kept in a variable: it can hold a whole model
+            pipe.send_bytes(_answer(lambda: rank.handle(pickle.loads(requests.get()))))
+    except OSError:
+        os._exit(0)  # the pipe was closed during the request
 
 
 class _Rank:

@@ -15,7 +15,7 @@ from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.adapter import copy_sharing_frozen, count_adapter
+from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits
 from agent_r1.trainer.fsdp import FsdpTrainer
@@ -129,7 +129,31 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
-    fitting = config.trainer.model_copy(update={"micro_tokens": plan.micro_tokens})
+    trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens)
+    # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
+    engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
+    precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
+    events = (*_adapter_events(config, policy), *precision, *_events(config, plan))
+    return Runtime(config, taskset, policy, trainer, updater, engines, placement, events)
+
+
+def rebuild_trainer(runtime: Runtime) -> Runtime:
+    """Return a copy of ``runtime`` with a new trainer and updater, in the state of a new run.
+
+    The policy's model gets its initial weights again. The engines do not change. Close the old trainer before.
+    """
+    config, policy = runtime.config, runtime.policy
+    torch.manual_seed(config.seed)
+    load_trained_weights(policy.model, trained_weights(load_trained_policy(config, runtime.taskset).model))
+    trainer, updater = _make_trainer(config, policy, runtime.placement, runtime.updater.micro_tokens)
+    return replace(runtime, trainer=trainer, updater=updater)
+
+
+def _make_trainer(
+    config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int
+) -> tuple[Trainer, PolicyUpdater]:
+    """Return a trainer of ``policy`` with micro-batches of at most ``micro_tokens`` tokens, and its updater."""
+    fitting = config.trainer.model_copy(update={"micro_tokens": micro_tokens})
     trainer = placement.trainer(policy, config.model_copy(update={"trainer": fitting}), load_teacher(config, policy))
     updater = PolicyUpdater(
         trainer,
@@ -140,11 +164,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
         steps=config.steps,
         record_groups=config.record_tokens,
     )
-    # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
-    engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
-    precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
-    events = (*_adapter_events(config, policy), *precision, *_events(config, plan))
-    return Runtime(config, taskset, policy, trainer, updater, engines, placement, events)
+    return trainer, updater
 
 
 def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]:

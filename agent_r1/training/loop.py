@@ -23,18 +23,20 @@ from agent_r1.core.events import (
 )
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
+from agent_r1.rewards import ShuffledScorer
 from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.staleness import StalenessController
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tools.execution import user_code_location
 from agent_r1.trainer.outcomes import Outcome, Trained
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
-from agent_r1.training.build import Runtime, group_requests
+from agent_r1.training.agent_programs import make_rollout
+from agent_r1.training.build import Runtime, group_requests, rollout_limits
 from agent_r1.training.checkpoint.files import TrainProgress
 from agent_r1.training.checkpoint.manager import CheckpointManager
 from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.eval_metrics import score_trajectory
-from agent_r1.training.evaluate import extra_measures
+from agent_r1.training.evaluate import extra_measures, greedy_agent
 from agent_r1.training.monitor.health_monitor import HealthMonitor
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.publisher import WeightPublisher
@@ -53,6 +55,23 @@ class TrainingRun:
     folder: Path
     start: ResumeState
     progress: Progress
+
+
+def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
+    """Return the collector of the attempts that a run trains on. ``run`` is the name of the run in the attempts' ids.
+
+    A collector belongs to one segment of a run, which is a stretch of training without a stop.
+    """
+    config, taskset, env = runtime.config, runtime.taskset, runtime.taskset.env_for_split("train")
+    return Collector(
+        make_rollout(runtime.agent, env),
+        tuple(map(ShuffledScorer, taskset.scorers)) if config.shuffle_rewards else taskset.scorers,
+        recorder,
+        run,
+        rollout_limits(config),
+        seed=config.seed,
+        greedy=make_rollout(greedy_agent(runtime.agent), env) if runtime.updater.needs_greedy else None,
+    )
 
 
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:

@@ -22,7 +22,7 @@ CHANGEABLE = (
     *("record_tokens", "track"),
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
-    *("trainer.micro_tokens", "trainer.ranks"),
+    *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),
     *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm")),
     *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),

@@ -15,25 +15,24 @@ from agent_r1.core.events import LogEvent
 from agent_r1.core.redaction import flat_settings
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
-from agent_r1.rewards import ShuffledScorer
-from agent_r1.rollout.collector import Collector
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
 from agent_r1.store.results import file_events, result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import TrackedRun, TrackingRecorder
 from agent_r1.trackers.protocol import RunEnd
 from agent_r1.trackers.registry import require_trackers
-from agent_r1.training.agent_programs import close_agents, make_rollout, with_agent
+from agent_r1.training.agent_programs import close_agents, with_agent
 from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
 from agent_r1.training.checkpoint.files import CORRUPT
 from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
-from agent_r1.training.evaluate import BASE, Method, greedy_agent, list_methods, make_table, measure_pass_at_k
+from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.inactive_settings import chosen_inactive_settings
-from agent_r1.training.loop import TrainingRun, train_loop
+from agent_r1.training.loop import TrainingRun, make_collector
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import Progress
+from agent_r1.training.rank_restarts import train_with_restarts
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
 from agent_r1.training.tables import PassAtK, TrainReport, table_json
@@ -119,7 +118,7 @@ def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
 def _train_and_close(
     runtime: Runtime, start: ResumeState, writer: RunWriter, tracked: TrackedRun, progress: Progress
 ) -> TrainReport:
-    config, taskset, agent = runtime.config, runtime.taskset, runtime.agent
+    config, taskset = runtime.config, runtime.taskset
     progress.print_line(f"run: {tracked.folder}")
     for inactive in chosen_inactive_settings(config):
         progress.print_line(f"note: {inactive}")
@@ -133,21 +132,14 @@ def _train_and_close(
         if isinstance(event, LogEvent):
             show = log.warning if event.kind in (CORRUPT, INEXACT) else progress.print_line
             show(f"{event.kind}: {event.detail}")
-    env = taskset.env_for_split("train")
-    start = replace(start, events=(*start.events, tools_event(env.tools), *file_events(taskset.file)))
+    tools = tools_event(taskset.env_for_split("train").tools)
+    start = replace(start, events=(*start.events, tools, *file_events(taskset.file)))
     recorder = TrackingRecorder(writer, config.track, tracked, progress.print_line)
-    collector = Collector(
-        make_rollout(agent, env),
-        tuple(map(ShuffledScorer, taskset.scorers)) if config.shuffle_rewards else taskset.scorers,
-        recorder,
-        writer.run,
-        rollout_limits(config),
-        seed=config.seed,
-        greedy=make_rollout(greedy_agent(agent), env) if runtime.updater.needs_greedy else None,
-    )
+    collector = make_collector(runtime, recorder, writer.run)
     end: RunEnd = "failed"
     try:
-        report = run_protected(_run(TrainingRun(runtime, collector, recorder, tracked.folder, start, progress)))
+        run = TrainingRun(runtime, collector, recorder, tracked.folder, start, progress)
+        report = run_protected(_run(run, writer))
         end = "completed"
         return report
     except Interrupted:
@@ -158,11 +150,11 @@ def _train_and_close(
         recorder.close(end)
 
 
-async def _run(run: TrainingRun) -> TrainReport:
+async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
     """Train, then compare the trained model with the baselines. The last event records how the run ended."""
     with handle_signals(run.progress) as shutdown:
         try:
-            return await _train_and_compare(run, shutdown)
+            return await _train_and_compare(run, writer, shutdown)
         except ShutdownRequested:
             assert shutdown.signal is not None
             name = signal.Signals(shutdown.signal).name
@@ -175,23 +167,20 @@ async def _run(run: TrainingRun) -> TrainReport:
                 await run.recorder.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
-            try:
-                await close_agents(run.runtime.taskset)
-                for engine in run.runtime.engines.values():
-                    await engine.close()
-            finally:
-                run.runtime.trainer.close()
+            await close_agents(run.runtime.taskset)
+            for engine in run.runtime.engines.values():
+                await engine.close()
 
 
 def _tracked(config: TrainConfig) -> dict[str, str | int | float | bool | None]:
     return flat_settings(config.model_dump(mode="json"))
 
 
-async def _train_and_compare(run: TrainingRun, shutdown: GracefulShutdown) -> TrainReport:
+async def _train_and_compare(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> TrainReport:
     config = run.runtime.config
     began = time.perf_counter()
     run.progress.start(config.steps, run.start.progress.step)
-    await train_loop(run, shutdown)
+    await train_with_restarts(run, writer, shutdown)
     run.progress.finish()
     seconds = time.perf_counter() - began
     with shutdown.interruptible():

@@ -39,3 +39,15 @@ def fail_on_last_rank(held: object) -> float:
     if dist.get_rank() == dist.get_world_size() - 1:
         raise RuntimeError("no such\ntensor")
     return sum_of_ranks(held)
+
+
+def die_one_after_another(held: object) -> float:
+    """Rank 1 is killed. The error that this is for rank 2 ends its process, as an abort of NCCL does."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        return sum_of_ranks(held)
+    except RuntimeError:
+        if dist.get_rank() == 2:
+            os.abort()
+        raise

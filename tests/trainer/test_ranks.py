@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from trainer import rank_requests
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.trainer import ranks
-from agent_r1.trainer.ranks import RankFailed, RankGroup
+from agent_r1.trainer.ranks import RankDied, RankFailed, RankGroup
 
 DRIVER = """
 import time
@@ -72,6 +73,29 @@ def test_a_killed_rank_is_named_and_ends_the_others(group: RankGroup[None]) -> N
     wait_until_ended(pids)
     with pytest.raises(RankFailed, match="have ended"):
         group.call(rank_requests.rank)
+
+
+def test_of_three_ranks_the_one_that_died_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others fail because of it: one raises an error, the other ends itself."""
+    monkeypatch.setattr(ranks, "start_process", ForkedRank)
+    with (
+        closing(RankGroup[None](3, "cpu")) as group,
+        pytest.raises(RankDied, match=rf"rank 1 .* \(process {group.pids[1]}\) was killed by SIGKILL"),
+    ):
+        group.call(rank_requests.die_one_after_another)
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_ranks() -> None:
+    """A terminal sends the signal to its foreground process group; a rank that starts would print a traceback."""
+    here, there = Pipe()
+    process = ranks.start_process(there)
+    try:
+        assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
+    finally:
+        process.kill()
+        process.wait()
+        here.close()
+        there.close()
 
 
 def test_an_error_of_one_rank_ends_all_and_is_shown(group: RankGroup[None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,7 @@ MORE: dict[str, Any] = {
     "trainer.micro_tokens": 512,
     "engine.max_sequences": 8,
     "trainer.ranks": 2,
+    "trainer.rank_restarts": 1,
     "engine.kv_cache_gib": 0.5,
     "engine.backend": "vllm",
     "engine.replicas": 2,
