@@ -35,7 +35,7 @@ class VllmConfig(BaseModel):
 
     devices: tuple[str, ...] = ()
     """GPUs of each server that the run starts, separated by commas, one entry per replica: 1,2 or, with two GPUs per
-    server, 1+2,3+4. Empty: each server sees all GPUs."""
+    server, 1+2,3+4. The numbers count the GPUs in CUDA_VISIBLE_DEVICES from 0. Empty: the GPUs after the trainer's."""
 
     weights_folder: Path | None = None
     """Folder through which the servers get the weights. All of them must be able to read it under this path. Empty:

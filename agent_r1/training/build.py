@@ -25,12 +25,12 @@ from agent_r1.trainer.ranks import RankGroup
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
+from agent_r1.training.devices import DevicePlan, find_hardware, plan_devices
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
     check_algorithm_settings,
-    check_ranks,
     check_reward_weights,
     check_taskset,
     validation_splits,
@@ -124,7 +124,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
-    check_ranks(config)
+    devices = plan_devices(config, find_hardware())
     check_reward_weights(config, taskset)
     policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
@@ -133,7 +133,7 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
     precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
-    events = (*_adapter_events(config, policy), *precision, *_events(config, plan))
+    events = (*_device_events(devices), *_adapter_events(config, policy), *precision, *_events(config, plan))
     return Runtime(config, taskset, policy, trainer, updater, engines, placement, events)
 
 
@@ -165,6 +165,11 @@ def _make_trainer(
         record_groups=config.record_tokens,
     )
     return trainer, updater
+
+
+def _device_events(devices: DevicePlan) -> tuple[LogEvent, ...]:
+    """Return one event with the GPUs of trainer and vLLM servers if the run takes GPUs; otherwise no event."""
+    return (LogEvent("devices", str(devices)),) if str(devices) else ()
 
 
 def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]:

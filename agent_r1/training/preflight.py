@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
-
-import torch
 
 from agent_r1.algorithms.validation import check_context_rewriting
 from agent_r1.core.attempt_id import AttemptId
@@ -33,24 +30,6 @@ MAX_CHARACTERS_PER_TOKEN = 256
 
 A prompt with more characters than this number times the context length is too long, and is not tokenized.
 """
-
-
-def check_ranks(config: TrainConfig) -> None:
-    """Raise InvalidInput if the trainer has more ranks than this machine has GPUs, or CPU cores if no GPU is used.
-
-    Also raise InvalidInput for several ranks if ``config.device`` names a single GPU, such as "cuda:0".
-    """
-    ranks = config.trainer.ranks
-    if ranks == 1:
-        return
-    if config.device.startswith("cuda:"):
-        raise InvalidInput("device", got=config.device, do=f"give cuda: the {ranks} ranks use the first {ranks} GPUs")
-    uses_gpus = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    available = torch.cuda.device_count() if uses_gpus else (os.cpu_count() or 1)
-    if ranks > available:
-        kind = "GPUs" if uses_gpus else "CPU cores"
-        do = f"give at most {available}: this machine has {available} {kind}, and each rank needs one"
-        raise InvalidInput("trainer.ranks", got=ranks, do=do)
 
 
 def check_algorithm_settings(config: TrainConfig) -> None:

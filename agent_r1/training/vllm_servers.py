@@ -25,6 +25,7 @@ from agent_r1.inference.server_process import ServerProcess, free_port
 from agent_r1.inference.vllm import CONNECT_SECONDS, SERVER_OPTIONS, VllmEngine, error_message
 from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.training.config import RunConfig
+from agent_r1.training.devices import VISIBLE, find_hardware, plan_devices, server_gpus
 from agent_r1.training.policy import Policy
 
 SERVED_NAME = "policy"
@@ -72,7 +73,8 @@ def _start(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedP
 
     The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
     """
-    engine, vllm = config.engine, config.engine.vllm
+    engine, vllm, hardware = config.engine, config.engine.vllm, find_hardware()
+    devices = plan_devices(config, hardware)
     try:
         weights = write_weights(folders, policy.model, PolicyVersion(0, step=0))
     except EngineError as error:
@@ -96,7 +98,8 @@ def _start(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedP
             _require_vllm(vllm)
             for number, port in enumerate(ports):
                 command = _command(engine, weights.handle, context, port)
-                started.append(ServerProcess(command, _environment(engine, number), logs / f"server-{number}.log"))
+                environment = _environment(server_gpus(devices, number, hardware))
+                started.append(ServerProcess(command, environment, logs / f"server-{number}.log"))
             _wait(started, urls, vllm.start_seconds)
         names = [_check(url, context) for url in urls]
 
@@ -141,11 +144,10 @@ def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> lis
     return [*command, *SERVER_OPTIONS, *shlex.split(engine.vllm.arguments)]
 
 
-def _environment(engine: EngineConfig, number: int) -> dict[str, str]:
+def _environment(gpus: str | None) -> dict[str, str]:
+    """Return the further environment variables of a server on ``gpus``; None: it sees the GPUs of this process."""
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if engine.vllm.devices:
-        environment["CUDA_VISIBLE_DEVICES"] = engine.vllm.devices[number].replace("+", ",")
-    return environment
+    return environment if gpus is None else {**environment, VISIBLE: gpus}
 
 
 def _wait(servers: Sequence[ServerProcess], urls: Sequence[str], seconds: float) -> None:

@@ -14,20 +14,14 @@ import pytest
 from forked_ranks import ForkedRank
 from recorded_runs import first_attempts
 
-from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.cli import main
-from agent_r1.core.errors import InvalidInput
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.store import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.trainer import ranks
-from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.fsdp import FsdpTrainer
 from agent_r1.trainer.protocol import OptimStats
 from agent_r1.trainer.ranks import RankGroup
-from agent_r1.training import preflight
-from agent_r1.training.config import TrainConfig
-from agent_r1.training.preflight import check_ranks
 from agent_r1.training.rank_restarts import RANKS_RESTARTED
 
 OPTIONS = [
@@ -132,20 +126,3 @@ def test_a_run_whose_ranks_keep_dying_ends_in_one_line_and_continues(
     assert first_attempts(run) == first_attempts(alone) != []
     assert gradient_norms(run) == pytest.approx(gradient_norms(alone), rel=1e-3)
     assert verify(run).is_valid
-
-
-def test_more_ranks_than_cores_or_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(number: int, device: str = "cpu") -> None:
-        trainer = TrainerConfig(ranks=number)
-        check_ranks(TrainConfig(model="m", device=device, trainer=trainer, algorithm=build_algorithm("grpo", {})))
-
-    monkeypatch.setattr(preflight.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(preflight.torch.cuda, "device_count", lambda: 2)
-    check(4)
-    check(2, "cuda")
-    with pytest.raises(InvalidInput, match=r"trainer\.ranks: got 5; give at most 4: this machine has 4 CPU cores"):
-        check(5)
-    with pytest.raises(InvalidInput, match=r"trainer\.ranks: got 3; give at most 2: this machine has 2 GPUs"):
-        check(3, "cuda")
-    with pytest.raises(InvalidInput, match=r"device: got cuda:1; give cuda"):
-        check(2, "cuda:1")

@@ -1,0 +1,159 @@
+"""Which GPUs the trainer and each vLLM server of a run take, decided and checked before the run begins."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.inference.config import EngineConfig
+from agent_r1.training.config import RunConfig, TrainSettings
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The environment variable with the GPUs that a process may use."""
+
+PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
+"""The options of vLLM whose product is the number of GPUs of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The devices that this process can use.
+
+    Attributes:
+        gpus: the name of each GPU as in ``CUDA_VISIBLE_DEVICES``. The GPU at index k is ``cuda:k`` in this process.
+        cores: the number of CPU cores.
+
+    Example:
+        Hardware(gpus=("4", "5"), cores=16)  # if CUDA_VISIBLE_DEVICES is 4,5
+    """
+
+    gpus: tuple[str, ...]
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """The GPUs of a run, numbered from 0 as torch numbers them in this process.
+
+    Attributes:
+        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first of them too.
+        servers: the GPUs of each vLLM server that the run starts; () if the servers see all GPUs of this process.
+    """
+
+    trainer: tuple[int, ...]
+    servers: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        named = [("trainer", self.trainer), *((f"server {k}", gpus) for k, gpus in enumerate(self.servers))]
+        return ", ".join(f"{name}: GPU {_join(gpus)}" for name, gpus in named if gpus)
+
+
+def find_hardware() -> Hardware:
+    """Return the GPUs and the CPU cores that this process can use."""
+    count = torch.cuda.device_count()
+    names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    gpus = names[:count] if len(names) >= count else map(str, range(count))
+    return Hardware(tuple(gpus), os.cpu_count() or 1)
+
+
+def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
+    """Return which GPUs trainer and vLLM servers take. Without ``engine.vllm.devices``, servers take the GPUs left.
+
+    Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores.
+    """
+    trainer = _trainer_gpus(config, hardware)
+    engine, count = config.engine, len(hardware.gpus)
+    if engine.backend != "vllm" or engine.vllm.urls:
+        return DevicePlan(trainer, ())
+    size = gpus_per_server(engine)
+    if engine.vllm.devices:
+        servers = tuple(_parse(engine.vllm.devices))
+        _check_servers(config, servers, trainer, size, count)
+        return DevicePlan(trainer, servers)
+    if not count:
+        return DevicePlan((), ())
+    left = [gpu for gpu in range(count) if gpu not in trainer]
+    if engine.replicas * size > len(left):
+        got = f"{engine.replicas} vLLM servers of {size} GPU{'s' * (size > 1)}"
+        do = f"give fewer, or fewer trainer.ranks: {count} GPUs are visible, and the trainer takes {len(trainer)}"
+        raise InvalidInput("engine.replicas", got=got, do=do)
+    return DevicePlan(trainer, tuple(tuple(left[k * size : (k + 1) * size]) for k in range(engine.replicas)))
+
+
+def server_gpus(plan: DevicePlan, number: int, hardware: Hardware) -> str | None:
+    """Return ``CUDA_VISIBLE_DEVICES`` for the vLLM server with a number; None if it sees what this process sees."""
+    if not plan.servers:
+        return None
+    # without GPUs of its own (torch for CPUs), this process does not know the names: they are the numbers
+    return ",".join(hardware.gpus[gpu] if hardware.gpus else str(gpu) for gpu in plan.servers[number])
+
+
+def gpus_per_server(engine: EngineConfig) -> int:
+    """Return the number of GPUs that a vLLM server needs: the product of its parallel sizes in ``vllm.arguments``."""
+    words = " ".join(shlex.split(engine.vllm.arguments))
+    return prod(int(size) for size in re.findall(rf"(?<!\S){PARALLEL}[ =](\d+)", words))
+
+
+def _trainer_gpus(config: RunConfig, hardware: Hardware) -> tuple[int, ...]:
+    """Return the GPUs of the trainer; () on a CPU. Raise InvalidInput if there are too few GPUs or CPU cores."""
+    ranks = config.trainer.ranks if isinstance(config, TrainSettings) else 1
+    kind, _, number = config.device.partition(":")
+    count = len(hardware.gpus)
+    if kind == "cuda" and int(number or 0) >= count:
+        do = f"give a number below {count}: {count} GPUs are visible" if count else "use cpu or auto: torch sees no GPU"
+        raise InvalidInput("device", got=config.device, do=f"{do} on this machine")
+    if ranks > 1 and number:
+        raise InvalidInput("device", got=config.device, do=f"give cuda: the {ranks} ranks use the first {ranks} GPUs")
+    uses_gpus = kind == "cuda" or (kind == "auto" and count > 0)
+    available, what = (count, "GPUs") if uses_gpus else (hardware.cores, "CPU cores")
+    if ranks > 1 and ranks > available:
+        do = f"give at most {available}: this machine has {available} {what}, and each rank needs one"
+        raise InvalidInput("trainer.ranks", got=ranks, do=do)
+    if not uses_gpus:
+        return ()
+    return (int(number),) if number else tuple(range(ranks))
+
+
+def _parse(devices: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    for entry in devices:
+        numbers = entry.split("+")
+        if not all(number.strip().isdecimal() for number in numbers):
+            do = "give numbers of GPUs from 0, one entry per server: 1,2 or, with two GPUs per server, 1+2,3+4"
+            raise InvalidInput("engine.vllm.devices", got=entry, do=do)
+        yield tuple(int(number) for number in numbers)
+
+
+def _check_servers(
+    config: RunConfig, servers: Sequence[tuple[int, ...]], trainer: Sequence[int], size: int, count: int
+) -> None:
+    """Raise InvalidInput if the GPUs ``servers`` of vLLM servers cannot be used beside the GPUs of the trainer.
+
+    Args:
+        size: the number of GPUs that each server needs.
+        count: the number of GPUs that this process sees; 0 if it is not known, because torch is one for CPUs.
+    """
+    used = [gpu for gpus in servers for gpu in gpus]
+    repeated = next((gpu for gpu in used if used.count(gpu) > 1), None)
+    wrong = next((gpus for gpus in servers if len(gpus) != size), None)
+    do = ""
+    if repeated is not None:
+        do = f"give each GPU to one server: GPU {repeated} is there twice"
+    elif set(used) & set(trainer):
+        do = f"leave out GPU {min(set(used) & set(trainer))}: the trainer takes GPU {_join(trainer)}"
+    elif count and max(used) >= count:
+        do = f"give numbers below {count}: {count} GPUs are visible, and CUDA_VISIBLE_DEVICES renumbers them from 0"
+    elif wrong is not None:
+        do = f"give {size} per server, the product of the parallel sizes in engine.vllm.arguments, not {len(wrong)}"
+    if do:
+        raise InvalidInput("engine.vllm.devices", got=",".join(config.engine.vllm.devices), do=do)
+
+
+def _join(gpus: Sequence[int]) -> str:
+    return "+".join(map(str, gpus))
