@@ -21,7 +21,7 @@ from agent_r1.tools import ToolErrorKind, tool
 
 MAX_OUTPUT = 300
 PER_ACTION = 25
-relaxed = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))  # x 25 = 10^4 cases
+relaxed = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))  # x 25 = 5000 cases
 
 
 class Filter(BaseModel):
