@@ -59,5 +59,6 @@ def test_existing_folders_are_refused_in_one_line(tmp_path: Path, capfd: pytest.
         assert error == f"agent-r1: NAME: got {folder}, which exists; give the name of a new folder\n"
     (tmp_path / "file").write_text("")
     assert main(["init", str(tmp_path / "file" / "towns")]) == 2
-    assert len(capfd.readouterr().err.splitlines()) == 1
+    reason = f"{tmp_path / 'file' / 'towns'}: Not a directory; give a folder that can be written"
+    assert capfd.readouterr().err == f"agent-r1: NAME: got {reason}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -46,5 +46,6 @@ def write_project(folder: Path) -> list[str]:
                 text = template.read_text(encoding="utf-8").replace("{name}", folder.absolute().name)
                 (temporary / template.name.removesuffix(SUFFIX)).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidInput("NAME", got=f"{folder}: {error}", do="give a folder that can be written") from None
+        reason = error.strerror if isinstance(error, OSError) else error  # without the name of the temporary folder
+        raise InvalidInput("NAME", got=f"{folder}: {reason}", do="give a folder that can be written") from None
     return sorted(template.name.removesuffix(SUFFIX) for template in templates)

@@ -69,7 +69,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         raise InvalidInput("steps", got=after.steps, do=do)
     after.trainer.schedule.check_steps(after.steps)
     if complete and after.steps == before.steps:
-        got = f"{folder}, which is complete: it took its {before.steps} steps"
+        got = f"{folder}, which is complete: it took its {before.steps} step{'s' * (before.steps != 1)}"
         do = "give more --steps to continue"
         if file is not None or before.taskset in TASKSETS:
             of_file = "" if file is None else f"{path_argument(file)} "

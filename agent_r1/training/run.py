@@ -186,7 +186,9 @@ async def _train_and_compare(run: TrainingRun, writer: RunWriter, shutdown: Grac
     with shutdown.interruptible():
         report = await _compare(run, seconds)
     await run.recorder.record(result_event("table", table_json(report.table)))
-    await run.recorder.record(LogEvent("completed", f"{config.steps} steps in {seconds:.1f} s"))
+    await run.recorder.record(
+        LogEvent("completed", f"{config.steps} step{'s' * (config.steps != 1)} in {seconds:.1f} s")
+    )
     return report
 
 

@@ -267,7 +267,8 @@ def render_report(report: TrainReport) -> Group:
     """Return the report for a terminal: the table, pass@k of the base model, steps, seconds and folder of the run."""
     lines = [] if report.pass_at_k is None else _pass_lines("base model", report.pass_at_k)
     since = f", those after step {report.resumed_from}" if report.resumed_from else ""
-    where = f"{report.steps} steps{since} in {report.train_seconds:.1f} s, all in {escape(str(report.run))}"
+    steps = f"{report.steps} step{'s' * (report.steps != 1)}{since}"
+    where = f"{steps} in {report.train_seconds:.1f} s, all in {escape(str(report.run))}"
     return Group(render_table(report.table), *lines, where)
 
 

@@ -74,4 +74,4 @@ def _readable(event: LogEvent) -> LogEvent:
 
 
 def _interval(cell: dict[str, float]) -> str:
-    return f"{number(cell['em'], 3)} ({number(cell['low'], 3)} to {number(cell['high'], 3)})"
+    return f"{number(cell['em'], 3)} ({cell['low']:.2f} to {cell['high']:.2f})"

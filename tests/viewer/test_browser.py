@@ -241,6 +241,10 @@ def test_narrow_windows_do_not_scroll_sideways(chromium: Any, server: ViewerServ
     for path in (*pages, "/compare?run=alba&run=bruno", f"/run/{quote(HOSTILE_RUN, safe='')}"):
         page = window.go(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    widths = window.go("/run/alba").eval_on_selector_all(".events td:last-child", "all => all.map(e => e.clientWidth)")
+    assert widths and min(widths) > 250  # a detail has a line of its own
+    crumbs = "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
+    assert window.go(pages[3]).eval_on_selector_all(".crumbs a", crumbs) == []
     window.context.close()
 
 
