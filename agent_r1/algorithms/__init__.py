@@ -8,7 +8,7 @@ from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Component
-from agent_r1.algorithms.filters import Filters, apply_filters
+from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.loss_terms import Correction, Distillation, Kl, Masks, Rejection, RewardShaping
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
@@ -36,6 +36,5 @@ __all__ = [
     "TopTokens",
     "ValueTargets",
     "WithCritic",
-    "apply_filters",
     "check_algorithm",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 from agent_r1.algorithms.advantages.advantage import Advantage, validate_advantages
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.component import Component, Level, Need
-from agent_r1.algorithms.filters import Filters, apply_filters, drop_constant_groups
+from agent_r1.algorithms.filters import Filters, drop_constant_groups
 from agent_r1.algorithms.loss_terms import (
     Correction,
     Distillation,
@@ -157,7 +157,7 @@ class Algorithm(Component):
         the number of the current weights.
         """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
-        return apply_filters(varied, self.filters, version)
+        return self.filters.apply(varied, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
         """Return the number of the turn or trajectory of each token: (N,). Tokens with the same number share one ratio.
@@ -187,7 +187,8 @@ class Algorithm(Component):
 
         # Loss mask: the action tokens of the trajectories that the loss includes. The other trajectories count in
         # baselines only.
-        trained = ~batch.token_loss_excluded  # (N,)
+        included = torch.tensor([reason is None for reason in batch.loss_excluded])  # (M,)
+        trained = included[batch.token_trajectory]  # (N,)
         loss_mask = trained & batch.action_mask if self.masks.loss else trained  # (N,)
         accepted = self._accepted_mask(batch, outputs.old_logprobs)  # (N,)
         if self.rejection is not None and self.rejection.denominator == "accepted":
@@ -215,8 +216,8 @@ class Algorithm(Component):
         if targets is not None:
             targets = _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
             # The critic has no targets in trajectories that are excluded from the loss.
-            acting = torch.tensor([reason is None for reason in batch.loss_excluded])[batch.turn_trajectory]  # (S,)
-            before, after = targets.weight.before_token * trained, targets.weight.after_action * acting
+            before = targets.weight.before_token * trained  # (N,)
+            after = targets.weight.after_action * included[batch.turn_trajectory]  # (S,)
             targets = replace(targets, weight=StateValues(before, after))
         return TokenWeights(
             advantage=advantage,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from pydantic import Field
@@ -17,9 +16,6 @@ from agent_r1.data.segments import segment_first
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample
 
 CONSTANT = "all returns of its group are equal"
-
-FilterFn = Callable[[Sequence[TrainingSample]], Sequence[str | None]]
-"""A function that returns for each sample the reason why the sample is filtered out, or None."""
 
 
 class Filters(Component):
@@ -51,19 +47,21 @@ class Filters(Component):
     """Keep only this share of the groups: the groups with the largest variance of returns (StarPO-S, 2504.20073).
     none: off."""
 
-    def filter_fns(self, version: int) -> Iterator[FilterFn]:
-        """Yield a function for each active filter that removes attempts.
+    def apply(self, selection: Selection, version: int) -> Selection:
+        """Return the selection without the samples that a filter removes.
 
-        ``version`` is the number of the current weights.
+        Each filter gets only the samples that the previous filters kept. ``version`` is the number of the current
+        weights.
         """
         if self.staleness is not None:
-            yield partial(stale, version=version, bound=self.staleness)
+            selection = _without(selection, stale(selection.samples, version, self.staleness))
         if self.greedy:
-            yield without_greedy
+            selection = _without(selection, without_greedy(selection.samples))
         if self.success is not None:
-            yield partial(unsuccessful, threshold=self.success)
+            selection = _without(selection, unsuccessful(selection.samples, self.success))
         if self.top_variance is not None:
-            yield partial(top_variance, share=self.top_variance)
+            selection = _without(selection, top_variance(selection.samples, self.top_variance))
+        return selection
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
         """Return one entry per sample: the reason if the loss excludes the sample, else None."""
@@ -83,16 +81,6 @@ class Filters(Component):
             "top_variance": f"group not among the {self.top_variance} of most variance",
         }
         return "; ".join(words[name] for name, value in self if value is not None and value is not False)
-
-
-def apply_filters(selection: Selection, filters: Filters, version: int) -> Selection:
-    """Return the selection without the samples that a filter removes.
-
-    Each filter gets only the samples that the previous filters kept. ``version`` is the number of the current weights.
-    """
-    for filter_fn in filters.filter_fns(version):
-        selection = _without(selection, filter_fn(selection.samples))
-    return selection
 
 
 def drop_constant_groups(selection: Selection) -> Selection:

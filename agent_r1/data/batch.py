@@ -142,11 +142,6 @@ class TrainingBatch:
         """The number of the last turn of each trajectory: (M,)."""
         return segment_last(self.turn_trajectory)
 
-    @property
-    def token_loss_excluded(self) -> Tensor:
-        """For each token, whether the loss excludes the trajectory of the token: (N,) bool."""
-        return torch.tensor([reason is not None for reason in self.loss_excluded])[self.token_trajectory]
-
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
         """Return (the batch with joined turns, the last turn of each joined turn).
 

@@ -15,11 +15,8 @@ def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
     If ``dtype`` is given, the parameters are cast to ``dtype`` first. One flipped bit changes the checksum. The
     computation takes about 1 ms per MB of weights on one CPU core.
     """
-    return tensors_checksum((name, parameter.to(dtype or parameter.dtype)) for name, parameter in _detached(model))
-
-
-def _detached(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+    weights = ((name, parameter.detach()) for name, parameter in model.named_parameters())
+    return tensors_checksum((name, weight.to(dtype or weight.dtype)) for name, weight in weights)
 
 
 def tensors_checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:

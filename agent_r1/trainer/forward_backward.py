@@ -209,21 +209,16 @@ def forward_backward(
     with "policy", "critic" or both. Without "policy", only the value loss is computed.
     """
     plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
-    prefixes = _read_prefix(models, plan.prefix, modules)
+    backbones = {POLICY: backbone_of(models.policy)}
+    if models.critic is not None:
+        backbones[CRITIC] = models.critic.backbone
+    prefixes = {module: PrefixStates(backbones[module], plan.prefix) for module in backbones if module in modules}
     one_pass = _micro_batch_pass if POLICY in modules else _critic_pass
     stats = join_passes([one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches])
     for prefix in prefixes.values():
         prefix.backward()
     num_tokens, num_padded = stats.num_tokens + len(plan.prefix), stats.num_padded_tokens + len(plan.prefix)
     return replace(stats, num_tokens=num_tokens, num_padded_tokens=num_padded)
-
-
-def _read_prefix(models: ModelSet, ids: Tensor, modules: Collection[Module]) -> Mapping[Module, PrefixStates]:
-    """Return the states of the prefix ``ids`` (S,) by module, for each of ``modules`` that the algorithm uses."""
-    backbones = {POLICY: backbone_of(models.policy)}
-    if models.critic is not None:
-        backbones[CRITIC] = models.critic.backbone
-    return {module: PrefixStates(backbone, ids) for module, backbone in backbones.items() if module in modules}
 
 
 def _critic_pass(

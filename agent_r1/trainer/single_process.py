@@ -17,7 +17,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
-from agent_r1.data.prefix_sharing import PrefixSharing
+from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import supports_tree_mask
@@ -233,13 +233,11 @@ class SingleProcessTrainer:
         Each time memory runs out, repeat the pass with smaller micro-batches.
         """
 
-        def models(tokens: int) -> ModelSet:
-            return replace(self._models, micro_tokens=tokens)
+        def largest(tokens: int) -> int:
+            return max(micro.padded_size for micro in plan_passes(blocks, tokens, self._models.sharing).micro_batches)
 
         return self._budget.run(
-            lambda tokens: work(models(tokens)),
-            lambda tokens: max(micro.padded_size for micro in models(tokens).plan(blocks).micro_batches),
-            self._clear_gradients,
+            lambda tokens: work(replace(self._models, micro_tokens=tokens)), largest, self._clear_gradients
         )
 
     def _clear_gradients(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,9 +36,13 @@ def make_token_records(
     columns = _columns(prepared, steps)
     records: list[TokenRecord] = []
     for number, sample in enumerate(samples):
-        if sample.group in chosen:
-            own = (batch.token_trajectory == number) & batch.action_mask  # (N,)
-            records += _records_of(sample, columns[:, own])
+        if sample.group not in chosen:
+            continue
+        own = (batch.token_trajectory == number) & batch.action_mask  # (N,)
+        turns = [turn for turn in sample.trajectory.turns if turn.action_ids]
+        parts = columns[:, own].split([len(turn.action_ids) for turn in turns], dim=1)
+        for turn, part in zip(turns, parts, strict=True):
+            records.append(TokenRecord(sample.trajectory.attempt, turn.index, *map(tuple, part.tolist())))
     return tuple(records)
 
 
@@ -57,15 +61,3 @@ def _columns(prepared: PreparedBatch, steps: Sequence[OptimizerStep]) -> Tensor:
     columns = [logprobs, weights.advantage, weights.loss_weight * weights.importance_weight]
     columns.append(first_entropies(prepared, passes))
     return torch.stack(columns if values is None else [*columns, values.before_token])
-
-
-def _records_of(sample: TrainingSample, columns: Tensor) -> Iterator[TokenRecord]:
-    """Yield a record for each turn of a sample that has action tokens.
-
-    Args:
-        columns: the columns of :func:`_columns` for the n action tokens of the sample: (4, n), or (5, n) with a critic.
-    """
-    turns = [turn for turn in sample.trajectory.turns if turn.action_ids]
-    parts = columns.split([len(turn.action_ids) for turn in turns], dim=1)
-    for turn, part in zip(turns, parts, strict=True):
-        yield TokenRecord(sample.trajectory.attempt, turn.index, *map(tuple, part.tolist()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from agent_r1.algorithms.filters import (
     CONSTANT,
     Filters,
-    apply_filters,
     drop_constant_groups,
     empty_turn,
     stale,
@@ -42,7 +40,7 @@ def scored(make: Make, *groups: Sequence[float]) -> Selection:
 
 
 def reasons(selection: Selection, filters: Filters, version: int = 0) -> dict[tuple[int, int], str]:
-    filtered = apply_filters(selection, filters, version)
+    filtered = filters.apply(selection, version)
     assert {excluded.attempt for excluded in filtered.excluded} | {
         one.trajectory.attempt for one in filtered.samples
     } == {one.trajectory.attempt for one in selection.samples}
@@ -53,7 +51,7 @@ def reasons(selection: Selection, filters: Filters, version: int = 0) -> dict[tu
 
 def test_without_filters_all_attempts_stay(make: Make) -> None:
     selection = scored(make, (1.0, 1.0), (0.0, 5.0))
-    assert apply_filters(selection, Filters(), 9) == selection
+    assert Filters().apply(selection, 9) == selection
 
 
 def test_constant_groups_are_dropped_also_with_float_noise_or_of_one(make: Make) -> None:
@@ -145,20 +143,23 @@ def test_each_filter_sees_what_the_one_before_left(make: Make) -> None:
     assert reasons(selection, Filters(top_variance=0.5)).keys() == {(1, 0), (1, 1)}  # control
 
 
-def test_filters_are_applied_in_the_order_of_their_settings() -> None:
-    everything = Filters(staleness=1, greedy=True, overlong=True, empty_turn=True, success=1.0, top_variance=0.5)
-    loss_only = {"overlong", "empty_turn"}
-    names = [(fn.func if isinstance(fn, partial) else fn).__name__ for fn in everything.filter_fns(0)]
-    assert names == [
-        "stale", "without_greedy", "unsuccessful", "top_variance",
-    ]  # fmt: skip
-    assert len(names) + len(loss_only) == len(Filters.model_fields) == everything.formula.count(";") + 1
-    assert list(Filters().filter_fns(0)) == [] and Filters().formula == ""
+def test_filters_are_applied_in_the_order_of_their_settings(make: Make) -> None:
+    selection = scored(make, (0.0, 0.0), (0.0, 5.0))
+    settings: dict[str, Any] = {"staleness": 1, "greedy": True, "success": 1.0, "top_variance": 0.5}
+    loss_only = {"overlong": True, "empty_turn": True}
+    everything = Filters(**settings, **loss_only)
+    assert len(settings) + len(loss_only) == len(Filters.model_fields) == everything.formula.count(";") + 1
+    first = []
+    while settings:  # the first attempt fails in every filter, and is removed by the first one
+        first.append(reasons(selection, Filters(**settings), version=9)[0, 0].partition(":")[0])
+        del settings[next(iter(settings))]
+    assert first == ["stale", "the greedy attempt could not be scored", "unsuccessful", "little variance"]
+    assert Filters().formula == ""
 
 
 def test_attempts_that_were_excluded_before_stay_excluded(make: Make) -> None:
     selection = scored(make, (1.0, 1.0))
     (first, second) = selection.samples
-    before = apply_filters(Selection((first,), selection.excluded), Filters(success=2.0), 0).excluded
+    before = Filters(success=2.0).apply(Selection((first,), selection.excluded), 0).excluded
     after = drop_constant_groups(Selection((second,), before))
     assert [excluded.reason for excluded in after.excluded] == ["unsuccessful", CONSTANT]
