@@ -38,7 +38,7 @@ from agent_r1.tools import tool
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.eval_metrics import score_trajectory
-from agent_r1.training.evaluate import Method, attempts, evaluate_split, sampling_agent
+from agent_r1.training.evaluate import Method, attempts, evaluate_split, with_temperature
 from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
@@ -194,7 +194,7 @@ def choose_bias(loaded: Loaded) -> float:
 def measure(loaded: Loaded, name: str = "base-tool-call") -> list[Measurement]:
     """Return the exact match of a model on each evaluation split of TinyWiki."""
     method, taskset, limits = loaded.method(name), loaded.taskset, rollout_limits(loaded.config)
-    sampling = replace(method, agent=sampling_agent(method.agent))
+    sampling = replace(method, agent=with_temperature(method.agent, 1.0))
     measured = []
     for split in taskset.evaluation:
         greedy = make_cell(asyncio.run(evaluate_split(method, taskset, split, QUESTIONS, limits)))

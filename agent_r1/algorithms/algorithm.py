@@ -325,9 +325,8 @@ class Algorithm(Component):
         else:
             seen, seen_outputs = batch, outputs
         advantage = validate_advantages(self.advantage, self.advantage.compute(seen, seen_outputs), seen)
-        targets = None
-        if isinstance(self.advantage, WithCritic):
-            targets = self.advantage.value_targets(seen, seen_outputs)
+        critic = self.advantage if isinstance(self.advantage, WithCritic) else None
+        targets = None if critic is None else critic.value_targets(seen, seen_outputs)
         if compact:
             advantage = _scatter(advantage, batch.action_mask)
             targets = targets and ValueTargets(

@@ -72,7 +72,8 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
         build_algorithm("grpo", {"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}})
     """
     changes = dict(_flatten(settings))
-    base = find_algorithm(name) or _stored(name, changes)
+    preset = _from_file(name) if ".py:" in name or name.endswith(".py") else ALGORITHMS.get(name)
+    base = preset or _stored(name, changes)
     if base is None:
         do = f"{suggest(name, ALGORITHMS)} there are: {', '.join(ALGORITHMS)}, your own as FILE.py:NAME"
         raise InvalidInput("algorithm", got=name, do=do.strip())
@@ -82,18 +83,6 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     _check_names(algorithm)
     check_algorithm(algorithm)
     return algorithm
-
-
-def find_algorithm(name: str) -> Algorithm | None:
-    """Return the algorithm with a name: a preset, or the algorithm of a file if ``name`` is FILE.py:NAME.
-
-    Return None if there is no such preset. The ``name`` of an algorithm from a file becomes FILE.py:NAME, so that the
-    algorithm can be found by this name later.
-
-    Raises:
-        InvalidInput: if the file does not exist, raises an error, or does not define the algorithm.
-    """
-    return _from_file(name) if ".py:" in name or name.endswith(".py") else ALGORITHMS.get(name)
 
 
 def parameters(algorithm: Algorithm) -> dict[str, object]:
@@ -152,6 +141,10 @@ def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
 
 
 def _from_file(name: str) -> Algorithm:
+    """Return an algorithm that a file defines. ``name`` is FILE.py:NAME.
+
+    The ``name`` of the algorithm becomes FILE.py:NAME, so that the algorithm can be found by this name later.
+    """
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not os.path.isfile(path):
         raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of an Algorithm")

@@ -62,7 +62,8 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
     empty = True
     try:
         with open_regular(path) as file:
-            for number, values in _parse_list(path, file) if _starts_list(file) else _parse_lines(path, file):
+            rows = enumerate(_parse(path, file.read(), 1), start=1) if _starts_list(file) else _parse_lines(path, file)
+            for number, values in rows:
                 if not isinstance(values, dict):
                     raise InvalidInput(
                         f"{path}, row {number}", got=type(values).__name__, do="make every row a JSON object"
@@ -95,10 +96,6 @@ def _starts_list(file: BinaryIO) -> bool:
     start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()  # without the byte order mark
     file.seek(0)
     return start.startswith(b"[")
-
-
-def _parse_list(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
-    yield from enumerate(_parse(path, file.read(), 1), start=1)
 
 
 def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:

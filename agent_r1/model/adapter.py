@@ -120,7 +120,6 @@ def base_of(folder: Path) -> str | None:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Return whether the model has an adapter."""
     return any(_is_matrix(name) for name, _ in model.named_parameters())
 
 

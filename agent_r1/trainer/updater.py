@@ -291,7 +291,7 @@ class PolicyUpdater:
         numbers = sorted({sequence.trajectory for sequence in prepared.batch.sequences})
         total = len(numbers)
         count = min(minibatches, total)
-        factor = self._learning_rate_factor()
+        factor = learning_rate_factor(self._config.schedule, self._step, self._steps)
         steps = []
         for epoch in range(epochs):
             order = list(numbers)
@@ -304,15 +304,12 @@ class PolicyUpdater:
                 steps.append(OptimizerStep(modules, trajectories, passed, self._trainer.optim_step(factor)))
         return steps
 
-    def _learning_rate_factor(self) -> float:
-        return learning_rate_factor(self._config.schedule, self._step, self._steps)
-
     def _learning_rates(self) -> dict[str, float]:
         """Return the metrics ``learning_rate`` and ``critic_learning_rate`` of this update.
 
         The second metric is missing if there is no critic.
         """
-        factor = self._learning_rate_factor()
+        factor = learning_rate_factor(self._config.schedule, self._step, self._steps)
         rates = {"learning_rate": factor * self._config.learning_rate}
         if "critic" in self._algorithm.needs:
             rates["critic_learning_rate"] = factor * self._config.critic_learning_rate

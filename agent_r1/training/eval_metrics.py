@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from agent_r1.core.trajectory import Rewards, Trajectory
 from agent_r1.rewards.normalization import normalize
 
+EXACT_MATCH = "exact match"
+"""The measure if the task set reports exact match."""
+
 EXACT_MATCH_NAMES = ("em", "exact_match")
 """A reward with one of these names is exact match."""
 
@@ -31,12 +34,12 @@ class EvalResult:
     em: float
     f1: float
     sub: float | None = None
-    measure: str = "exact match"
+    measure: str = EXACT_MATCH
     failure: str | None = None
 
     @property
     def exact(self) -> bool:
-        return self.measure == "exact match"
+        return self.measure == EXACT_MATCH
 
 
 def pass_at_k(attempts: int, right: int, k: int) -> float:
@@ -93,7 +96,7 @@ def score_trajectory(trajectory: Trajectory) -> EvalResult:
     if not rewards:
         return EvalResult(0.0, 0.0, failure=trajectory.reason or "it was not scored")
     name = next((name for name in EXACT_MATCH_NAMES if name in rewards), next(iter(rewards)))
-    measure = "exact match" if name in EXACT_MATCH_NAMES else f"reward {name!r}"
+    measure = EXACT_MATCH if name in EXACT_MATCH_NAMES else f"reward {name!r}"
     value = _total(rewards, name)
     if value is None:
         return EvalResult(0.0, 0.0, measure=measure, failure=trajectory.reason or f"{name} could not be scored")

@@ -27,7 +27,14 @@ from agent_r1.training.agent_programs import close_agents, make_rollout, with_ag
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
-from agent_r1.training.eval_metrics import EvalResult, majority_score, mean_logprob, pass_at_k, score_trajectory
+from agent_r1.training.eval_metrics import (
+    EXACT_MATCH,
+    EvalResult,
+    majority_score,
+    mean_logprob,
+    pass_at_k,
+    score_trajectory,
+)
 from agent_r1.training.null_recorder import NullRecorder, no_gate
 from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.preflight import check_taskset
@@ -83,9 +90,9 @@ async def attempts(
     return finished
 
 
-def greedy_agent(agent: Agent) -> Agent:
-    """Return a copy of the agent that decodes greedily."""
-    return replace(agent, params=replace(agent.params, temperature=0.0))
+def with_temperature(agent: Agent, temperature: float) -> Agent:
+    """Return a copy of the agent that samples at ``temperature``. At temperature 0, the copy decodes greedily."""
+    return replace(agent, params=replace(agent.params, temperature=temperature))
 
 
 def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
@@ -97,11 +104,6 @@ def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
     return taskset.env_for_split(split) if method.env is taskset.env else method.env
 
 
-def sampling_agent(agent: Agent) -> Agent:
-    """Return a copy of the agent that samples at temperature 1."""
-    return replace(agent, params=replace(agent.params, temperature=1.0))
-
-
 async def greedy_attempts(
     method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits, progress: Progress | None = None
 ) -> list[Trajectory]:
@@ -109,7 +111,7 @@ async def greedy_attempts(
 
     For ``limits`` and ``progress``, see :func:`attempts`.
     """
-    method = replace(method, agent=greedy_agent(method.agent), env=env_for_method(method, taskset, split))
+    method = replace(method, agent=with_temperature(method.agent, 0.0), env=env_for_method(method, taskset, split))
     groups = await attempts(method, taskset.scorers, taskset.tasks(split)[:count], 1, limits, progress)
     return [group.trajectories[0] for group in groups]
 
@@ -200,7 +202,7 @@ async def make_table(
     """
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
-    measure = "exact match"
+    measure = EXACT_MATCH
     for method in methods:
         progress.print_line(f"evaluating {method.name} on {', '.join(taskset.evaluation)}")
         cells[method.name], measures[method.name] = {}, {}
@@ -299,7 +301,7 @@ async def _measure_pass_at_k(
     if config.pass_k == 0:
         return {}
     k, size = config.pass_k, config.pass_attempts or config.pass_k
-    sampling = [replace(method, agent=sampling_agent(method.agent)) for method in methods]
+    sampling = [replace(method, agent=with_temperature(method.agent, 1.0)) for method in methods]
     return {m.name: await measure_pass_at_k(m, taskset, config.n, k, size, limits, progress) for m in sampling}
 
 

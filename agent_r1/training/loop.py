@@ -36,7 +36,7 @@ from agent_r1.training.checkpoint.files import TrainProgress
 from agent_r1.training.checkpoint.manager import CheckpointManager
 from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.eval_metrics import score_trajectory
-from agent_r1.training.evaluate import extra_measures, greedy_agent
+from agent_r1.training.evaluate import extra_measures, with_temperature
 from agent_r1.training.monitor.health_monitor import HealthMonitor
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.publisher import WeightPublisher
@@ -70,7 +70,7 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
         run,
         rollout_limits(config),
         seed=config.seed,
-        greedy=make_rollout(greedy_agent(runtime.agent), env) if runtime.updater.needs_greedy else None,
+        greedy=make_rollout(with_temperature(runtime.agent, 0.0), env) if runtime.updater.needs_greedy else None,
     )
 
 

@@ -7,15 +7,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table as Grid
 
-EXACT_MATCH = "exact match"
-"""The measure of a table, if the task set reports exact match."""
+from agent_r1.training.eval_metrics import EXACT_MATCH, EvalResult
 
 NORMAL_95 = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
@@ -134,21 +133,8 @@ class TrainReport:
     resumed_from: int = 0
 
 
-class Scored(Protocol):
-    """The scores of one attempt."""
-
-    @property
-    def em(self) -> float: ...
-
-    @property
-    def f1(self) -> float: ...
-
-    @property
-    def sub(self) -> float | None: ...
-
-
-def make_cell(answers: Sequence[Scored]) -> Cell:
-    """Return the cell for the scored attempts ``answers`` of a method on a split.
+def make_cell(answers: Sequence[EvalResult]) -> Cell:
+    """Return the cell for the attempts of a method on a split, from their results ``answers``.
 
     Raises ValueError if there are no attempts.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -17,7 +17,6 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.reference_solution import ReferenceSolutions
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Scorer
 from agent_r1.envs import ToolEnv
 from agent_r1.envs.user_env import UserEnv
 from agent_r1.rewards import FunctionScorer
@@ -71,7 +70,8 @@ def make_taskset(
     if not scorers:
         raise InvalidInput("env", got="no rewards", do="give rewards=[...]: training needs them")
     valid_tasks = _validate(tasks)
-    if any(function in ANSWER_REWARDS for scorer in scorers for function in _functions_of(scorer)):
+    functions = [f for scorer in scorers if isinstance(scorer, FunctionScorer) for f in scorer.functions.values()]
+    if any(function in ANSWER_REWARDS for function in functions):
         for task in valid_tasks:
             gold_answers(task)
     splits = dict.fromkeys(task.split for task in valid_tasks)
@@ -87,10 +87,6 @@ def make_taskset(
         solutions=solutions,
         sandbox=_weakest_sandbox([env, *scorers], valid_tasks),
     )
-
-
-def _functions_of(scorer: Scorer) -> Iterable[RewardFunction]:
-    return scorer.functions.values() if isinstance(scorer, FunctionScorer) else ()
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.training.eval_metrics import EvalResult
 from agent_r1.training.progress import ProgressBar, StepReport, format_step, make_progress
 from agent_r1.training.reward_totals import reward_means
 from agent_r1.training.tables import (
@@ -36,15 +37,8 @@ SAMPLED = SampledCell(0.25, 0.2, 0.3, any=0.75, majority=0.5, likeliest=0.4)
 REPORT = TrainReport(Path("runs/demo"), 12, 3.5, TABLE, PassAtK(16, 32, {"style-a": SAMPLED}))
 
 
-@dataclass(frozen=True)
-class Scores:
-    em: float
-    f1: float
-    sub: float | None = None
-
-
 def test_a_cell_is_the_mean_of_its_answers_with_an_interval() -> None:
-    cell = make_cell([Scores(1.0, 1.0)] * 180 + [Scores(0.0, 0.3)] * 20)
+    cell = make_cell([EvalResult(1.0, 1.0)] * 180 + [EvalResult(0.0, 0.3)] * 20)
     assert (cell.em, cell.f1, cell.n) == (0.9, pytest.approx(0.93), 200)
     # The interval is where a score test at the 97.5 % quantile neither accepts nor rejects.
     for bound in (cell.low, cell.high):
@@ -58,14 +52,16 @@ def test_the_seconds_of_a_run_that_was_resumed_are_those_since() -> None:
 
 
 def test_sub_match_is_told_apart_from_exact_match_where_there_is_one() -> None:
-    cell = make_cell([Scores(1.0, 1.0, 1.0), Scores(0.0, 0.5, 1.0), Scores(0.0, 0.0), Scores(0.0, 0.0, 0.0)])
+    cell = make_cell(
+        [EvalResult(1.0, 1.0, 1.0), EvalResult(0.0, 0.5, 1.0), EvalResult(0.0, 0.0), EvalResult(0.0, 0.0, 0.0)]
+    )
     assert (cell.em, cell.f1, cell.sub) == (0.25, 0.375, 0.5)
     table = Table({"trained": {"hotpotqa": cell}}, {})
     assert table_json(table)["table"]["trained"]["hotpotqa"]["sub"] == 0.5
     out = io.StringIO()
     Console(file=out, width=80).print(render_report(TrainReport(Path("r"), 1, 1.0, table)))
     assert "F1 0.38, sub 0.50" in out.getvalue() and "F1, sub-match;" in out.getvalue()
-    without = Table({"trained": {"hotpotqa": make_cell([Scores(1.0, 1.0)])}}, {})
+    without = Table({"trained": {"hotpotqa": make_cell([EvalResult(1.0, 1.0)])}}, {})
     assert "sub" not in table_json(without)["table"]["trained"]["hotpotqa"]
 
 

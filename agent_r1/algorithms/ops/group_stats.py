@@ -25,12 +25,12 @@ def group_std(x: Tensor, key: Tensor) -> Tensor:
     return (segment_sum(deviations.square(), key) / (segment_count(key) - 1).clamp(min=1)).sqrt()[key]
 
 
-def has_variance(x: Tensor, key: Tensor, tolerance: float = MIN_STD) -> Tensor:
-    """Return, for each element, whether the standard deviation of its group is above ``tolerance``: (N,) bool.
+def has_variance(x: Tensor, key: Tensor) -> Tensor:
+    """Return, for each element, whether the standard deviation of its group is above ``MIN_STD``: (N,) bool.
 
     ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element.
     """
-    return group_std(x, key) > tolerance
+    return group_std(x, key) > MIN_STD
 
 
 def center(x: Tensor, key: Tensor) -> Tensor:
@@ -94,12 +94,12 @@ def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
     return divide_by_std(center(x, key), x, key, epsilon)
 
 
-def whiten(x: Tensor, epsilon: float = 1e-8) -> Tensor:
+def whiten(x: Tensor) -> Tensor:
     """Return ``x`` (N,), shifted and scaled to mean 0 and standard deviation 1 (Bessel): (N,).
 
-    If all elements are equal, the result is 0. ``epsilon`` is added to the standard deviation.
+    If all elements are equal, the result is 0. 1e-8 is added to the standard deviation.
     """
-    return standardize(x, torch.zeros_like(x, dtype=torch.int64), epsilon)
+    return standardize(x, torch.zeros_like(x, dtype=torch.int64), 1e-8)
 
 
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:

@@ -83,7 +83,7 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
         unrecorded = initial.events if first is None else ()
         return replace(initial, events=(*unrecorded, LogEvent(RESUMED, "from its beginning")))
     saved = load_checkpoint(latest.folder, policy.model, policy.tokenizer)
-    updater.load_weights(_load_weights(latest.folder, policy))
+    updater.load_weights(read_weights(latest.folder, policy.model))
     updater.load_state(saved.trainer)
     skipped = tuple(_quarantine(checkpoint) for checkpoint in latest.skipped)
     resumed = LogEvent(RESUMED, f"from step {saved.progress.step}")
@@ -143,10 +143,6 @@ def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
         raise InvalidInput("run", got=f"{skipped.folder}, which cannot be renamed: {error}", do=do) from error
 
 
-def _load_weights(folder: Path, policy: Policy) -> Mapping[str, Tensor]:
-    return read_weights(folder, policy.model)
-
-
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
     """Return ``state`` with the weights of its best step.
 
@@ -165,4 +161,4 @@ def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeS
         lost = LogEvent(CORRUPT, f"the best checkpoint by validation, of step {best.step}, is lost")
         events = (*state.events, _quarantine(SkippedCheckpoint(folder, str(error))), lost)
         return replace(state, progress=replace(state.progress, best=None), events=events)
-    return replace(state, best_weights=dict(_load_weights(folder, policy)))
+    return replace(state, best_weights=dict(read_weights(folder, policy.model)))

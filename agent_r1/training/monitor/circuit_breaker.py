@@ -87,7 +87,8 @@ def normalize_reason(reason: str) -> str:
         >>> normalize_reason("timeout after 2.5 s at 0x7f3a")
         'timeout after # s at #'
     """
-    return re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?", "#", _shorten(reason))
+    shortened = " ".join(reason.split())[:MAX_REASON_LENGTH]
+    return re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?", "#", shortened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +225,14 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str
     yield _OVERRIDE
 
 
-def show_command(run: str, attempt: AttemptId) -> str:
-    """Return the command that shows an attempt of the run with the name ``run``.
+def _example(attempt: AttemptId, run: str) -> str:
+    """Return a line with an example: the id of an attempt, and the command that shows the attempt.
 
     Example:
-        >>> show_command("demo", AttemptId("demo", "style-a/7", 3, 0))
-        'agent-r1 show demo 3.0.0'
+        >>> _example(AttemptId("demo", "style-a/7", 3, 0), "demo")
+        '         for example demo:3.0.0:style-a/7: agent-r1 show demo 3.0.0'
     """
-    return f"agent-r1 show {run} {'.'.join(map(str, attempt.sort_key))}"
-
-
-def _example(attempt: AttemptId, run: str) -> str:
-    """Return a line with an example: the id of an attempt, and the command that shows the attempt."""
-    return f"         for example {attempt}: {show_command(run, attempt)}"
+    return f"         for example {attempt}: agent-r1 show {run} {'.'.join(map(str, attempt.sort_key))}"
 
 
 def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall | None]]:
@@ -267,7 +263,3 @@ def shorten_reason(reason: str) -> str:
     place = _PLACE.search(text)
     end = f"..{place[0]}" if place else ".."
     return text[: MAX_REASON_LENGTH - len(end)] + end
-
-
-def _shorten(reason: str) -> str:
-    return " ".join(reason.split())[:MAX_REASON_LENGTH]
