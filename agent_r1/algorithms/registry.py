@@ -21,6 +21,7 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.token_masks import TokenMask
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.settings import flatten
 from agent_r1.core.suggest import suggest
 
 NONE = "none"
@@ -71,7 +72,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     Example:
         build_algorithm("grpo", {"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}})
     """
-    changes = dict(_flatten(settings))
+    changes = {key.removesuffix(".name"): value for key, value in flatten(settings)}  # loss.name chooses the loss
     preset = _from_file(name) if ".py:" in name or name.endswith(".py") else ALGORITHMS.get(name)
     base = preset or _stored(name, changes)
     if base is None:
@@ -114,19 +115,6 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
     changed = _replace(algorithm, settings, "")
     assert isinstance(changed, Algorithm)
     return changed
-
-
-def _flatten(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (dotted key, value) of each setting in nested tables. The key ``loss.name`` becomes ``loss``.
-
-    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "loss.".
-    """
-    for name, value in settings.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{key}.")
-        else:
-            yield key.removesuffix(".name"), value
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:

@@ -9,9 +9,6 @@ from typing import Any
 REDACTED = "***"
 """The text that replaces credentials."""
 
-FIRST_SETTINGS = ("taskset", "model", "algorithm.name", "steps", "seed")
-"""Settings that are shown before all other settings."""
-
 # For http(s), one slash is enough, because Path changes "http://user:password@host" to "http:/user:password@host".
 _SCHEME = r"(?P<scheme>https?:/{1,2}|[a-z][a-z0-9+.-]{0,30}://)"
 
@@ -118,26 +115,3 @@ def redact_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {redact_values(key): redact_values(item) for key, item in value.items()}
     return [redact_values(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
-    """Return settings by dotted key, without credentials, the most important settings first. A list becomes one text.
-
-    ``config`` holds the settings in nested tables.
-
-    Example:
-        >>> flat_settings({"trainer": {"learning_rate": 0.001}, "steps": 20, "splits": ["test", "dev"]})
-        {'steps': 20, 'trainer.learning_rate': 0.001, 'splits': 'test, dev'}
-    """
-    flat: dict[str, str | int | float | bool | None] = {}
-
-    def add(values: Mapping[str, Any], prefix: str) -> None:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                add(value, f"{prefix}{name}.")
-            else:
-                flat[prefix + name] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-    add(redact_values(config), "")
-    first = {name: flat[name] for name in FIRST_SETTINGS if name in flat}
-    return {**first, **flat}

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agent_r1.core.redaction import flat_settings
+from agent_r1.core.settings import flat_settings
 from agent_r1.export.model import SavedWeights, base_of_adapter
 from agent_r1.store import RunReader
 from agent_r1.store.results import read_results

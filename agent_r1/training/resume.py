@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.settings import flatten
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store import RunReader, is_run, run_folder
 from agent_r1.store.folder import path_argument
@@ -95,7 +95,7 @@ def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[
 
 
 def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> None:
-    own, given = dict(_flatten(before.model_dump(mode="json"))), dict(_flatten(after.model_dump(mode="json")))
+    own, given = dict(flatten(before.model_dump(mode="json"))), dict(flatten(after.model_dump(mode="json")))
     for key, value in given.items():
         if key not in CHANGEABLE and (key not in own or own[key] != value):
             raise _unchangeable(folder, key, value, own.get(key, "none"))
@@ -104,15 +104,3 @@ def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> No
 def _unchangeable(folder: Path, key: str, value: object, own: object) -> InvalidInput:
     do = f"leave it out: {folder} continues with {own}; start a new run to change it"
     return InvalidInput(key, got=value, do=do)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting in the nested mapping ``values``.
-
-    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
-    """
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -12,7 +12,7 @@ from datetime import datetime
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
-from agent_r1.core.redaction import flat_settings
+from agent_r1.core.settings import flat_settings
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder

@@ -13,7 +13,7 @@ import pytest
 from agent_r1 import InvalidInput, Message
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import AttemptFinished, Event, LogEvent, StepMetrics, StepTimings
-from agent_r1.core.redaction import flat_settings
+from agent_r1.core.settings import flat_settings
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.trackers import AttemptSample, TrackedRun, TrackingRecorder, registry
 from agent_r1.trackers.registry import require_trackers

@@ -108,7 +108,6 @@ class Snapshot:
 class Checkpoint:
     """The content of a saved checkpoint, without the weights. ``read_weights(folder, ..)`` reads the weights."""
 
-    folder: Path
     progress: TrainProgress
     trainer: TrainerState
     monitor: MonitorState
@@ -231,7 +230,7 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
             do = f"continue with the {what} that the run was started with, or start a new run"
             raise InvalidInput("checkpoint", got=f"{folder}, which has another {what}", do=do)
     trainer = TrainerState(load_file(folder / _TENSORS), json.loads((folder / _SCALARS).read_text("utf-8")))
-    return Checkpoint(folder, _read(folder / _PROGRESS, TrainProgress), trainer, _read(folder / _MONITOR, MonitorState))
+    return Checkpoint(_read(folder / _PROGRESS, TrainProgress), trainer, _read(folder / _MONITOR, MonitorState))
 
 
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
