@@ -59,7 +59,7 @@ def progress(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 def without_weights(patch: pytest.MonkeyPatch) -> None:
     """Keep the initial weights, and adapt the checksum that is compared with them."""
-    patch.setattr(restore, "_load_weights", lambda folder, policy: policy.model.state_dict())
+    patch.setattr(restore, "read_weights", lambda folder, model: model.state_dict())
     restoring(
         lambda updater, state: replace(
             state, scalars={**state.scalars, "policy": updater.publish().version.checksum or ""}
