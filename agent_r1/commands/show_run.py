@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.commands.terminal import ASCII_BLOCKS, BLOCKS, Curve, CurveTable, safe
+from agent_r1.core.profile import CPU_SECONDS, SECONDS, StepProfile, format_profile, mean_profile, read_profiles
 from agent_r1.store import RunReader
 from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent
@@ -63,6 +64,7 @@ class RunReport:
         table: the share of right answers at the end of the run, by method and then by split.
         curves: the values of each metric and timing by step, by name.
         file: the Python file that defines the task set; None if the run recorded no such file.
+        profile: where the time of an average step went. It is empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.
     """
@@ -80,6 +82,7 @@ class RunReport:
     table: Mapping[str, Mapping[str, float]]
     curves: Mapping[str, Curve]
     file: Path | None
+    profile: StepProfile
     events: tuple[RecordedEvent, ...]
     warnings: int
 
@@ -109,6 +112,7 @@ class RunReport:
             "best_checkpoint": None if self.best_checkpoint is None else str(self.best_checkpoint),
             "table": {method: dict(cells) for method, cells in self.table.items()},
             "curves": {name: dict(curve) for name, curve in self.curves.items()},
+            "profile": {part.value: asdict(time) for part, time in self.profile.parts.items()},
             "warnings": self.warnings,
             "events": [{"time": event.time, "segment": event.segment, **asdict(event.event)} for event in self.events],
         }
@@ -140,6 +144,7 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
         table=_em_table(tables[-1]) if tables else {},
         curves=curves,
         file=read_file(reader),
+        profile=mean_profile(read_profiles(curves)),
         events=tuple(shown[-MAX_EVENTS:]),
         warnings=sum(event.event.kind == "warning" for event in events),
     )
@@ -179,6 +184,9 @@ class RunText:
         if self.report.curves:
             yield ""
             yield _curves(self.report.curves, options.max_width, ASCII_BLOCKS if options.ascii_only else BLOCKS)
+        if self.report.profile.parts:
+            yield Text(format_profile(self.report.profile, "Time of a step"))
+            yield ""
         if self.report.events:
             yield Text("Last events", "bold")
             yield _events(self.report.events)
@@ -257,6 +265,7 @@ def _results(table: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def _curves(curves: Mapping[str, Curve], width: int, blocks: str) -> RenderableType:
+    curves = {name: curve for name, curve in curves.items() if not name.startswith((SECONDS, CPU_SECONDS))}
     found = CurveTable(width, max(map(len, curves.values())), blocks)
     for panel in PANELS:
         selected = [(label, curve) for label, curve in panel.select(curves) if curve]

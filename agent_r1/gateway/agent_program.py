@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from agent_r1.core.environment import Env, Episode, RolloutContext
+from agent_r1.core.profile import Part
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status, Trajectory
@@ -106,7 +107,7 @@ class AgentProgram:
 
     async def _call(self, key: str, task: Task) -> _End:
         try:
-            with isolate(_AgentError):
+            with isolate(_AgentError), self.agent.profiler.measure(Part.TOOLS):
                 answer = await self.host.threads.call(self.function, self.host.gateway.base_url, key, task)
         except _AgentError as error:
             reason = f"the agent raised {error}"

@@ -15,14 +15,17 @@ import asyncio
 import logging
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.tasks import shared_task
 from agent_r1.core.threads import WorkerThread, run_in_thread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
@@ -55,13 +58,20 @@ class TorchEngine:
         model: the model to serve, on the device on which it runs.
         context: maximum number of tokens of a prompt and its completion together.
         config: data type, batch size and memory. None: the default settings.
+        profiler: measures prefill, decode steps and sampling.
 
     Raises:
         InvalidInput: the model fails with the KV cache, or its logits with the KV cache differ from the logits of a
             plain forward pass.
     """
 
-    def __init__(self, model: PreTrainedModel, context: int, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        context: int,
+        config: EngineConfig | None = None,
+        profiler: Profiler = NO_PROFILER,
+    ) -> None:
         config = config or EngineConfig()
         bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
         cast_parameters(model, config.dtype)  # after the probe, which needs precise weights
@@ -71,7 +81,7 @@ class TorchEngine:
         # memory that is free now: the free memory limits only the number of decode batches.
         fixed = config.kv_cache_gib or (CPU_LIMIT_GIB if model.device.type == "cpu" else None)
         rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
-        self._context, self._dtype = context, config.dtype
+        self._context, self._dtype, self._profiler = context, config.dtype, profiler
         self._runner = ModelRunner(model, rows)
         blocks = max(1, slots // config.max_sequences)
         self._scheduler = Scheduler(rows, blocks, self._runner.add_block, self._runner.prefill_shape.chunk)
@@ -193,20 +203,27 @@ class TorchEngine:
         """
         self._scheduler.drop_cancelled()
         try:
-            plan = self._scheduler.plan_prefill()
-            self._runner.prefill(plan.compute)
-            self._runner.copy_prefixes(plan.prefix_copies)
-            self._runner.prefill(plan.remainders)
-            self._runner.copy_prefixes(plan.copies)
+            with self._profiler.measure(Part.PREFILL):
+                plan = self._scheduler.plan_prefill()
+                self._runner.prefill(plan.compute)
+                self._runner.copy_prefixes(plan.prefix_copies)
+                self._runner.prefill(plan.remainders)
+                self._runner.copy_prefixes(plan.copies)
             for block, batch in self._scheduler.decode_batches():
-                logits = self._runner.decode(block, {row: request.last_token for row, request in batch})  # (N, V)
-                tokens, logprobs = sample_tokens(logits, [_row_sampling(request) for _, request in batch])  # (N,), (N,)
-                for (_, request), token, logprob in zip(batch, tokens.tolist(), logprobs.tolist(), strict=True):
-                    _postprocess(request, token, logprob)
+                with self._profiler.measure(Part.GENERATION):
+                    logits = self._runner.decode(block, {row: request.last_token for row, request in batch})  # (N, V)
+                with self._profiler.measure(Part.SAMPLING):
+                    self._sample(logits, [request for _, request in batch])
                 self.num_generated_tokens += len(batch)
         except Exception as error:
             self._scheduler.fail_running(f"{type(error).__name__}: {error}")
         return self._scheduler.take_finished()
+
+    def _sample(self, logits: Tensor, requests: Sequence[Request]) -> None:
+        """Append a token to each of the N requests. ``logits`` has the shape (N, V)."""
+        tokens, logprobs = sample_tokens(logits, [_row_sampling(request) for request in requests])  # (N,), (N,)
+        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+            _postprocess(request, token, logprob)
 
     async def _apply_updates(self) -> None:
         while self._updates:

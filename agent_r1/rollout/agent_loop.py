@@ -16,6 +16,7 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
 from agent_r1.core.inference import InferenceEngine, SamplingParams
 from agent_r1.core.messages import Action, Message
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
 from agent_r1.renderers.protocol import Renderer
@@ -37,6 +38,7 @@ class Agent:
         context_length: the largest number of tokens of a prompt and its action together.
         seed: the root seed of the run. The seed of each turn is derived from the root seed.
         context_policy: how much of a long episode the policy sees.
+        profiler: measures the time of environments.
     """
 
     engine: InferenceEngine
@@ -45,6 +47,7 @@ class Agent:
     context_length: int
     seed: int = 0
     context_policy: ContextPolicy = field(default_factory=Append)
+    profiler: Profiler = NO_PROFILER
 
     def open_session(self, attempt: AttemptId) -> Session:
         """Return a session in which this agent makes the attempt."""
@@ -118,12 +121,13 @@ class _AgentRollout:
     async def run(self) -> None:
         """Run the episode: prompt -> action -> transition -> next prompt, until the environment ends the episode."""
         with _environment_code():
-            self.episode = await run_detached(self.env.open(self.task, self.context))
+            with self.agent.profiler.measure(Part.TOOLS):
+                self.episode = await run_detached(self.env.open(self.task, self.context))
             self.history = History(validate_messages(self.episode.start))
             prompt = self.session.new_branch(self.history.messages, self.env.tools)
         while True:
             action = await self._sample(prompt)
-            with _environment_code():
+            with _environment_code(), self.agent.profiler.measure(Part.TOOLS):
                 transition = validate_transition(await run_detached(self.episode.step(action)))
             turn = self.session.observe(transition)
             if transition.end is not None:
@@ -207,7 +211,8 @@ class _AgentRollout:
         """Release the session and close the episode."""
         await self.session.close()
         if self.episode is not None:
-            await close_quietly(f"closing the episode of {self.context.id}", self.episode.close())
+            with self.agent.profiler.measure(Part.TOOLS):
+                await close_quietly(f"closing the episode of {self.context.id}", self.episode.close())
 
     def trajectory(self) -> Trajectory:
         return self.session.trajectory(self.task.id, self.status, reason=self.reason, start=self.history.start)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import ModelClient, RolloutContext
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Recorder
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
 from agent_r1.rollout.session import CLOSE_SECONDS, Rollout
@@ -68,6 +69,7 @@ class Collector:
             attempt. The sample index of the additional attempt is the size of the group. This attempt is scored
             separately, so that scorers do not compare it with the group.
         models: the models that environments can query, by role.
+        profiler: measures the time of the scorers.
     """
 
     def __init__(
@@ -81,11 +83,12 @@ class Collector:
         seed: int = 0,
         greedy: Rollout | None = None,
         models: Mapping[str, ModelClient] | None = None,
+        profiler: Profiler = NO_PROFILER,
     ) -> None:
         self._rollout, self._greedy, self._scorers = rollout, greedy, scorers
         self._recorder, self._run, self._limits = recorder, run, limits
         self._seed, self._models = seed, models or {}
-        self._slots = asyncio.Semaphore(limits.concurrency)
+        self._slots, self._profiler = asyncio.Semaphore(limits.concurrency), profiler
 
     async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
         """Yield each group when all its attempts are complete, in the order of ``requests``.
@@ -180,7 +183,7 @@ class Collector:
         if not scorable:
             return tuple(trajectories)
         try:
-            with isolate(_UserCodeFailure):
+            with isolate(_UserCodeFailure), self._profiler.measure(Part.REWARDS):
                 scores = await self._compute_rewards(scorable, task)
             scored = {t.attempt: _with_rewards(t, given) for t, given in zip(scorable, scores, strict=True)}
         except _UserCodeFailure as failure:

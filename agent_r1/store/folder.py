@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.profile import NO_PROFILER, Profiler
 from agent_r1.store.atomic_fs import atomic_dir
 from agent_r1.store.ledger import Ledger
 from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
@@ -62,11 +63,12 @@ def is_run(folder: Path) -> bool:
     return os.path.isfile(folder / DATABASE)  # also False if the text cannot be a path
 
 
-def create_run(folder: Path, config: Mapping[str, Any]) -> RunWriter:
+def create_run(folder: Path, config: Mapping[str, Any], profiler: Profiler = NO_PROFILER) -> RunWriter:
     """Create the folder of a new run and return its writer.
 
     Args:
         config: the resolved configuration, JSON values only.
+        profiler: measures the time of writing.
 
     Raises:
         InvalidInput: if the folder exists or cannot be written.
@@ -78,7 +80,7 @@ def create_run(folder: Path, config: Mapping[str, Any]) -> RunWriter:
             _fill(temporary, folder.name, text)
     except (OSError, sqlite3.Error, ValueError) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a --run in a folder that can be written") from None
-    return RunWriter(folder / DATABASE)
+    return RunWriter(folder / DATABASE, profiler)
 
 
 def require_new_run(folder: Path) -> None:
@@ -88,15 +90,17 @@ def require_new_run(folder: Path) -> None:
         raise InvalidInput("run", got=f"{folder}, which exists", do=do)
 
 
-def reopen_run(folder: Path) -> RunWriter:
+def reopen_run(folder: Path, profiler: Profiler = NO_PROFILER) -> RunWriter:
     """Return the writer of an existing run. The caller must open a segment before recording events.
+
+    ``profiler`` measures the time of writing.
 
     Raises InvalidInput if ``folder`` holds no run, or if the run cannot be written.
     """
     if not is_run(folder):
         raise InvalidInput("run", got=f"{folder}, which holds no {DATABASE}", do="give the folder of a run")
     try:
-        return RunWriter(folder / DATABASE)
+        return RunWriter(folder / DATABASE, profiler)
     except (OSError, sqlite3.Error) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a run in a folder that can be written") from None
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.threads import WorkerThread
 from agent_r1.store.ledger import Ledger, contradicts, read_head, write_seal_file
 from agent_r1.store.rows import attempt_key, event_rows
@@ -60,7 +61,8 @@ class RunWriter:
         InvalidInput: if another process is writing the run, or if ``path`` is damaged or has another schema version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, profiler: Profiler = NO_PROFILER) -> None:
+        self._profiler = profiler
         self._lock = _lock(path.parent)
         try:
             self._connection = _open_checked(path)
@@ -130,8 +132,9 @@ class RunWriter:
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return
-        for submission, error in zip(batch, self._commit(batch), strict=True):
-            submission.error = error
+        with self._profiler.measure(Part.STORE):
+            for submission, error in zip(batch, self._commit(batch), strict=True):
+                submission.error = error
 
     def _commit(self, batch: Sequence[_Submission]) -> list[RunWriteError | None]:
         if self._failure is None:

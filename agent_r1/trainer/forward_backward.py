@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
+from agent_r1.algorithms.types import StateValues, TokenOutputs, TopTokens
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, by_sequence, by_trajectory
 from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
@@ -23,6 +24,7 @@ from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
+from agent_r1.trainer.micro_batch_values import scaled_targets, scaled_weights, state_values_at
 from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role, join_passes
 
 P = ParamSpec("P")
@@ -44,6 +46,7 @@ class ModelSet:
         teacher: the teacher; None if the algorithm needs no teacher.
         sharing: how a prefix that several sequences share is computed only once; None to compute each sequence by
             itself. The results differ only by rounding errors.
+        profiler: measures the time of packing, and of forward and backward passes.
     """
 
     policy: PreTrainedModel
@@ -53,6 +56,7 @@ class ModelSet:
     reference: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
     sharing: PrefixSharing | None = None
+    profiler: Profiler = NO_PROFILER
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
@@ -124,15 +128,28 @@ class ModelSet:
 
         The sequences of a block are always in the same micro-batch. The result is on the device of the models.
         """
-        plan, device = plan_passes(blocks, self.micro_tokens, self.sharing), self.policy.device
-        return PassPlan(plan.prefix.to(device), (micro.to(device) for micro in plan.micro_batches))
+        with self.profiler.measure(Part.PACKING):
+            plan = plan_passes(blocks, self.micro_tokens, self.sharing)
+        return PassPlan(plan.prefix.to(self.policy.device), self._on_device(plan.micro_batches))
+
+    def _on_device(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """Yield the micro-batches, which are made only now, on the device of the models."""
+        while True:
+            with self.profiler.measure(Part.PACKING):
+                micro = next(micro_batches, None)
+                if micro is None:
+                    return
+                micro = micro.to(self.policy.device)
+            yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
         """Yield the micro-batches of a batch, each with the states of the tokens before it in ``backbone``."""
         plan = self.plan(by_sequence(batch.sequences))
-        prefix = PrefixStates(backbone, plan.prefix)
+        with self.profiler.measure(Part.FORWARD):
+            prefix = PrefixStates(backbone, plan.prefix)
         for micro in plan.micro_batches:
-            yield micro, prefix
+            with self.profiler.measure(Part.FORWARD):  # the caller runs the model before it takes the next micro-batch
+                yield micro, prefix
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
@@ -212,11 +229,13 @@ def forward_backward(
     backbones = {POLICY: backbone_of(models.policy)}
     if models.critic is not None:
         backbones[CRITIC] = models.critic.backbone
-    prefixes = {module: PrefixStates(backbones[module], plan.prefix) for module in backbones if module in modules}
+    with models.profiler.measure(Part.FORWARD):
+        prefixes = {module: PrefixStates(backbones[module], plan.prefix) for module in backbones if module in modules}
     one_pass = _micro_batch_pass if POLICY in modules else _critic_pass
     stats = join_passes([one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches])
-    for prefix in prefixes.values():
-        prefix.backward()
+    with models.profiler.measure(Part.BACKWARD):
+        for prefix in prefixes.values():
+            prefix.backward()
     num_tokens, num_padded = stats.num_tokens + len(plan.prefix), stats.num_padded_tokens + len(plan.prefix)
     return replace(stats, num_tokens=num_tokens, num_padded_tokens=num_padded)
 
@@ -233,11 +252,13 @@ def _critic_pass(
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
-    values = _critic_values(models.critic, prepared.batch, micro, prefixes[CRITIC])
-    like = values.before_token.detach()
-    scaled = _scaled_targets(targets, micro, scale, like)
-    loss = algorithm.compute_value_loss(values, _state_values_at(old_values, micro, like), scaled)
-    loss.backward()
+    with models.profiler.measure(Part.FORWARD):
+        values = _critic_values(models.critic, prepared.batch, micro, prefixes[CRITIC])
+        like = values.before_token.detach()
+        scaled = scaled_targets(targets, micro, scale, like)
+        loss = algorithm.compute_value_loss(values, state_values_at(old_values, micro, like), scaled)
+    with models.profiler.measure(Part.BACKWARD):
+        loss.backward()
     none = like[:0]  # (0,): the policy does not run
     return PassStats(
         loss=loss.detach(),
@@ -260,10 +281,12 @@ def _micro_batch_pass(
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
     """Add the gradient of a micro-batch's loss to the policy, and to the critic if ``prefixes`` contains the critic."""
-    tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
-    weights = _scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
-    loss, metrics = algorithm.compute_loss(tokens, weights)
-    loss.backward()
+    with models.profiler.measure(Part.FORWARD):
+        tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
+        weights = scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
+        loss, metrics = algorithm.compute_loss(tokens, weights)
+    with models.profiler.measure(Part.BACKWARD):
+        loss.backward()
     return PassStats(
         loss=loss.detach(),
         metrics=metrics,
@@ -321,7 +344,7 @@ def _token_outputs(
     values = old_values = None
     if CRITIC in prefixes and models.critic is not None and outputs.values is not None:
         values = _critic_values(models.critic, batch, micro, prefixes[CRITIC])
-        old_values = _state_values_at(outputs.values, micro, logprobs)
+        old_values = state_values_at(outputs.values, micro, logprobs)
 
     reference = None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens)
     return TokenOutputs(
@@ -353,41 +376,3 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, 
         logprobs = sampled.new_zeros(micro.ids.numel()).index_put((micro.token_positions,), sampled).view_as(micro.ids)
     flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs, prefix).flatten()  # (B*T,)
     return StateValues(flat[micro.logit_positions], flat[micro.post_action_states])
-
-
-def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
-    """Return the part of ``values`` that belongs to a micro-batch, in the dtype and on the device of ``like``.
-
-    ``values`` has a number for each state of the whole batch. The result has a number for the state before each of the
-    n tokens of the micro-batch, and a number for the state after each of its s actions.
-    """
-    return StateValues(values.before_token[micro.tokens].to(like), values.after_action[micro.turns].to(like))
-
-
-def _scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like: Tensor) -> TokenWeights:
-    """Return the weights of a micro-batch's tokens, in the dtype and on the device of ``like``.
-
-    The factors of the loss (``loss_weight``, ``sft_weight`` and the weights of the value targets) are multiplied by
-    ``scale``.
-    """
-
-    def gather(column: Tensor) -> Tensor:
-        return column[micro.tokens].to(like)
-
-    targets = weights.value_targets
-    return TokenWeights(
-        advantage=gather(weights.advantage),
-        loss_weight=scale * gather(weights.loss_weight),
-        importance_weight=gather(weights.importance_weight),
-        sft_weight=None if weights.sft_weight is None else scale * gather(weights.sft_weight),
-        value_targets=None if targets is None else _scaled_targets(targets, micro, scale, like),
-        kl_coef=weights.kl_coef,
-        drift_weight=None if weights.drift_weight is None else gather(weights.drift_weight),
-    )
-
-
-def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return a micro-batch's value targets, with the dtype and device of ``like``, and weights times ``scale``."""
-    weight = _state_values_at(targets.weight, micro, like)
-    scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
-    return ValueTargets(_state_values_at(targets.target, micro, like), scaled)

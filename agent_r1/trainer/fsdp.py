@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.adapter import load_trained_weights
@@ -51,6 +52,7 @@ class FsdpTrainer:
         temperature: the sampler's temperature, above 0.
         teacher: the model that the policy learns from, if the algorithm needs a teacher.
         threads: the number of torch threads of each rank.
+        profiler: measures the time of requests to the ranks.
 
     Raises:
         InvalidInput: as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`; or the settings cannot be
@@ -67,12 +69,13 @@ class FsdpTrainer:
         temperature: float,
         teacher: PreTrainedModel | None = None,
         threads: int = 1,
+        profiler: Profiler = NO_PROFILER,
     ) -> None:
         if temperature <= 0:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
         if "teacher" in algorithm.needs and teacher is None:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
-        self._ranks, self._model, self._config = ranks, model.eval(), config
+        self._ranks, self._model, self._config, self._profiler = ranks, model.eval(), config, profiler
         self._tree_attention = supports_tree_mask(model)
         self._checksum: str | None = None  # of the policy's current weights; None: not computed
         self._is_copied = True  # whether the model in this process has the current weights
@@ -181,7 +184,8 @@ class FsdpTrainer:
 
     def _call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method of :class:`RankTrainer` on each rank, and return the results in the order of the ranks."""
-        return self._ranks.call(methodcaller(method, *arguments))
+        with self._profiler.measure(Part.RANKS):
+            return self._ranks.call(methodcaller(method, *arguments))
 
     def _current_model(self) -> PreTrainedModel:
         """Copy the current weights of the ranks into the model of this process, and return this model."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
@@ -56,6 +57,7 @@ class SingleProcessTrainer:
         config: settings of the optimizer and of memory.
         temperature: the sampler's temperature, above 0.
         teacher: the model that the policy learns from, if the algorithm needs a teacher.
+        profiler: measures the parts of an update.
 
     Raises:
         InvalidInput: the temperature is not above 0; the algorithm needs a teacher, but none is given; the model does
@@ -70,12 +72,13 @@ class SingleProcessTrainer:
         *,
         temperature: float,
         teacher: PreTrainedModel | None = None,
+        profiler: Profiler = NO_PROFILER,
     ) -> None:
         if temperature <= 0:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
         if "teacher" in algorithm.needs and teacher is None:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
-        self._algorithm, self._config = algorithm, config
+        self._algorithm, self._config, self._profiler = algorithm, config, profiler
         self._tree_attention = supports_tree_mask(model.eval())
         self._policy = mixed_precision(model, config.dtype)
         self._critic: MixedPrecision[ValueModel] | None = None
@@ -94,6 +97,7 @@ class SingleProcessTrainer:
             reference=None if self._reference is None else self._reference.compute,
             teacher=teacher and cast_parameters(teacher.eval().requires_grad_(False), config.dtype),
             sharing=self._prefix_sharing(model, teacher),
+            profiler=profiler,
         )
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
         if self._critic is not None:
@@ -166,9 +170,10 @@ class SingleProcessTrainer:
             raise RuntimeError("optim_step needs the gradients of a forward_backward")
         loss, modules = self._last_pass
         self._last_pass = None
-        stats = self._optimizer.step(loss, modules, learning_rate_factor)
-        if stats.applied:
-            self._refresh()
+        with self._profiler.measure(Part.OPTIMIZER):
+            stats = self._optimizer.step(loss, modules, learning_rate_factor)
+            if stats.applied:
+                self._refresh()
         if stats.applied and POLICY in modules:
             self._checksum = None
         return stats

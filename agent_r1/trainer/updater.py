@@ -12,6 +12,7 @@ from agent_r1.algorithms.advantages.roles import AgainstRole
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
+from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Group
@@ -82,6 +83,7 @@ class PolicyUpdater:
         seed: the seed of the random division of trajectories into minibatches.
         steps: the number of updates of the whole run, for the schedule of the learning rates.
         record_groups: the maximum number of groups per update whose attempts get token records.
+        profiler: measures the time of packing.
     """
 
     def __init__(
@@ -94,11 +96,12 @@ class PolicyUpdater:
         seed: int,
         steps: int,
         record_groups: int = 0,
+        profiler: Profiler = NO_PROFILER,
     ) -> None:
         check_algorithm(algorithm)
         self._trainer, self._algorithm, self._config = trainer, algorithm, config
         self._seed, self._steps, self._record_groups = seed, steps, record_groups
-        self._reward_weights = dict(reward_weights)
+        self._reward_weights, self._profiler = dict(reward_weights), profiler
         self._step = self._version = 0
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
         self._role_baselines: dict[str, float] = {}
@@ -208,7 +211,8 @@ class PolicyUpdater:
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         distillation = algorithm.distillation
         loss_excluded = algorithm.filters.loss_excluded(samples)
-        batch = assemble_batch(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
+        with self._profiler.measure(Part.PACKING):
+            batch = assemble_batch(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
 
         if isinstance(algorithm.advantage, AgainstRole):
             roles = [sample.role for sample in samples]
@@ -230,7 +234,8 @@ class PolicyUpdater:
         stale_uncorrected = self._is_stale(batch) and algorithm.correction is None
         from_sampler = algorithm.ratio_denominator == "sampler" or stale_uncorrected
         old_logprobs = batch.sampler_logprobs if from_sampler else outputs.old_logprobs
-        weights = algorithm.compute_token_weights(batch, outputs, self._kl_coef)
+        with self._profiler.measure(Part.PACKING):
+            weights = algorithm.compute_token_weights(batch, outputs, self._kl_coef)
         return PreparedBatch(batch, weights, outputs, old_logprobs)
 
     def _is_stale(self, batch: TrainingBatch) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import torch
@@ -12,10 +13,13 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
+from agent_r1.core.profile import NO_PROFILER, Profiler
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.inference.profiled_engine import ProfiledEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
+from agent_r1.renderers.profiled_renderer import ProfiledRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits
 from agent_r1.trainer.fsdp import FsdpTrainer
@@ -38,17 +42,25 @@ from agent_r1.training.preflight import (
 from agent_r1.training.vllm_servers import VllmServers
 
 
-def _torch_engine(policy: Policy, config: RunConfig) -> InferenceEngine:
-    return TorchEngine(policy.model, policy.context_length, config.engine)
+def _torch_engine(policy: Policy, config: RunConfig, *, profiler: Profiler = NO_PROFILER) -> InferenceEngine:
+    return TorchEngine(policy.model, policy.context_length, config.engine, profiler)
 
 
-def _trainer(policy: Policy, config: TrainConfig, teacher: PreTrainedModel | None) -> Trainer:
+def _trainer(
+    policy: Policy, config: TrainConfig, teacher: PreTrainedModel | None, *, profiler: Profiler = NO_PROFILER
+) -> Trainer:
     settings, temperature, model = config.trainer, config.temperature, policy.model
     if settings.ranks == 1:
-        return SingleProcessTrainer(model, config.algorithm, settings, temperature=temperature, teacher=teacher)
+        return SingleProcessTrainer(
+            *(model, config.algorithm, settings), temperature=temperature, teacher=teacher, profiler=profiler
+        )
     ranks = RankGroup[RankTrainer](settings.ranks, model.device.type)
     return FsdpTrainer(
-        *(ranks, model, config.algorithm, settings), temperature=temperature, teacher=teacher, threads=config.threads
+        *(ranks, model, config.algorithm, settings),
+        temperature=temperature,
+        teacher=teacher,
+        threads=config.threads,
+        profiler=profiler,
     )
 
 
@@ -75,11 +87,17 @@ EMBEDDED = Placement()
 """The default placement: the engine, and a trainer of one rank, run in this process."""
 
 
-def resolve_placement(placement: Placement | None, config: RunConfig) -> Placement:
-    """Return ``placement``. If it is None, return the default placement for the setting ``engine.backend``."""
+def resolve_placement(placement: Placement | None, config: RunConfig, profiler: Profiler = NO_PROFILER) -> Placement:
+    """Return ``placement``. If it is None, return the default placement for the setting ``engine.backend``.
+
+    ``profiler`` measures the engine and the trainer of the default placement.
+    """
     if placement is not None:
         return placement
-    return replace(EMBEDDED, engine=VllmServers().engine) if config.engine.backend == "vllm" else EMBEDDED
+    default = EMBEDDED
+    if profiler is not NO_PROFILER:
+        default = Placement(partial(_torch_engine, profiler=profiler), partial(_trainer, profiler=profiler))
+    return replace(default, engine=VllmServers().engine) if config.engine.backend == "vllm" else default
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +107,7 @@ class Runtime:
     Attributes:
         engines: the inference engines by role. The engine "policy" samples the attempts that are trained.
         events: reports of decisions that were made during the build. The run records these events first.
+        profiler: measures where the time of a step goes.
     """
 
     config: TrainConfig
@@ -99,6 +118,7 @@ class Runtime:
     engines: Mapping[str, InferenceEngine]
     placement: Placement
     events: tuple[LogEvent, ...] = ()
+    profiler: Profiler = NO_PROFILER
 
     @property
     def engine(self) -> InferenceEngine:
@@ -107,20 +127,28 @@ class Runtime:
     @property
     def agent(self) -> Agent:
         """The agent that samples the attempts for training, at the configured temperature."""
-        return self.policy.agent(self.engine, self.config, self.config.temperature)
+        agent = self.policy.agent(self.engine, self.config, self.config.temperature)
+        if self.profiler is NO_PROFILER:
+            return agent
+        engine = self.engine if isinstance(self.engine, TorchEngine) else ProfiledEngine(self.engine, self.profiler)
+        renderer = ProfiledRenderer(agent.renderer, self.profiler)
+        return replace(agent, engine=engine, renderer=renderer, profiler=self.profiler)
 
 
-def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | None = None) -> Runtime:
+def build_runtime(
+    config: TrainConfig, taskset: TaskSet, placement: Placement | None = None, profiler: Profiler = NO_PROFILER
+) -> Runtime:
     """Check the inputs of a run, load its models, and build its services.
 
     Args:
         config: the settings of the run.
         taskset: the task set, with the environment and the scorers.
         placement: makes the engine and the trainer; None: both run in this process.
+        profiler: measures where the time of a step goes.
 
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
-    placement = resolve_placement(placement, config)
+    placement = resolve_placement(placement, config, profiler)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
@@ -129,12 +157,12 @@ def build_runtime(config: TrainConfig, taskset: TaskSet, placement: Placement | 
     policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
-    trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens)
+    trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens, profiler)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
     precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
     events = (*_device_events(devices), *_adapter_events(config, policy), *precision, *_events(config, plan))
-    return Runtime(config, taskset, policy, trainer, updater, engines, placement, events)
+    return Runtime(config, taskset, policy, trainer, updater, engines, placement, events, profiler)
 
 
 def rebuild_trainer(runtime: Runtime) -> Runtime:
@@ -145,12 +173,13 @@ def rebuild_trainer(runtime: Runtime) -> Runtime:
     config, policy = runtime.config, runtime.policy
     torch.manual_seed(config.seed)
     load_trained_weights(policy.model, trained_weights(load_trained_policy(config, runtime.taskset).model))
-    trainer, updater = _make_trainer(config, policy, runtime.placement, runtime.updater.micro_tokens)
+    tokens = runtime.updater.micro_tokens
+    trainer, updater = _make_trainer(config, policy, runtime.placement, tokens, runtime.profiler)
     return replace(runtime, trainer=trainer, updater=updater)
 
 
 def _make_trainer(
-    config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int
+    config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int, profiler: Profiler
 ) -> tuple[Trainer, PolicyUpdater]:
     """Return a trainer of ``policy`` with micro-batches of at most ``micro_tokens`` tokens, and its updater."""
     fitting = config.trainer.model_copy(update={"micro_tokens": micro_tokens})
@@ -163,6 +192,7 @@ def _make_trainer(
         seed=config.seed,
         steps=config.steps,
         record_groups=config.record_tokens,
+        profiler=profiler,
     )
     return trainer, updater
 

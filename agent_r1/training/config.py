@@ -268,6 +268,10 @@ class TrainSettings(RunConfig):
     """Groups per optimizer step whose attempts get a record of every token: log-probability in the trainer, advantage,
     loss weight, entropy, and value of the critic. 0: none."""
 
+    profile: int = Field(default=0, ge=0)
+    """Optimizer steps between tables that show where the time of a step goes: generation, tools, forward passes, .. At
+    the end of training, a table shows the mean of all steps. 0: the time is not measured."""
+
     @field_validator("shuffle_rewards")
     @classmethod
     def _require_groups(cls, value: bool, info: ValidationInfo) -> bool:

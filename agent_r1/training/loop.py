@@ -21,6 +21,7 @@ from agent_r1.core.events import (
     StepTimings,
     TokensRecorded,
 )
+from agent_r1.core.profile import Part
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
 from agent_r1.rewards import ShuffledScorer
@@ -38,6 +39,7 @@ from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.evaluate import extra_measures, with_temperature
 from agent_r1.training.monitor.health_monitor import HealthMonitor
+from agent_r1.training.profile_log import ProfileLog
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.reward_totals import REWARD_MEAN, reward_means
@@ -71,6 +73,7 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
         rollout_limits(config),
         seed=config.seed,
         greedy=make_rollout(with_temperature(runtime.agent, 0.0), env) if runtime.updater.needs_greedy else None,
+        profiler=runtime.profiler,
     )
 
 
@@ -90,6 +93,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
         ShutdownRequested: a shutdown was requested. The last step was saved, unless checkpoints are disabled.
     """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
+    measure = runtime.profiler.measure
     progress = run.start.progress
     first = await run_in_thread(updater.publish)  # in a thread, because publish() can compute a checksum of all weights
     manager = CheckpointManager(runtime, run.folder, run.start, run.recorder)
@@ -107,7 +111,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     await run.recorder.record(*run.start.events)
     await publisher.publish(first)
     async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):
-        watch = Stopwatch()
+        watch, profiles = Stopwatch(), ProfileLog(runtime.profiler, config.profile, run.progress)
         for _ in range(progress.step, config.steps):
             with shutdown.interruptible():
                 batch = await _gather(groups, staleness, updater, monitor, run.progress)
@@ -115,19 +119,23 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             before = updater.publish().version.number
             update = await _update(run, batch)
             watch.lap("update_seconds")
-            served = await publisher.publish(updater.publish())
+            with measure(Part.PUBLISH):
+                served = await publisher.publish(updater.publish())
             watch.lap("load_seconds")
             findings = monitor.on_step(update, served)
             watch.lap("monitor_seconds")
             progress = TrainProgress(update.step, progress.groups + len(batch))
-            validation = await manager.validate_if_due(progress)
+            with measure(Part.VALIDATION):
+                validation = await manager.validate_if_due(progress)
             if validation and manager.best is not None:
                 best = manager.best
                 findings += monitor.on_validation(update.step, validation["validation_em"], best.step, best.em)
-            await manager.copy_if_due(monitor.state())
+            with measure(Part.STORE):
+                await manager.copy_if_due(monitor.state())
             watch.lap("checkpoint_seconds")
             published = [PolicyPublished(update.version)] if update.version.number > before else []
-            await _record_step(run, batch, update, published, validation, watch.take())
+            await _record_step(run, batch, update, published, validation, watch.take() | profiles.take())
+            profiles.on_step(update.step, is_last=update.step == config.steps)
             await monitor.report(findings)
             manager.start_saving()
             await staleness.on_step_end(update.version.number)

@@ -19,7 +19,7 @@ from agent_r1.training.monitor.config import MonitorConfig
 
 CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
-    *("record_tokens", "track"),
+    *("record_tokens", "track", "profile"),
     *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
     *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),

@@ -12,6 +12,7 @@ from datetime import datetime
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
+from agent_r1.core.profile import NO_PROFILER, StepProfiler
 from agent_r1.core.settings import flat_settings
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
@@ -63,8 +64,9 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     taskset = with_agent(with_splits(taskset, config.splits), config)
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
     require_new_run(folder)
-    runtime, data_events = build_runtime(config, taskset, placement), fingerprint_data(config, taskset)
-    writer = create_run(folder, config.model_dump(mode="json"))
+    profiler = StepProfiler() if config.profile else NO_PROFILER
+    runtime, data_events = build_runtime(config, taskset, placement, profiler), fingerprint_data(config, taskset)
+    writer = create_run(folder, config.model_dump(mode="json"), profiler)
     try:
         start = initial_state(runtime.updater)
         start = replace(start, events=(*start.events, *data_events, *runtime.events))
@@ -94,11 +96,12 @@ def resume(
     require_trackers(config.track)
     taskset = with_agent(with_splits(taskset, config.splits), config)
     folder = run_folder(config.run)
-    writer = reopen_run(folder)  # also locks the run, before the models are loaded
+    profiler = StepProfiler() if config.profile else NO_PROFILER
+    writer = reopen_run(folder, profiler)  # also locks the run, before the models are loaded
     try:
         data_events = fingerprint_data(config, taskset)
         check_data_unchanged(folder, config, data_events)
-        runtime = build_runtime(config, taskset, placement)
+        runtime = build_runtime(config, taskset, placement, profiler)
         # Check again: another process can have changed the run after its configuration was read, before it was locked.
         resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
         start = restore_run(folder, runtime.policy, runtime.updater)

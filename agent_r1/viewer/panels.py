@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent_r1.core.profile import CPU_SECONDS, SECONDS
 from agent_r1.core.trajectory import Status
 from agent_r1.viewer.charts import Chart, Curve, Line, draw
 
@@ -96,6 +97,14 @@ def _seconds(curves: Curves) -> Named:
     ]
 
 
+def _starting_with(prefix: str) -> Callable[[Curves], Named]:
+    return lambda curves: [
+        (name.removeprefix(prefix), curve)
+        for name, curve in curves.items()
+        if name.startswith(prefix) and any(curve.values())
+    ]
+
+
 def _ending_with(suffix: str) -> Callable[[Curves], Named]:
     return lambda curves: [(_label(name), curve) for name, curve in curves.items() if name.endswith(suffix)]
 
@@ -141,6 +150,8 @@ PANELS = (
     Panel("Endings", "% of attempts", _endings, from_zero=True),
     Panel("Throughput", "tokens per second", _only("tokens_per_second"), from_zero=True),
     Panel("Time of a step", "seconds", _seconds, from_zero=True),
+    Panel("Profile of a step", "seconds", _starting_with(SECONDS), from_zero=True),
+    Panel("CPU time of a step", "CPU seconds of all threads", _starting_with(CPU_SECONDS), from_zero=True),
     Panel("Staleness", "steps", _unless_zero(_only("staleness")), from_zero=True),
     Panel("Log-probability gap", "|trainer - engine|", _only("logprob_gap", "logprob_gap_mean"), log=True),
     Panel("KL divergence", "nats per token", _unless_zero(_only("kl_old", "kl_reference"))),

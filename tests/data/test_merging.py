@@ -185,12 +185,12 @@ def test_the_order_of_groups_and_attempts_does_not_matter(make: Any) -> None:
 
 def test_denominators_of_each_micro_batch_are_detected(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # control: the mean of micro-batch means depends on the division
-    scaled_weights = forward_backward_module._scaled_weights
+    scaled_weights = forward_backward_module.scaled_weights
 
     def local(weights: Any, micro: Any, scale: float, like: Tensor) -> Any:
         return replace(scaled_weights(weights, micro, scale, like), loss_weight=torch.full_like(like, 1 / len(like)))
 
     groups = make.random_groups(0)
     whole = loss_and_gradient(make, groups, pack_prefix_tree)
-    monkeypatch.setattr(forward_backward_module, "_scaled_weights", local)
+    monkeypatch.setattr(forward_backward_module, "scaled_weights", local)
     assert not same(whole, loss_and_gradient(make, groups, pack_prefix_tree, micro_tokens=37), 1e-4)

@@ -84,6 +84,7 @@ MORE: dict[str, Any] = {
     "checkpoint_every": 2,
     "checkpoint_keep": 3,
     "record_tokens": 0,
+    "profile": 5,
     "track": ("tensorboard",),
     "pass_k": 1,
     "splits": ("style-a", "paraphrased"),

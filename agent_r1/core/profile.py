@@ -1,0 +1,272 @@
+"""Where the time of a training step goes: the parts of a step, and a profiler that measures them.
+
+Several threads work on a step at the same time. Each moment of the wall time belongs to one part, or in equal shares to
+the parts that compute at this moment. So the times of the parts add up to the wall time of the step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from time import perf_counter, process_time
+from typing import Protocol
+
+
+class Part(Enum):
+    """A part of a training step. The value is the name of the part in tables and metrics."""
+
+    GENERATION = "generation"
+    """Decode steps of the embedded engine."""
+    PREFILL = "prefill"
+    """Prompts and tool results in the embedded engine."""
+    SAMPLING = "sampling"
+    """Choice of tokens from logits, and stop strings."""
+    SERVERS = "servers"
+    """Requests to an engine outside of this process."""
+    TOOLS = "tools"
+    """Environments and their tools, and agent programs."""
+    REWARDS = "rewards"
+    """Scorers."""
+    RENDERING = "rendering"
+    """Messages to tokens, and sampled tokens to messages."""
+    PACKING = "packing"
+    """Trajectories to micro-batches, with masks and advantages."""
+    FORWARD = "forward"
+    """Forward passes of the trainer, with the loss."""
+    BACKWARD = "backward"
+    """Backward passes."""
+    OPTIMIZER = "optimizer"
+    """Optimizer steps."""
+    RANKS = "ranks"
+    """Requests to a trainer of several ranks."""
+    PUBLISH = "publish"
+    """New weights for the engine."""
+    STORE = "store"
+    """The run's database, and copies of weights for checkpoints."""
+    VALIDATION = "validation"
+    """Validation, with all that it generates."""
+    WAITING = "waiting"
+    """Moments in which this process computed nothing, and no other part was active."""
+    OTHER = "other"
+    """Moments in which this process computed something that belongs to no other part."""
+
+
+_EXCLUSIVE = frozenset({Part.VALIDATION})
+"""Parts that count alone, whatever else is active."""
+
+_IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
+"""Parts that may do no more than wait for something. They count only while no other part is active."""
+
+SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
+"""Prefixes of the names under which a run records the wall and CPU seconds of each part."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartTime:
+    """The wall seconds of a part of a step, and the CPU seconds that all threads of the process spent in them."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Where the time of a step, or of an average step, went. The parts add up to the wall time of the step.
+
+    ``parts`` is empty if nothing was measured.
+
+    Example:
+        StepProfile({Part.FORWARD: PartTime(0.2, 0.19), Part.OTHER: PartTime(0.01, 0.01)})
+    """
+
+    parts: Mapping[Part, PartTime]
+
+    @property
+    def total(self) -> PartTime:
+        """The time of the whole step."""
+        times = self.parts.values()
+        return PartTime(sum(time.seconds for time in times), sum(time.cpu_seconds for time in times))
+
+    def timings(self) -> dict[str, float]:
+        """Return the numbers that a run records, by name. :meth:`from_timings` reads them."""
+        wall = {f"{SECONDS}{part.value}": time.seconds for part, time in self.parts.items()}
+        return wall | {f"{CPU_SECONDS}{part.value}": time.cpu_seconds for part, time in self.parts.items()}
+
+    @classmethod
+    def from_timings(cls, timings: Mapping[str, float]) -> StepProfile:
+        """Return the profile in the recorded numbers of a step. Other numbers are ignored."""
+        parts = [part for part in Part if f"{SECONDS}{part.value}" in timings]
+        return cls(
+            {
+                part: PartTime(timings[f"{SECONDS}{part.value}"], timings.get(f"{CPU_SECONDS}{part.value}", 0.0))
+                for part in parts
+            }
+        )
+
+
+def read_profiles(curves: Mapping[str, Mapping[int, float]]) -> list[StepProfile]:
+    """Return the recorded profiles of a run, in the order of steps. ``curves`` holds the values by name and step."""
+    recorded = {name: curve for name, curve in curves.items() if name.startswith((SECONDS, CPU_SECONDS))}
+    steps = sorted({step for curve in recorded.values() for step in curve})
+    by_step = ({name: curve[step] for name, curve in recorded.items() if step in curve} for step in steps)
+    return [StepProfile.from_timings(timings) for timings in by_step]
+
+
+def mean_profile(profiles: Sequence[StepProfile]) -> StepProfile:
+    """Return the profile of an average step. It is empty if ``profiles`` are empty."""
+    parts = [part for part in Part if any(part in profile.parts for profile in profiles)]
+    times = {part: [profile.parts.get(part, PartTime()) for profile in profiles] for part in parts}
+    return StepProfile(
+        {
+            part: PartTime(
+                sum(time.seconds for time in of_steps) / len(profiles),
+                sum(time.cpu_seconds for time in of_steps) / len(profiles),
+            )
+            for part, of_steps in times.items()
+        }
+    )
+
+
+def format_profile(profile: StepProfile, title: str) -> str:
+    """Return a profile as a table of text, without parts below half a millisecond. ``title`` is the heading.
+
+    Example:
+        >>> parts = {Part.FORWARD: PartTime(0.3, 0.25), Part.TOOLS: PartTime(), Part.OTHER: PartTime(0.1, 0.1)}
+        >>> print(format_profile(StepProfile(parts), "time of a step"))
+        time of a step  seconds  share  CPU seconds
+          forward         0.300   75 %        0.250
+          other           0.100   25 %        0.100
+          all             0.400  100 %        0.350
+    """
+    total = profile.total
+    shown = {part.value: time for part, time in profile.parts.items() if time.seconds >= 0.0005}
+    width = max(len(title), *(len(name) + 2 for name in (*shown, "all")))
+    lines = [f"{title:<{width}}  seconds  share  CPU seconds"]
+    for name, time_of_part in {**shown, "all": total}.items():
+        share = time_of_part.seconds / total.seconds if total.seconds else 0.0
+        row = f"{time_of_part.seconds:7.3f}  {100 * share:3.0f} %  {time_of_part.cpu_seconds:11.3f}"
+        lines.append(f"{'  ' + name:<{width}}  {row}")
+    return "\n".join(lines)
+
+
+class Profiler(Protocol):
+    """Measures the parts of training steps."""
+
+    def measure(self, part: Part) -> AbstractContextManager[object]:
+        """Return a context manager, inside of which ``part`` is active. Any thread can use it, also at the same time.
+
+        Parts that compute must not be nested in each other.
+        """
+        ...
+
+    def take(self) -> StepProfile:
+        """Return where the time since the last call, or since the profiler was made, went."""
+        ...
+
+
+class StepProfiler:
+    """A profiler that distributes the wall time and the CPU time of the process over the active parts.
+
+    If several parts are active at the same time, the time is divided equally, with two exceptions. A validation gets
+    all of the time. Tools, rewards, servers and ranks get time only while no other part is active: a tool that runs
+    while the engine generates for other attempts delays nothing. If no part is active, the CPU time is "other", and the
+    rest is "waiting".
+
+    On a GPU, a part ends when its work is queued. The part that waits for a result gets the time of the work.
+
+    Args:
+        clock: returns the wall time in seconds.
+        cpu_clock: returns the CPU time of the process in seconds.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = perf_counter, cpu_clock: Callable[[], float] = process_time
+    ) -> None:
+        self.lock = threading.Lock()
+        self._clock, self._cpu_clock = clock, cpu_clock
+        # the active meters: exclusive parts, parts that compute, parts in flight
+        self._active: tuple[list[_Meter], list[_Meter], list[_Meter]] = ([], [], [])
+        self._meters = {part: _Meter(self, self._active[_level(part)]) for part in Part}
+        self._last, self._last_cpu = clock(), cpu_clock()
+
+    def measure(self, part: Part) -> AbstractContextManager[object]:
+        return self._meters[part]
+
+    def take(self) -> StepProfile:
+        with self.lock:
+            self.distribute()
+            return StepProfile({part: meter.take() for part, meter in self._meters.items()})
+
+    def distribute(self) -> None:
+        """Add the time since the last call to the active parts. The caller holds the lock."""
+        now, cpu_now = self._clock(), self._cpu_clock()
+        wall, cpu = now - self._last, cpu_now - self._last_cpu
+        self._last, self._last_cpu = now, cpu_now
+        exclusive, computing, in_flight = self._active
+        meters = exclusive or computing or in_flight
+        for meter in meters:
+            meter.add(wall / len(meters), cpu / len(meters))
+        if not meters:
+            busy = min(wall, cpu)
+            self._meters[Part.OTHER].add(busy, cpu)
+            self._meters[Part.WAITING].add(wall - busy, 0.0)
+
+
+def _level(part: Part) -> int:
+    return 0 if part in _EXCLUSIVE else 2 if part in _IN_FLIGHT else 1
+
+
+class _Meter(AbstractContextManager[None]):
+    """The time of one part, and the context manager inside of which the part is active.
+
+    Args:
+        profiler: distributes the time.
+        active: the active meters of the same level as this one. This meter adds and removes itself.
+    """
+
+    def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:
+        self._profiler, self._active = profiler, active
+        self._count = 0  # of calls that are inside the context manager
+        self._wall = self._cpu = 0.0
+
+    def __enter__(self) -> None:
+        with self._profiler.lock:
+            if not self._count:
+                self._profiler.distribute()
+                self._active.append(self)
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._profiler.lock:
+            self._count -= 1
+            if not self._count:
+                self._profiler.distribute()
+                self._active.remove(self)
+
+    def add(self, seconds: float, cpu_seconds: float) -> None:
+        self._wall += seconds
+        self._cpu += cpu_seconds
+
+    def take(self) -> PartTime:
+        time, self._wall, self._cpu = PartTime(self._wall, self._cpu), 0.0, 0.0
+        return time
+
+
+class _NoProfiler:
+    """A profiler that measures nothing."""
+
+    def __init__(self) -> None:
+        self._nothing = nullcontext()
+
+    def measure(self, part: Part) -> AbstractContextManager[object]:
+        return self._nothing
+
+    def take(self) -> StepProfile:
+        return StepProfile({})
+
+
+NO_PROFILER: Profiler = _NoProfiler()
+"""A profiler that measures nothing."""
