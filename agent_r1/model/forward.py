@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, H hidden size, N positions with target tokens, V vocab
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+
+DYNAMIC_ROPE = ("dynamic", "longrope")
+"""Types of RoPE whose frequencies depend on the largest position of a pass."""
 
 LOGITS_PER_CHUNK = 1 << 26
 """Maximum number of logits in one chunk (256 MiB in fp32)."""
@@ -192,6 +196,17 @@ def top_tokens(
     return torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
 
 
+def has_dynamic_rope(model: PreTrainedModel) -> bool:
+    """Return whether a token's position embedding depends on the largest position in the same pass.
+
+    It does with the RoPE types "dynamic" and "longrope", which choose the frequencies of all tokens by this position. A
+    token then has other states in a short sequence than as a part of a longer one.
+    """
+    parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    by_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return any(one.get("rope_type") in DYNAMIC_ROPE for one in (parameters, *by_layer_type))
+
+
 @torch.no_grad()
 def supports_tree_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention mask alone determines which tokens the model attends to.
@@ -204,6 +219,8 @@ def supports_tree_mask(model: PreTrainedModel) -> bool:
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window
+    if has_dynamic_rope(model):
+        return False  # the test below is shorter than the positions from which on the frequencies change
     ids = torch.tensor([[0, 1, 2, 3]], device=model.device) % model.config.get_text_config().vocab_size
     positions = torch.tensor([[0, 1, 2, 2]], device=model.device)
     mask = torch.ones(1, 4, 4, dtype=torch.bool, device=model.device).tril()

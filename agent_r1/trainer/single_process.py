@@ -21,7 +21,7 @@ from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.checksum import weights_checksum
-from agent_r1.model.forward import supports_tree_mask
+from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask
 from agent_r1.model.precision import MixedPrecision, cast_parameters, checkpoint_activations, mixed_precision
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.config import TrainerConfig
@@ -119,7 +119,7 @@ class SingleProcessTrainer:
         used = [model for model in models if model is not None]
         if not wants_sharing(self._config, used):
             return None
-        obstacle = self._obstacle_to_sharing(used)
+        obstacle = obstacle_to_sharing(self._config, self._algorithm, used)
         if obstacle is not None and self._config.share_prefixes == "on":
             raise InvalidInput("trainer.share_prefixes", got="on", do=f"leave it out: {obstacle}")
         if obstacle is not None:
@@ -127,13 +127,6 @@ class SingleProcessTrainer:
         width = used[0].get_output_embeddings().weight.shape[-1]
         # transformers keeps no keys and values of layers that compute their activations again
         return PrefixSharing(width, across_micro_batches=not self._config.activation_checkpointing)
-
-    def _obstacle_to_sharing(self, models: Sequence[PreTrainedModel]) -> str | None:
-        """Return why the models cannot share prefixes; None if they can."""
-        if self._config.critic_reads_logprobs and self._critic is not None:
-            return "the critic reads log-probabilities, which differ between attempts with equal tokens"
-        refused = [type(model).__name__ for model in models if not supports_tree_mask(model)]
-        return f"{refused[0]} has windows or recurrent layers, or ignores the attention mask" if refused else None
 
     @property
     def micro_tokens(self) -> int:
@@ -278,6 +271,18 @@ class SingleProcessTrainer:
             reference = self._reference.weights.named_parameters()
             weights |= {f"reference.{name}": tensor for name, tensor in reference}
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
+
+
+def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Sequence[PreTrainedModel]) -> str | None:
+    """Return why the models cannot share prefixes; None if they can."""
+    if config.critic_reads_logprobs and "critic" in algorithm.needs:
+        return "the critic reads log-probabilities, which differ between attempts with equal tokens"
+    refused = [model for model in models if not supports_tree_mask(model)]
+    if not refused:
+        return None
+    if has_dynamic_rope(refused[0]):
+        return f"{type(refused[0]).__name__} has position embeddings that depend on the length of the sequence"
+    return f"{type(refused[0]).__name__} has windows or recurrent layers, or ignores the attention mask"
 
 
 def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:

@@ -21,7 +21,7 @@ from agent_r1.model.adapter import count_adapter
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of
 from agent_r1.model.precision import DTYPES
 from agent_r1.trainer.config import OptimizerName
-from agent_r1.trainer.single_process import wants_sharing
+from agent_r1.trainer.single_process import obstacle_to_sharing, wants_sharing
 from agent_r1.training.config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -86,12 +86,13 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
     Raises:
         InvalidInput: even the smallest micro-batches do not fit. The error suggests settings that need less memory.
     """
+    shares = shares_prefixes(model, config)
     for tokens in _candidates(config, context):
-        plan = _plan(model, config, context, tokens)
+        plan = _plan(model, config, context, tokens, shares)
         if plan.total <= available:
             return plan
     got = f"{_gib(available)} free, but at least {plan} are needed"
-    raise InvalidInput("memory", got=got, do=_remedy(model, config, context, available))
+    raise InvalidInput("memory", got=got, do=_remedy(model, config, context, available, shares))
 
 
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
@@ -110,11 +111,18 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
     yield min(config.trainer.micro_tokens, context)
 
 
-def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> MemoryPlan:
-    return MemoryPlan(tokens, tuple(use for use in _uses(model, config, context, tokens) if use.size))
+def shares_prefixes(model: PreTrainedModel, config: TrainConfig) -> bool:
+    """Return whether the trainer computes prefixes that several sequences share only once."""
+    if not wants_sharing(config.trainer, [model]):
+        return False
+    return obstacle_to_sharing(config.trainer, config.algorithm, [model]) is None
 
 
-def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> Iterator[MemoryUse]:
+def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> MemoryPlan:
+    return MemoryPlan(tokens, tuple(use for use in _uses(model, config, context, tokens, shares) if use.size))
+
+
+def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> Iterator[MemoryUse]:
     """Yield the parts of the memory that a run needs, except the weights of ``model``."""
     yield from _uses_for_weights(model, config)
     if config.engine.backend == "embedded":
@@ -123,7 +131,7 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
         cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
         yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
     largest = max(tokens, context)  # the longest sequence is a micro-batch, also if it is longer than ``tokens``
-    size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, largest)))
+    size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, largest, shares)))
     passes = config.trainer.ranks if model.device.type == "cpu" else 1  # each rank has a GPU, or a part of one memory
     yield MemoryUse(f"micro-batches of {largest} tokens", passes * size)
     yield MemoryUse("freed and kept", passes * min(size, KEPT))
@@ -185,7 +193,7 @@ def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
         return 0
 
 
-def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int) -> PassShape:
+def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> PassShape:
     """Return the properties of a forward and backward pass that determine how much memory the pass needs.
 
     Args:
@@ -194,9 +202,9 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         context: the maximum number of tokens in a sequence. Sequences that share prefixes are merged into one sequence,
             which can be longer.
         tokens: the maximum number of tokens in a micro-batch.
+        shares: whether prefixes are shared (:func:`shares_prefixes`).
     """
-    shares_prefixes = wants_sharing(config.trainer, [model])
-    length = min(max(context, MAX_TREE) if shares_prefixes else context, tokens)
+    length = min(max(context, MAX_TREE) if shares else context, tokens)
     return PassShape(
         model_type=type(model),
         settings=settings_of(model),
@@ -205,13 +213,13 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         device=model.device.type,
         checkpointing=config.trainer.activation_checkpointing,
         with_critic="critic" in config.algorithm.needs,
-        with_mask=shares_prefixes or config.context_policy.name != "append",
+        with_mask=shares or config.context_policy.name != "append",
         rows=max(1, tokens // length),
         length=length,
     )
 
 
-def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> str:
+def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int, shares: bool) -> str:
     """Return advice for a run that does not fit into memory.
 
     The advice is to take a smaller model or more memory. If the run would fit with other settings, the advice also
@@ -229,11 +237,11 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
     given: dict[str, Any] = {}
     for step in steps:
         given |= step
-        if _plan(model, _with(config, given), context, context).total <= available:
+        if _plan(model, _with(config, given), context, context, shares).total <= available:
             return f"give {_options(given)}, or {do}"
     shorter = context
     while (shorter := shorter // 2) >= 64:
-        if _plan(model, _with(config, given), shorter, shorter).total <= available:
+        if _plan(model, _with(config, given), shorter, shorter, shares).total <= available:
             return f"give {_options({'context': shorter, **given})}, or {do}"
     return do
 

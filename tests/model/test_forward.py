@@ -233,3 +233,27 @@ def test_support_for_tree_masks_is_detected() -> None:
     assert not supports_tree_mask(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval())
     mamba = MambaConfig(vocab_size=24, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.3)
     assert not supports_tree_mask(MambaForCausalLM(mamba).eval())
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_models_whose_positions_depend_on_the_longest_branch_do_not_support_tree_masks(rope: str) -> None:
+    size = SMALL["hidden_size"] // SMALL["num_attention_heads"] // 2
+    parameters = {
+        "dynamic": {"factor": 4.0},
+        "longrope": {
+            "short_factor": [1.0] * size, "long_factor": [4.0] * size, "original_max_position_embeddings": 6,
+            "factor": 4.0,
+        },
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **SMALL, max_position_embeddings=6, rope_parameters={"rope_type": rope, "rope_theta": 100.0, **parameters[rope]}
+    )
+    model = LlamaForCausalLM(config).double().eval()
+    assert not supports_tree_mask(model)
+    # control: tokens 0 1 2, then a branch of the tokens 3 to 9, and a branch of the tokens 10 and 11 beside it
+    ids, positions = torch.arange(12)[None], torch.tensor([[*range(10), 3, 4]])
+    mask = torch.ones(1, 12, 12, dtype=torch.bool).tril()
+    mask[:, 10:, 3:10] = False
+    shared, alone = hidden_states(model, ids, positions, mask)[:, 10:], hidden_states(model, ids[:, [0, 1, 2, 10, 11]])
+    assert not torch.allclose(shared, alone[:, 3:], atol=1e-2)

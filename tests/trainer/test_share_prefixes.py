@@ -8,7 +8,7 @@ import pytest
 import torch
 from learning_fixtures import SYSTEM
 from torch import Tensor
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 from updating import make_updater, update
 
 from agent_r1.algorithms.registry import build_algorithm
@@ -88,15 +88,27 @@ def sliding() -> PreTrainedModel:
     return MistralForCausalLM(config)
 
 
+def dynamic() -> PreTrainedModel:
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
 def test_models_that_cannot_share_are_refused_or_share_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match=r"share_prefixes: got on; leave it out: MistralForCausalLM has windows"):
         make_updater(sliding(), share_prefixes="on")
+    with pytest.raises(InvalidInput, match="LlamaForCausalLM has position embeddings that depend on the length"):
+        make_updater(dynamic(), share_prefixes="on")
     with pytest.raises(InvalidInput, match="the critic reads log-probabilities"):
         make_updater(make.model(), "ppo", share_prefixes="on", critic_reads_logprobs=True)
     monkeypatch.setattr(single_process, "LARGE_MODEL", 0)
     groups = make.prompted_groups(4)
-    alone = update(make_updater(sliding(), share_prefixes="off"), groups).metrics["model_tokens"]
-    assert update(make_updater(sliding()), groups).metrics["model_tokens"] == alone
+    for model in (sliding, dynamic):
+        alone = update(make_updater(model(), share_prefixes="off"), groups).metrics["model_tokens"]
+        assert update(make_updater(model()), groups).metrics["model_tokens"] == alone
 
 
 def test_memory_that_runs_out_leads_to_smaller_trees(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

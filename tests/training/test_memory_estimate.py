@@ -19,7 +19,14 @@ from agent_r1.model.forward import hidden_states, token_scores
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes
 from agent_r1.training import build
 from agent_r1.training.config import TrainConfig, resolve_config
-from agent_r1.training.memory_estimate import GIB, MemoryPlan, available_memory, pass_shape, plan_memory
+from agent_r1.training.memory_estimate import (
+    GIB,
+    MemoryPlan,
+    available_memory,
+    pass_shape,
+    plan_memory,
+    shares_prefixes,
+)
 
 CPU = torch.device("cpu")
 PLENTY = 100 * GIB
@@ -45,13 +52,23 @@ def config_of(**settings: Any) -> TrainConfig:
 
 
 def shape_of(model: PreTrainedModel, **settings: Any) -> PassShape:
-    return pass_shape(model, config_of(**settings), 128, 2048)
+    config = config_of(**settings)
+    return pass_shape(model, config, 128, 2048, shares_prefixes(model, config))
 
 
 def test_shared_prefixes_need_a_mask_over_sequences_that_can_be_longer_than_the_context() -> None:
     alone, shared = (shape_of(qwen(), trainer__share_prefixes=share) for share in ("auto", "on"))
     assert (alone.rows, alone.length, alone.with_mask) == (16, 128, False)
     assert (shared.rows, shared.length, shared.with_mask) == (1, 2048, True)
+
+
+def test_models_that_cannot_share_prefixes_need_no_mask_for_them() -> None:
+    windowed = Qwen2Config(
+        vocab_size=300, hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=32, use_sliding_window=True,
+    )  # fmt: skip
+    shape = shape_of(Qwen2ForCausalLM(windowed).eval(), trainer__share_prefixes="on")
+    assert (shape.rows, shape.length, shape.with_mask) == (16, 128, False)
 
 
 def use_of(plan: MemoryPlan, name: str) -> int:
@@ -99,7 +116,7 @@ def test_moments_in_8_bits_take_a_quarter() -> None:
 def test_a_pass_grows_with_its_tokens_and_shrinks_with_checkpointing_and_bfloat16() -> None:
     model = qwen(4)
     whole = pass_bytes(shape_of(model))
-    half = pass_bytes(pass_shape(model, config_of(), 128, 1024))
+    half = pass_bytes(pass_shape(model, config_of(), 128, 1024, False))
     assert 0.4 * whole < half < 0.6 * whole
     assert pass_bytes(shape_of(model, trainer__activation_checkpointing=True)) < 0.5 * whole
     assert pass_bytes(shape_of(model, trainer__dtype="bfloat16")) < 0.75 * whole
