@@ -245,6 +245,23 @@ def name_of(component: type[Component]) -> str:
     return str(component.model_fields["name"].default) if "name" in vars(component).get("__annotations__", {}) else ""
 
 
+def own_classes(component: Component) -> Iterator[type[Component]]:
+    """Yield the classes of the component, and of all components in it, that this package does not define."""
+    if not type(component).__module__.startswith("agent_r1."):
+        yield type(component)
+    for _, value in component:
+        if isinstance(value, Component):
+            yield from own_classes(value)
+
+
+def own_modules(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return the modules that another process must import before it can find all components of the algorithm by name.
+
+    For an algorithm of a file (FILE.py:NAME) there are none, because the name of the algorithm leads to its components.
+    """
+    return () if ".py:" in algorithm.name else tuple({cls.__module__: None for cls in own_classes(algorithm)})
+
+
 def _check_names(algorithm: Algorithm) -> None:
     """Raise InvalidInput if the class of a component declares no name.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.registry import own_modules
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
@@ -89,6 +90,7 @@ class FsdpTrainer:
         settings = RankSettings(
             model=_on_cpu(model),
             algorithm=algorithm.model_dump(mode="json"),
+            modules=own_modules(algorithm),
             config=config,
             temperature=temperature,
             teacher=None if teacher is None else _on_cpu(teacher),

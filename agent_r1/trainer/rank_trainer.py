@@ -6,6 +6,7 @@ import copy
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.algorithms.registry import as_algorithm
 from agent_r1.algorithms.types import StateValues, TopTokens
+from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.adapter import has_adapter, without_adapter
 from agent_r1.model.precision import cast_parameters, checkpoint_activations
@@ -35,6 +37,7 @@ class RankSettings:
     Attributes:
         model: the policy, on the CPU.
         algorithm: the algorithm as plain data, in the form in which the settings of a run are stored.
+        modules: the modules that define components of the algorithm.
         teacher: the teacher, on the CPU; None if the algorithm needs no teacher.
         device: the type of the device: ``cpu`` or ``cuda``.
         threads: the number of torch threads of a rank.
@@ -43,6 +46,7 @@ class RankSettings:
 
     model: PreTrainedModel
     algorithm: Mapping[str, object]
+    modules: tuple[str, ...]
     config: TrainerConfig
     temperature: float
     teacher: PreTrainedModel | None
@@ -61,6 +65,8 @@ class RankTrainer:
     def __init__(self, settings: RankSettings) -> None:
         torch.set_num_threads(settings.threads)
         torch.set_rng_state(settings.random_state)
+        for module in settings.modules:
+            _import(module)
         algorithm = as_algorithm(settings.algorithm, "")
         config, self._algorithm, self._rank = settings.config, algorithm, dist.get_rank()
         device = torch.device(f"cuda:{self._rank}" if settings.device == "cuda" else "cpu")
@@ -188,3 +194,13 @@ class RankTrainer:
             if self._rank == 0:
                 gathered[name] = whole.to("cpu", copy=True)
         return gathered
+
+
+def _import(module: str) -> None:
+    """Import a module of the user. Raise InvalidInput if this fails."""
+    try:
+        import_module(module)
+    except Exception as error:  # the module can raise any error
+        got = f"components of the module {module}, which a rank cannot import ({type(error).__name__}: {error})"
+        do = "define them in a module that python -c 'import ..' finds, or give trainer.ranks 1"
+        raise InvalidInput("algorithm", got=got, do=do) from error

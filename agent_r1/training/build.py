@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -87,17 +88,26 @@ EMBEDDED = Placement()
 """The default placement: the engine, and a trainer of one rank, run in this process."""
 
 
-def resolve_placement(placement: Placement | None, config: RunConfig, profiler: Profiler = NO_PROFILER) -> Placement:
+def resolve_placement(
+    placement: Placement | None,
+    config: RunConfig,
+    profiler: Profiler = NO_PROFILER,
+    folder: Path | None = None,
+) -> Placement:
     """Return ``placement``. If it is None, return the default placement for the setting ``engine.backend``.
 
-    ``profiler`` measures the engine and the trainer of the default placement.
+    Args:
+        placement: the placement; None: the default placement.
+        config: has the setting ``engine.backend``.
+        profiler: measures the engine and the trainer of the default placement.
+        folder: the folder of the run, for the output of servers that crash; None if there is no run.
     """
     if placement is not None:
         return placement
     default = EMBEDDED
     if profiler is not NO_PROFILER:
         default = Placement(partial(_torch_engine, profiler=profiler), partial(_trainer, profiler=profiler))
-    return replace(default, engine=VllmServers().engine) if config.engine.backend == "vllm" else default
+    return replace(default, engine=VllmServers(folder).engine) if config.engine.backend == "vllm" else default
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,11 @@ class Runtime:
 
 
 def build_runtime(
-    config: TrainConfig, taskset: TaskSet, placement: Placement | None = None, profiler: Profiler = NO_PROFILER
+    config: TrainConfig,
+    taskset: TaskSet,
+    placement: Placement | None = None,
+    profiler: Profiler = NO_PROFILER,
+    folder: Path | None = None,
 ) -> Runtime:
     """Check the inputs of a run, load its models, and build its services.
 
@@ -145,10 +159,11 @@ def build_runtime(
         taskset: the task set, with the environment and the scorers.
         placement: makes the engine and the trainer; None: both run in this process.
         profiler: measures where the time of a step goes.
+        folder: the folder of the run, which need not exist yet; None if there is no run.
 
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
-    placement = resolve_placement(placement, config, profiler)
+    placement = resolve_placement(placement, config, profiler, folder)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)

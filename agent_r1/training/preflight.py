@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from agent_r1.algorithms.registry import own_classes, own_modules
 from agent_r1.algorithms.validation import check_context_rewriting
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, RolloutContext
@@ -38,6 +39,10 @@ def check_algorithm_settings(config: TrainConfig) -> None:
     Settings of the algorithm that have no effect are allowed (see :mod:`agent_r1.training.inactive_settings`).
     """
     algorithm = config.algorithm
+    if config.trainer.ranks > 1 and "__main__" in own_modules(algorithm):
+        names = ", ".join(cls.__name__ for cls in own_classes(algorithm) if cls.__module__ == "__main__")
+        do = f"define {names} in a module of its own, and import it: a rank does not run the script or the notebook"
+        raise InvalidInput("trainer.ranks", got=f"{config.trainer.ranks}, and {names} of __main__", do=do)
     if "group" in algorithm.needs and config.group_size < 2:
         do = f"give at least 2: {algorithm.name} compares attempts"
         raise InvalidInput("group_size", got=config.group_size, do=do)

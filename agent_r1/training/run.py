@@ -65,7 +65,8 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
     require_new_run(folder)
     profiler = StepProfiler() if config.profile else NO_PROFILER
-    runtime, data_events = build_runtime(config, taskset, placement, profiler), fingerprint_data(config, taskset)
+    runtime = build_runtime(config, taskset, placement, profiler, folder)
+    data_events = fingerprint_data(config, taskset)
     writer = create_run(folder, config.model_dump(mode="json"), profiler)
     try:
         start = initial_state(runtime.updater)
@@ -101,7 +102,7 @@ def resume(
     try:
         data_events = fingerprint_data(config, taskset)
         check_data_unchanged(folder, config, data_events)
-        runtime = build_runtime(config, taskset, placement, profiler)
+        runtime = build_runtime(config, taskset, placement, profiler, folder)
         # Check again: another process can have changed the run after its configuration was read, before it was locked.
         resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
         start = restore_run(folder, runtime.policy, runtime.updater)

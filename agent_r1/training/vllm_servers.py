@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import shutil
 import subprocess
@@ -28,11 +29,16 @@ from agent_r1.training.config import RunConfig
 from agent_r1.training.devices import VISIBLE, find_hardware, plan_devices, server_gpus
 from agent_r1.training.policy import Policy
 
+log = logging.getLogger(__name__)
+
 SERVED_NAME = "policy"
 """The name under which the servers that a run starts serve its model."""
 
 POLL_SECONDS = 0.2
 """The time between two checks of a server that starts, in seconds."""
+
+LOGS = "logs"
+"""The folder of a run with the output of its servers that ended by themselves."""
 
 FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
@@ -42,13 +48,18 @@ class VllmServers:
 
     The first engine starts the servers. The servers end when the last engine is closed.
 
+    Args:
+        run_folder: the folder of the run, which gets the output of a server that ended by itself. None: the output
+            stays in the folder for temporary files.
+
     Example:
         servers = VllmServers()
         engine = servers.engine(policy, config)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run_folder: Path | None = None) -> None:
         self._shared: SharedPool | None = None
+        self._run_folder = run_folder
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
         """Return an engine that serves ``policy``. The first call must be outside an event loop.
@@ -61,14 +72,14 @@ class VllmServers:
         folders = WeightFolders(parent, dtype, tied=False, shared_memory=folder is None)
         if self._shared is None:
             try:
-                self._shared = _start(policy, config, folders)
+                self._shared = _start(policy, config, folders, self._run_folder)
             except BaseException:
                 folders.close()
                 raise
         return PolicyEngine(self._shared, policy.model, folders)
 
 
-def _start(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedPool:
+def _start(policy: Policy, config: RunConfig, folders: WeightFolders, run_folder: Path | None) -> SharedPool:
     """Return a pool of vLLM servers that serve the weights of ``policy``.
 
     The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
@@ -84,9 +95,13 @@ def _start(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedP
     started: list[ServerProcess] = []
 
     def stop() -> None:
+        crashed = [server for server in started if not server.is_running]
         for server in started:
             server.stop()
-        shutil.rmtree(logs, ignore_errors=True)
+        for server in crashed:
+            log.warning("a vLLM server ended: %s; its output is in %s", server.last_words(), _keep(server, run_folder))
+        if run_folder is not None or not crashed:
+            shutil.rmtree(logs, ignore_errors=True)
 
     try:
         urls: Sequence[str] = vllm.urls
@@ -116,6 +131,15 @@ def _start(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedP
             shutil.rmtree(logs, ignore_errors=True)  # a refusal of a server that was started names its log
         raise
     return SharedPool(EnginePool(replicas(), limits), stop)
+
+
+def _keep(server: ServerProcess, run_folder: Path | None) -> Path:
+    """Copy the output of a server to the folder of the run, if there is one, and return where the output is then."""
+    if run_folder is None:
+        return server.log
+    kept = run_folder / LOGS / server.log.name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(server.log, kept))
 
 
 def _require_vllm(vllm: VllmConfig) -> None:

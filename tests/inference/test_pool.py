@@ -7,14 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from inference.fake_vllm import FakeVllm, Fault
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, Prompt, SamplingParams
-from agent_r1.core.weights import WeightUpdate
+from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.pool import EnginePool, PoolLimits
 from agent_r1.inference.vllm import VllmEngine
 
@@ -185,12 +186,37 @@ def answer_before_canary(server: FakeVllm) -> None:
     server.completed, server.score = note, score_late  # type: ignore[method-assign]
 
 
+def sample_before_update(server: FakeVllm, count: int) -> threading.Event:
+    """Let the server sample ``count`` tokens before it loads the next weights, and the other tokens afterwards.
+
+    Return an event that is set after these tokens. The request must have a stop string.
+    """
+    sampled, queued, update = threading.Event(), threading.Event(), server.engine.update_weights
+
+    def decode(token_ids: Sequence[int]) -> str:
+        if len(token_ids) == count:
+            sampled.set()
+            queued.wait()
+        return ""
+
+    async def update_weights(weights: WeightUpdate) -> PolicyVersion:
+        updating = asyncio.ensure_future(update(weights))
+        await asyncio.sleep(0)  # the engine has the update, and takes it before the next token
+        queued.set()
+        return await updating
+
+    server.decode, server.engine.update_weights = decode, update_weights  # type: ignore[method-assign]
+    return sampled
+
+
 def test_generations_continue_through_an_update(versions: list[WeightUpdate]) -> None:
+    params = replace(LONG, stop_condition=StopCondition(("never",), lambda token_ids: False))
+
     async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> Completion:
         answer_before_canary(servers[0])
-        asked = asyncio.ensure_future(pool.generate(PROMPT, LONG))
-        while not requests(servers[0]):
-            await asyncio.sleep(0.005)
+        sampled = sample_before_update(servers[0], 5)
+        asked = asyncio.ensure_future(pool.generate(PROMPT, params))
+        await asyncio.to_thread(sampled.wait)
         await pool.update_weights(versions[1])
         got = await asked
         assert [requests(server) for server in servers] == [1 + 4, 4]  # the canary takes four
@@ -198,7 +224,7 @@ def test_generations_continue_through_an_update(versions: list[WeightUpdate]) ->
 
     got = serve(versions, use)
     assert len(got.token_ids) == 200 == len(got.logprobs)
-    assert [span.version for span in got.version_spans] in ([0, 1], [1], [0])
+    assert [(span.start, span.version) for span in got.version_spans] == [(0, 0), (5, 1)]
 
 
 def test_tokens_of_a_server_that_fails_the_canary_are_sampled_again(versions: list[WeightUpdate]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from forked_ranks import ForkedRank
 from pydantic import ValidationError
+from trainer.own_components import Halved
 from transformers import PreTrainedModel
 from updating import update
 
@@ -25,7 +26,7 @@ from agent_r1.model.config import LoraConfig
 from agent_r1.trainer import ranks
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.fsdp import FsdpTrainer
-from agent_r1.trainer.protocol import Trainer
+from agent_r1.trainer.protocol import Trainer, TrainerState
 from agent_r1.trainer.rank_trainer import RankTrainer
 from agent_r1.trainer.ranks import RankGroup
 from agent_r1.trainer.sharding import share_blocks
@@ -83,6 +84,13 @@ def weights_of(updater: PolicyUpdater) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in handle.state_dict().items()}
 
 
+def mean_gradient(state: TrainerState, module: str) -> torch.Tensor:
+    """Return the optimizer's means of the gradients of the policy or of the critic, as one vector."""
+    prefix = f"optimizer.{module}."
+    names = sorted(name for name in state.tensors if name.startswith(prefix) and name.endswith("exp_avg"))
+    return torch.cat([state.tensors[name].flatten() for name in names])
+
+
 def assert_equal_metrics(found: UpdateReport, expected: UpdateReport, tolerance: float) -> None:
     assert found.metrics.keys() == expected.metrics.keys()
     for name in expected.metrics.keys() - {"padding"}:
@@ -95,7 +103,8 @@ def assert_equal_metrics(found: UpdateReport, expected: UpdateReport, tolerance:
 def test_two_ranks_give_the_loss_the_gradient_and_the_weights_of_one_process(
     case: str, make: Any, group: RankGroup[RankTrainer]
 ) -> None:
-    tolerance = 0.1 if case == "bfloat16" else 1e-6
+    is_rounded = case == "bfloat16"  # numbers of 8 bits; gradients are sums with much cancellation
+    tolerance, gradient_tolerance = (5e-3, 0.05) if is_rounded else (1e-6, 5e-6)
     alone, ranked = updater_of(make, case, None), updater_of(make, case, group)
     began = weights_of(alone)
     for seed in range(2):
@@ -104,10 +113,10 @@ def test_two_ranks_give_the_loss_the_gradient_and_the_weights_of_one_process(
     assert expected.metrics["policy_gradient_norm"] > 1e-3
     state, ranked_state = alone.state(), ranked.state()
     assert ranked_state.tensors.keys() == state.tensors.keys()
-    largest = max(float(moment.abs().max()) for name, moment in state.tensors.items() if name.endswith("exp_avg"))
-    for name, tensor in state.tensors.items():
-        if name.endswith("exp_avg"):  # the mean of the gradients
-            assert torch.allclose(ranked_state.tensors[name], tensor, rtol=0, atol=tolerance * max(largest, 1)), name
+    for module in {name.split(".")[1] for name in state.tensors if name.endswith("exp_avg")}:
+        means, ranked_means = (mean_gradient(one, module) for one in (state, ranked_state))
+        assert 0 < means.norm() < math.inf, module
+        assert (ranked_means - means).norm() <= gradient_tolerance * means.norm(), module
     if case in EXACT:
         weights, ranked_weights = weights_of(alone), weights_of(ranked)
         assert all(torch.allclose(ranked_weights[name], weights[name], rtol=0, atol=1e-6) for name in weights)
@@ -120,10 +129,17 @@ def one_attempt(make: Any) -> list[Group]:
     return make.groups(*attempts)
 
 
-@pytest.mark.parametrize("case", ["gspo", "ppo"])
-def test_a_rank_without_sequences_takes_part(case: str, make: Any, group: RankGroup[RankTrainer]) -> None:
-    name = {"gspo": "reinforce++", "ppo": "ppo"}[case]
-    algorithm, config = build_algorithm(name, {}), TrainerConfig(learning_rate=1e-2)
+SINGLE: dict[str, dict[str, Any]] = {
+    # algorithms whose gradient is not 0 if the group has one attempt with tokens: the others compare attempts
+    "gspo": {"advantage": "success", "epochs": 2},
+    "reinforce++": {},
+    "ppo": {},
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_rank_without_sequences_takes_part(name: str, make: Any, group: RankGroup[RankTrainer]) -> None:
+    algorithm, config = build_algorithm(name, SINGLE[name]), TrainerConfig(learning_rate=1e-2)
     reports = []
     for trainer in (
         SingleProcessTrainer(make.exact_model(), algorithm, config, temperature=0.7),
@@ -131,7 +147,16 @@ def test_a_rank_without_sequences_takes_part(case: str, make: Any, group: RankGr
     ):
         updater = PolicyUpdater(trainer, algorithm, config, reward_weights={}, seed=0, steps=10)
         reports.append(update(updater, one_attempt(make)))
+    assert max(value for key, value in reports[0].metrics.items() if key.endswith("gradient_norm")) > 1e-3
     assert_equal_metrics(reports[1], reports[0], 1e-6)
+
+
+def test_ranks_find_components_of_a_users_own(make: Any, group: RankGroup[RankTrainer]) -> None:
+    algorithm = build_algorithm("grpo", {}).model_copy(update={"name": "mine", "loss": Halved()})
+    trainer = FsdpTrainer(group, make.exact_model(), algorithm, TrainerConfig(), temperature=0.7)
+    updater = PolicyUpdater(trainer, algorithm, TrainerConfig(), reward_weights={}, seed=0, steps=10)
+    halved, plain = (update(one, make.random_groups(0)) for one in (updater, updater_of(make, "grpo", None)))
+    assert halved.metrics["policy_gradient_norm"] == pytest.approx(plain.metrics["policy_gradient_norm"] / 2)
 
 
 @pytest.mark.parametrize("case", ["ppo", "a reference that follows"])

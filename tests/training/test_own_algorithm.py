@@ -61,6 +61,15 @@ def test_an_error_in_an_advantage_is_one_line_with_its_place(tmp_path: Path) -> 
         train(tmp_path / "run", algorithm)
 
 
+def test_several_ranks_refuse_components_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook's classes are in __main__ too."""
+    monkeypatch.setattr(Ranked, "__module__", "__main__")
+    settings = {"algorithm": Algorithm(name="mine", advantage=Ranked()), "trainer": {"ranks": 2}}
+    with pytest.raises(InvalidInput, match="got 2, and Ranked of __main__; define Ranked in a module of its own"):
+        agent_r1.train(ToolEnv(tools=[], rewards=[odd]), TASKS, run=str(tmp_path / "run"), **settings)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loss_that_is_averaged_is_refused(tmp_path: Path) -> None:
     algorithm = Algorithm(name="mine", advantage=Ranked(), loss=Averaged())
     with pytest.raises(InvalidInput, match=r"loss averaged: got numbers of shape \(\); return one number per token"):

@@ -26,6 +26,8 @@ from agent_r1.training.api import StepReport
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 STEPS = 12
 SERVER = "vllm.entrypoints.openai.api_server"
+OWN = f"agent-r1-weights-{os.getpid()}-"
+"""A part of the folder from which this process starts servers."""
 
 pytestmark = [pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON names no Python"), pytest.mark.timeout(1800)]
 
@@ -59,7 +61,7 @@ def even_tokens(trajectory: Trajectory, task: Task) -> float:
 
 def kill_one_server(report: StepReport) -> None:
     if report.step == STEPS // 2:
-        os.kill(min(set(processes(SERVER)) - set(processes(GUARD.name))), signal.SIGKILL)
+        os.kill(min(set(processes(SERVER, OWN)) - set(processes(GUARD.name))), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -95,4 +97,4 @@ def test_training_learns_and_survives_the_death_of_a_server(
     assert versions == set(range(STEPS)) and max(step["logprob_gap"] for step in steps) < 1e-4
     assert rank or steps[-1]["reward"] > steps[0]["reward"] + 0.1
     assert caplog.text.count("is left out") == 1
-    assert not processes(SERVER)
+    assert not processes(SERVER, OWN)

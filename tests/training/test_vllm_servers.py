@@ -14,11 +14,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inference.fake_vllm import FakeVllm, Fault
 
 from agent_r1.cli import main
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.pool import EnginePool
 from agent_r1.inference.server_process import GUARD, ServerProcess
 from agent_r1.model.load import load_tokenizer
 from agent_r1.store import RunReader
@@ -151,12 +154,36 @@ def python(tmp_path: Path) -> Path:
     return program
 
 
-def test_a_run_starts_its_servers_and_ends_them(python: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_them(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first server is killed after its second update."""
+    run, started = tmp_path / "run", list[ServerProcess]()
+    init, update = ServerProcess.__init__, EnginePool.update_weights
+
+    def note(server: ServerProcess, *given: Any) -> None:
+        init(server, *given)
+        started.append(server)
+
+    async def kill_first(pool: EnginePool, weights: WeightUpdate) -> PolicyVersion:
+        served = await update(pool, weights)
+        if served.number == 1 and started[0].is_running:
+            os.killpg(started[0].pid, signal.SIGKILL)
+        return served
+
+    monkeypatch.setattr(ServerProcess, "__init__", note)
+    monkeypatch.setattr(EnginePool, "update_weights", kill_first)
+    python.write_text(python.read_text().replace("exec", "echo 'RuntimeError: no memory'\nexec", 1))
     options = ["--engine.backend", "vllm", "--engine.replicas", "2", "--engine.vllm.python", str(python)]
     assert main(["train", *OPTIONS, *options, "--run", str(run)]) == 0
     assert set(versions_of(run)) == {0, 1}
-    assert not processes("inference.fake_vllm")
+    kept = run / "logs" / "server-0.log"
+    assert kept.read_text().startswith("RuntimeError: no memory") and len(list(kept.parent.iterdir())) == 1
+    assert f"a vLLM server ended: RuntimeError: no memory; its output is in {kept}" in caplog.text
+    assert len(started) == 2 and not any(server.log.exists() for server in started)
+    for server in started:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(server.pid, 0)
 
 
 def test_a_server_that_does_not_start_is_refused_with_its_last_error(
@@ -204,7 +231,7 @@ time.sleep(60)
 
 
 def processes(*marks: str) -> list[int]:
-    """Return the ids of the processes whose command contains all ``marks``."""
+    """Return the ids of the processes of this machine whose command contains all ``marks``. One mark must be unique."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
