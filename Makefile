@@ -3,8 +3,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/docs/.installed
+INSTALLED_PEERS := .venv/peers/.installed
 
-.PHONY: demo install test test-vllm check format docs bench algorithms faults controls paper tiny-base clean
+.PHONY: demo install test test-vllm check format docs bench bench-peers algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -55,6 +56,15 @@ format: $(INSTALLED_DEV)
 
 bench: $(INSTALLED)  ## speed of sampling and training, in one run
 	$(BIN)/python benchmarks/speed.py
+
+# In an environment of its own: TRL need not fit the other packages.
+$(INSTALLED_PEERS): requirements-peers.lock
+	test -x .venv/peers/bin/python || $(PYTHON) -m venv .venv/peers
+	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.lock
+	touch $@
+
+bench-peers: $(INSTALLED) $(INSTALLED_PEERS)  ## speed of training beside TRL, on the same work, in one run
+	$(BIN)/python benchmarks/peers.py
 
 algorithms: $(INSTALLED)  ## train with every algorithm on a small task set
 	$(BIN)/python benchmarks/algorithms.py

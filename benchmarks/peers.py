@@ -1,0 +1,301 @@
+"""Train the same model on the same work with Agent-R1 and with TRL's GRPOTrainer, in turns, and compare their speed.
+
+    make bench-peers                                # installs TRL into .venv/peers first
+    .venv/bin/python benchmarks/peers.py 0.5M 1M 14M --repeats 3
+
+Llama models with random weights take steps of GRPO on groups of attempts with several turns: a prompt, an action, an
+observation, an action, .. Both train in float32 with as many torch threads, the same prompts, the same limits and a
+random reward for each attempt, so that every group is trained. Each measurement is a process of its own. Its first step
+is left out. The table has medians over all other steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import agent_r1
+from agent_r1.core.environment import RolloutContext, Transition
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.profile import format_profile, mean_profile, read_profiles
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.renderers.byte_tokenizer import TEMPLATE
+from agent_r1.store import RunReader
+from agent_r1.training.progress import SilentProgress
+
+PEERS_PYTHON = Path(".venv/peers/bin/python")
+TRL_WORKER = Path(__file__).with_name("peers_trl.py")
+VOCABULARY = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a random Llama model."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int = VOCABULARY
+
+
+SHAPES = {
+    "0.5M": Shape(64, 192, 4, 4, 4),
+    "1M": Shape(128, 384, 2, 4, 4),
+    "14M": Shape(320, 960, 10, 5, 5),
+    "60M": Shape(640, 1920, 11, 10, 10),
+    "135M": Shape(576, 1536, 30, 9, 3, vocabulary=49152),  # as SmolLM2-135M
+}
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The measures of one process.
+
+    Attributes:
+        wall: the wall seconds of each step after the first.
+        cpu: the CPU seconds of each step after the first.
+        tokens: the tokens of a step by kind: prompt, action, observation.
+        peak_mib: the peak of resident memory.
+        profile: where the time of a step went; "" if it was not measured.
+    """
+
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...]
+    tokens: Mapping[str, float]
+    peak_mib: float
+    profile: str = ""
+
+
+def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a token per byte, and further tokens that only a model writes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<|im_end|>", "<|endoftext|>", "<|im_start|>"]
+    words = [f"Ġw{number}" for number in range(vocabulary - len(alphabet) - len(special))]
+    names = {name: index for index, name in enumerate([*alphabet, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=names, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0], pad_token=special[1])
+    fast.add_special_tokens({"additional_special_tokens": special[2:]})
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def write_workload(folder: Path, shape: Shape, options: argparse.Namespace) -> None:
+    """Write the model, the tokenizer and ``workload.json`` to ``folder``."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=True, max_position_embeddings=8192,
+    )  # fmt: skip
+    tokenizer = make_tokenizer(shape.vocabulary)
+    config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    letters = random.Random(0)
+
+    def text(length: int) -> str:
+        return "".join(letters.choices(string.ascii_lowercase, k=length))
+
+    observation = text(options.observation)
+    workload = {
+        "prompts": [[{"role": "user", "content": text(options.prompt)}] for _ in range(options.groups * options.steps)],
+        "observation": observation,
+        "after_action": f"<|im_end|>\n<|im_start|>user\n{observation}<|im_end|>\n<|im_start|>assistant\n",
+        **{name: vars(options)[name] for name in ("turns", "action", "groups", "group_size", "steps", "threads")},
+        "trl_batch": options.trl_batch or options.groups * options.group_size,
+        "context": 64 + options.prompt + options.turns * (options.action + options.observation + 64),
+        "learning_rate": 1e-6,
+    }
+    (folder / "workload.json").write_text(json.dumps(workload))
+
+
+@dataclass
+class Dialogue:
+    """An environment that answers every action but the last with the same observation."""
+
+    observation: str
+    turns: int
+    tools: tuple[()] = ()
+
+    async def open(self, task: Task, context: RolloutContext) -> DialogueEpisode:
+        return DialogueEpisode(self, task.messages)
+
+
+@dataclass
+class DialogueEpisode:
+    env: Dialogue
+    start: tuple[Message, ...]
+    actions: int = 0
+
+    async def step(self, action: Action) -> Transition:
+        self.actions += 1
+        is_last = self.actions == self.env.turns
+        return Transition((), end="terminal") if is_last else Transition((Message.user(self.env.observation),))
+
+    async def close(self) -> None:
+        return None
+
+
+def random_reward(trajectory: Trajectory, task: Task) -> float:
+    """Return a pseudo-random reward for each attempt, so that every group has a training signal."""
+    return random.Random("".join(turn.action.text for turn in trajectory.turns)).random()
+
+
+def train_ours(folder: Path, profile: bool) -> Measures:
+    """Train with Agent-R1 on the workload in ``folder``, in this process."""
+    workload = json.loads((folder / "workload.json").read_text())
+    wall, cpu = list[float](), list[float]()
+
+    def on_step(_: object) -> None:
+        wall.append(time.perf_counter())
+        cpu.append(time.process_time())
+
+    tasks = [Task(str(n), (Message.user(chat[0]["content"]),)) for n, chat in enumerate(workload["prompts"])]
+    run = folder / f"run-{os.getpid()}"
+    agent_r1.train(
+        Dialogue(workload["observation"], workload["turns"]), tasks, model=str(folder), algorithm="grpo",
+        rewards=[random_reward], callbacks=[on_step], progress=SilentProgress(), run=str(run), steps=workload["steps"],
+        groups_per_step=workload["groups"], group_size=workload["group_size"], max_tokens=workload["action"],
+        context=workload["context"],
+        threads=workload["threads"], trainer={"learning_rate": workload["learning_rate"]}, evaluate_n=1,
+        checkpoint_every=0, profile=int(profile) and workload["steps"],
+    )  # fmt: skip
+    with closing(RunReader(run)) as reader:
+        trajectories = list(reader.trajectories())
+        profiles = read_profiles({name: reader.curve(name) for name in reader.metric_names()})
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    steps = workload["steps"]
+    tokens = {
+        "prompt": sum(len(turn.new_ids) for turn in turns if turn.parent is None) / steps,
+        "action": sum(len(turn.action_ids) for turn in turns) / steps,
+        "observation": sum(len(turn.new_ids) for turn in turns if turn.parent is not None) / steps,
+    }
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    shown = format_profile(mean_profile(profiles[1:]), "time of a step") if profile else ""
+    return Measures(differences(wall), differences(cpu), tokens, peak, shown)
+
+
+def differences(times: Sequence[float]) -> tuple[float, ...]:
+    """Return the durations of all steps but the first, from the times at which steps ended."""
+    return tuple(end - begin for begin, end in pairwise(times))
+
+
+def measure_ours(folder: Path, profile: bool) -> Measures:
+    """Train with Agent-R1 in a process of its own."""
+    output = run_worker([sys.executable, __file__, "--worker", str(folder), *(["--profile"] if profile else [])])
+    return Measures(**json.loads(output.splitlines()[-1]))
+
+
+def measure_trl(folder: Path, python: Path) -> Measures:
+    """Train with TRL in a process of its own."""
+    found: dict[str, Any] = json.loads(run_worker([str(python), str(TRL_WORKER), str(folder)]).splitlines()[-1])
+    tokens = {kind: found[f"{kind}_tokens"] for kind in ("prompt", "action", "observation")}
+    return Measures(differences(found["wall"]), differences(found["cpu"]), tokens, found["peak_mib"])
+
+
+def run_worker(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def compare(name: str, options: argparse.Namespace) -> tuple[list[str], str]:
+    """Return the row of a size in the table, and the profile of Agent-R1."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write_workload(folder, SHAPES[name], options)
+        ours, peers = [], []
+        for repeat in range(options.repeats):
+            peers.append(measure_trl(folder, options.python))
+            ours.append(measure_ours(folder, profile=False))
+            say(f"{name}: repeat {repeat + 1} of {options.repeats}")
+        profile = measure_ours(folder, profile=True).profile
+    for kind, count in peers[0].tokens.items():
+        if abs(ours[0].tokens[kind] - count) > 0.01 * count:
+            sys.exit(f"the work differs: {ours[0].tokens[kind]:.0f} {kind} tokens a step, with TRL {count:.0f}")
+    cells = [name, f"{sum(ours[0].tokens.values()):,.0f}"]
+    for pick in (lambda measures: measures.wall, lambda measures: measures.cpu):
+        one, other = (statistics.median(x for m in side for x in pick(m)) for side in (peers, ours))
+        cells += [f"{one:.2f}", f"{other:.2f}", f"{one / other:.1f}"]
+    cells += [f"{statistics.median(m.peak_mib for m in side):,.0f}" for side in (peers, ours)]
+    return cells, profile
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", nargs="*", default=["0.5M", "1M", "14M"], help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--repeats", type=int, default=3, help="processes of each library and size")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each process, of which the first is left out")
+    parser.add_argument("--groups", type=int, default=8, help="tasks a step")
+    parser.add_argument("--group_size", type=int, default=8, help="attempts at each task")
+    parser.add_argument("--turns", type=int, default=2, help="actions of an attempt")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a task")
+    parser.add_argument("--action", type=int, default=32, help="tokens of an action")
+    parser.add_argument("--observation", type=int, default=64, help="tokens between two actions")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--trl_batch", type=int, default=0, help="attempts in a pass of TRL; 0: all of a step")
+    parser.add_argument("--python", type=Path, default=PEERS_PYTHON, help="Python of the environment with TRL")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    unknown = [name for name in options.sizes if name not in SHAPES]
+    if unknown:
+        parser.error(f"unknown size {unknown[0]}: give some of {', '.join(SHAPES)}")
+    if options.worker is None and not options.python.exists():
+        parser.error(f"{options.python} does not exist: run 'make bench-peers', which installs TRL")
+    if options.trl_batch and options.groups * options.group_size % options.trl_batch:
+        parser.error(f"--trl_batch {options.trl_batch} does not divide {options.groups * options.group_size} attempts")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    if options.worker is not None:
+        print(json.dumps(vars(train_ours(options.worker, options.profile))))
+        return
+    load = os.getloadavg()[0]
+    table = Table("model", "tokens", "TRL s", "ours s", "ratio", "TRL CPU s", "ours CPU s", "ratio", "TRL MiB", "ours")
+    profiles = {}
+    for name in options.sizes:
+        row, profiles[name] = compare(name, options)
+        table.add_row(*row)
+    console = Console(width=120, highlight=False)
+    console.print(table)
+    for name, profile in profiles.items():
+        console.print(f"\n{name}, Agent-R1\n{profile}")
+    console.print(f"\n{os.cpu_count()} cores, load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
+
+
+if __name__ == "__main__":
+    main()
