@@ -59,6 +59,24 @@ def break_tokens_in_tool(tool: ToolSpec, tokens: Iterable[str]) -> ToolSpec:
     return ToolSpec(name, description, _break_in_json(tool.parameters, tuple(tokens)))
 
 
+class ShownTools:
+    """The tools as prompts show them: with broken special tokens (:func:`break_tokens_in_tool`).
+
+    All prompts of an environment have the same tools, so the result for the last tools is kept.
+    """
+
+    def __init__(self, tokens: tuple[str, ...]) -> None:
+        self._tokens = tokens
+        self._last: tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]] = ((), ())  # one value, for other threads
+
+    def of(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
+        given, shown = self._last
+        if given is not tools:
+            shown = tuple(break_tokens_in_tool(tool, self._tokens) for tool in tools)
+            self._last = tools, shown
+        return shown
+
+
 def _break_in_json(value: Any, tokens: tuple[str, ...]) -> Any:
     if isinstance(value, str):
         return break_tokens(value, tokens)

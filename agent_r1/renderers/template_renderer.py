@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -33,7 +33,7 @@ from agent_r1.renderers.probes import (
     probe_call,
 )
 from agent_r1.renderers.protocol import RenderedPrompt
-from agent_r1.renderers.special_tokens import break_tokens, break_tokens_in_tool, special_tokens
+from agent_r1.renderers.special_tokens import ShownTools, break_tokens, special_tokens
 from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
 
 Messages = tuple[Message, ...]
@@ -63,9 +63,9 @@ class TemplateRenderer:
                 f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template; "
                 "set tokenizer.chat_template (chat_template.jinja in the model's folder), or give --tool_format tags"
             )
-        self.tokenizer = tokenizer
-        self.tool_format = tool_format or Hermes()
+        self.tokenizer, self.tool_format = tokenizer, tool_format or Hermes()
         self._special = {token: index for index, token in special_tokens(tokenizer)}
+        self._shown_tools = ShownTools(tuple(self._special))
         self._extra_stop_ids = stop_token_ids
         self._result_tags: tuple[str, ...] = ()
         question = Message.user("question")
@@ -84,7 +84,7 @@ class TemplateRenderer:
 
     # ---- messages to tokens
 
-    @property
+    @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end an action. The first token is the end token that the template writes."""
         written = [self._special[text] for text in self._turn_ends]
@@ -131,7 +131,7 @@ class TemplateRenderer:
         With ``add_generation_prompt``, the text ends with the header of the assistant's next message. If the template
         does not describe the tools, a system message with the tool instructions of the format is added.
         """
-        shown = tuple(break_tokens_in_tool(tool, self._special) for tool in tools)
+        shown = self._shown_tools.of(tools)
         instruction = self.tool_format.tool_instructions(shown) if tools and not self._renders_tools else None
         if instruction is None:
             return self._apply_template(messages, shown, add_generation_prompt=add_generation_prompt)
