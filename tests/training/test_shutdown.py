@@ -186,9 +186,8 @@ def test_the_command_prints_how_to_resume(number: signal.Signals, code: int, tmp
         time.sleep(0.05)
     os.kill(child.process.pid, number)
     ended = child.wait()
-    lines = ended.stderr.splitlines()[-2:]
-    assert lines[0].startswith("stopping after the update") and lines[0].endswith(
-        "send the signal again to stop at once"
-    )
-    assert lines[1] == f"agent-r1: stopped by {number.name}; to continue: agent-r1 train --run '{folder}' --resume"
+    lines = ended.stderr.splitlines()
+    stopping = [line for line in lines if line.startswith("stopping after the update")]
+    assert len(stopping) == 1 and stopping[0].endswith("send the signal again to stop at once")
+    assert lines[-1] == f"agent-r1: stopped by {number.name}; to continue: agent-r1 train --run '{folder}' --resume"
     assert ended.returncode == code and verify(folder).is_valid and list_checkpoints(folder) != []
