@@ -21,6 +21,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
 """The options of vLLM whose product is the number of GPUs of a server."""
 
+MEMORY_SHARE = r"(?<!\S)--gpu[-_]memory[-_]utilization[ =]"
+"""The option of vLLM that limits the share of a GPU's memory. With it a server can share the GPU of the trainer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -66,7 +69,8 @@ def find_hardware() -> Hardware:
 def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
     """Return which GPUs trainer and vLLM servers take. Without ``engine.vllm.devices``, servers take the GPUs left.
 
-    Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores.
+    Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores. A server
+    may share the GPU of the trainer if ``engine.vllm.devices`` names it and ``--gpu-memory-utilization`` is given.
     """
     trainer = _trainer_gpus(config, hardware)
     engine, count = config.engine, len(hardware.gpus)
@@ -145,8 +149,10 @@ def _check_servers(
     do = ""
     if repeated is not None:
         do = f"give each GPU to one server: GPU {repeated} is there twice"
-    elif set(used) & set(trainer):
-        do = f"leave out GPU {min(set(used) & set(trainer))}: the trainer takes GPU {_join(trainer)}"
+    elif set(used) & set(trainer) and not re.search(MEMORY_SHARE, config.engine.vllm.arguments):
+        both = min(set(used) & set(trainer))
+        do = f"leave out GPU {both}, which the trainer takes, or share it: engine.vllm.arguments "
+        do += "'--gpu-memory-utilization 0.4'"
     elif count and max(used) >= count:
         do = f"give numbers below {count}: {count} GPUs are visible, and CUDA_VISIBLE_DEVICES renumbers them from 0"
     elif wrong is not None:

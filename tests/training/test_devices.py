@@ -44,9 +44,16 @@ def config(device: str = "auto", ranks: int = 1, replicas: int = 0, **vllm: Any)
             DevicePlan((0, 1), ((3, 2, 5, 4),)),
         ),
         (config("cpu", 1, 2, devices=("1", "9")), Hardware((), 2), DevicePlan((), ((1,), (9,)))),
+        (
+            config("cuda", 1, 1, arguments="--gpu-memory-utilization 0.4", devices=("0",)),
+            Hardware(("0",), 4),
+            DevicePlan((0,), ((0,),)),
+        ),
     ],
 )
-def test_trainer_and_servers_take_different_gpus(settings: TrainConfig, hardware: Hardware, plan: DevicePlan) -> None:
+def test_servers_share_the_gpu_of_the_trainer_only_on_request(
+    settings: TrainConfig, hardware: Hardware, plan: DevicePlan
+) -> None:
     assert plan_devices(settings, hardware) == plan
 
 
@@ -61,7 +68,7 @@ def test_trainer_and_servers_take_different_gpus(settings: TrainConfig, hardware
         (config("cuda", 4, 5), EIGHT, "got 5 vLLM servers of 1 GPU; give fewer, or fewer trainer.ranks: 8 GPUs are"),
         (config("auto", 1, 1), Hardware(("0",), 4), "1 GPUs are visible, and the trainer takes 1"),
         (config("cuda", 2, 4, arguments="-tp 2"), EIGHT, "got 4 vLLM servers of 2 GPUs"),
-        (config("cuda", 2, 2, devices=("1", "2")), EIGHT, "got 1,2; leave out GPU 1: the trainer takes GPU 0+1"),
+        (config("cuda", 2, 2, devices=("1", "2")), EIGHT, "got 1,2; leave out GPU 1, which the trainer takes"),
         (config("cpu", 1, 2, devices=("1", "1")), EIGHT, "got 1,1; give each GPU to one server: GPU 1 is there twice"),
         (config("cpu", 1, 2, devices=("1", "8")), EIGHT, "got 1,8; give numbers below 8: 8 GPUs are visible"),
         (config("cpu", 1, 1, devices=("1+2",)), EIGHT, "got 1+2; give 1 per server"),
