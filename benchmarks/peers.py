@@ -46,7 +46,7 @@ from agent_r1.store import RunReader
 from agent_r1.training.progress import SilentProgress
 
 PEERS_PYTHON = Path(".venv/peers/bin/python")
-TRL_WORKER = Path(__file__).with_name("peers_trl.py")
+TRL_WORKER = Path(__file__).parent / "other_environments" / "peers_trl.py"
 VOCABULARY = 4096
 
 
