@@ -346,13 +346,12 @@ def _token_outputs(
         values = _critic_values(models.critic, batch, micro, prefixes[CRITIC])
         old_values = state_values_at(outputs.values, micro, logprobs)
 
-    reference = None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens)
     return TokenOutputs(
         logprobs=logprobs,
         entropy=entropy,
         old_logprobs=old,
         ratio_unit=ratio_unit,
-        reference_logprobs=reference,
+        reference_logprobs=None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens),
         values=values,
         old_values=old_values,
         sampler_logprobs=sampler,

@@ -127,8 +127,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             progress = TrainProgress(update.step, progress.groups + len(batch))
             with measure(Part.VALIDATION):
                 validation = await manager.validate_if_due(progress)
-            if validation and manager.best is not None:
-                best = manager.best
+            if validation and (best := manager.best) is not None:
                 findings += monitor.on_validation(update.step, validation["validation_em"], best.step, best.em)
             with measure(Part.STORE):
                 await manager.copy_if_due(monitor.state())
