@@ -23,10 +23,11 @@ SEES = {
     "data": {"core"},
     "algorithms": {"core", "data"},
     "trackers": {"core"},
+    "web": {"core"},
     "trainer": {"core", "data", "algorithms", "model"},
     "rollout": {"core", "tools", "envs", "renderers"},
-    "gateway": {"core", "rollout", "renderers"},
-    "retrieval": {"core", "tools", "model", "config"},
+    "gateway": {"core", "rollout", "renderers", "web"},
+    "retrieval": {"core", "tools", "model", "config", "web"},
     "tasksets": {"core", "envs", "tools", "rewards", "retrieval", "sandbox", "config"},
     "training": {
         *("core", "store", "sandbox", "tools", "rewards", "envs", "renderers", "model", "inference", "data"),
@@ -34,7 +35,7 @@ SEES = {
     },
     "export": {"core", "store", "model", "training"},
     "config": {"core"},
-    "viewer": {"core", "store"},
+    "viewer": {"core", "store", "web"},
     "commands": {
         *("core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "export", "config")
     },

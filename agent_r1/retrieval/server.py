@@ -12,8 +12,7 @@ import ipaddress
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -25,9 +24,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from agent_r1.core.sockets import listen
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import (
     MAX_BODY,
@@ -40,14 +37,15 @@ from agent_r1.retrieval.protocol import (
     SearchResponse,
 )
 from agent_r1.retrieval.retriever import Found, Retriever
+from agent_r1.web import EmbeddedServer, LimitedHeadersProtocol, listen
 
 Message = TypeVar("Message", bound=BaseModel)
 
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
-REQUEST_SECONDS = 30.0
-"""The time limit for the headers of a request, and the time limit for its body, in seconds."""
+BODY_SECONDS = 30.0
+"""The time limit for the body of a request, in seconds."""
 
 IDLE_SECONDS = 60
 """Seconds after an answer until an open connection without a new request is closed."""
@@ -142,10 +140,10 @@ def _paths(routes: Sequence[Route]) -> str:
 
 async def _read(kind: type[Message], request: Request) -> Message:
     try:
-        async with asyncio.timeout(REQUEST_SECONDS):
+        async with asyncio.timeout(BODY_SECONDS):
             return kind.model_validate(json.loads(await _body(request)))
     except TimeoutError as error:
-        raise _RequestError(408, f"the body did not arrive within {REQUEST_SECONDS:g} s") from error
+        raise _RequestError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise _RequestError(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -164,40 +162,6 @@ async def _body(request: Request) -> bytes:
 
 def _passage_text(passage: Passage) -> PassageText:
     return PassageText(title=passage.title, text=passage.text)
-
-
-class _DeadlineProtocol(H11Protocol):
-    """The HTTP/1.1 protocol of uvicorn, with a time limit for the headers of each request.
-
-    If the headers do not arrive in time, the connection is closed, so that slow clients do not occupy the server. The
-    time limit of the first request begins with the connection. The time limit of a later request begins with its first
-    byte.
-    """
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._limit_headers()
-
-    def data_received(self, data: bytes) -> None:
-        was_idle = self.timeout_keep_alive_task is not None  # uvicorn removes the limit of an idle connection
-        super().data_received(data)
-        if was_idle:
-            self._limit_headers()
-
-    def _limit_headers(self) -> None:
-        self.loop.call_later(REQUEST_SECONDS, self._close_without_request, self.cycle)
-
-    def _close_without_request(self, previous: RequestResponseCycle | None) -> None:
-        if self.cycle is previous and not self.transport.is_closing():
-            self.transport.close()
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers, because :mod:`agent_r1.retrieval.serve` installs the signal handlers."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class RetrievalServer:
@@ -229,7 +193,7 @@ class RetrievalServer:
         app = create_app(retriever, health, allowed_hosts or _default_hosts(host))
         config = uvicorn.Config(
             app,
-            http=_DeadlineProtocol,
+            http=LimitedHeadersProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -237,7 +201,7 @@ class RetrievalServer:
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
-        self._server = _Uvicorn(config)
+        self._server = EmbeddedServer(config)
         self._thread = threading.Thread(target=self.run, name="retrieval server", daemon=True)
 
     @property

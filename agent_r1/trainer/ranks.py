@@ -100,9 +100,10 @@ class _End:
 
 
 class _Endings:
-    """The ends of the processes of all ranks, in the order in which the processes ended.
+    """The ends of the processes of all ranks, in the order in which they were noticed.
 
-    The death of a rank breaks its connections to the other ranks, which can end them too. So the order shows the cause.
+    The death of a rank breaks its connections to the other ranks. This can abort them, even before its own end is
+    noticed.
     """
 
     def __init__(self) -> None:
@@ -115,11 +116,18 @@ class _Endings:
         self._threads.append(threading.Thread(target=self._wait, args=(rank, process), daemon=True))
         self._threads[-1].start()
 
-    def first(self) -> _End:
-        """Wait until a process has ended, and return the first end."""
+    def cause(self) -> _End:
+        """Wait until a process has ended, and return the first end that is not an abort.
+
+        If all ranks that end within ``GRACE_SECONDS`` were aborted, the first abort is returned.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
-            return self._ends[0]
+            self._changed.wait_for(self._not_aborted, GRACE_SECONDS)
+            return next(iter(self._not_aborted()), self._ends[0])
+
+    def _not_aborted(self) -> list[_End]:
+        return [end for end in self._ends if end.code != -signal.SIGABRT]
 
     def join(self) -> None:
         """Wait until all processes have ended."""
@@ -267,8 +275,8 @@ class RankGroup(Generic[T]):
         return False
 
     def _explain_end(self) -> RankDied:
-        """End all ranks, and return the error about the rank whose process ended first. A process must have ended."""
-        end = self._endings.first()
+        """End all ranks, and return the error about the rank whose end caused it. A process must have ended."""
+        end = self._endings.cause()
         process = self._processes[end.rank].pid
         self.close()
         how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"

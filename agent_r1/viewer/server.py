@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from agent_r1.core.sockets import listen
 from agent_r1.viewer.guard import Guard
+from agent_r1.web import EmbeddedServer, listen
 
 HOST = "127.0.0.1"
 DRAIN_SECONDS = 2
 """Seconds that a stopped server waits for the requests in progress."""
-
-
-class _Uvicorn(uvicorn.Server):
-    """A uvicorn server without signal handlers, because ``agent-r1 view`` installs its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class ViewerServer:
@@ -59,7 +49,7 @@ class ViewerServer:
             server_header=False,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
-        self._server = _Uvicorn(config)
+        self._server = EmbeddedServer(config)
         self._thread = threading.Thread(target=self.run, name="viewer", daemon=True)
 
     def address(self, path: str) -> str:

@@ -273,7 +273,7 @@ def test_idle_connections_are_kept_longer_than_clients_keep_them(visit):
 
 
 def test_connections_without_a_request_are_closed(visit, monkeypatch):
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.05)
 
     async def test(site):
         root = site.gateway.base_url
@@ -290,7 +290,7 @@ def test_later_requests_without_complete_headers_are_closed(visit, monkeypatch):
         head = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n"
         writer.write(head.encode())
         assert (await reader.read(4096)).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.05)
+        monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.05)
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
         async with asyncio.timeout(60):
             await reader.read()

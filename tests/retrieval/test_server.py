@@ -137,7 +137,8 @@ def test_a_foreign_host_name_is_refused(server) -> None:
 
 
 def test_a_connection_without_a_complete_request_is_closed(counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.retrieval.server.REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.2)
+    monkeypatch.setattr("agent_r1.retrieval.server.BODY_SECONDS", 0.2)
     with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small:
         assert answer_to(small, b"POST /search HTTP/1.1\r\nHost: localhost\r\n") == b""
         head = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n{"
@@ -148,7 +149,7 @@ def test_a_later_request_without_complete_headers_is_closed_too(server, monkeypa
     with socket.create_connection((server.host, server.port), timeout=60) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.1)
+        monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.1)
         raw.sendall(b"POST /search HTTP/1.1\r\n")
         while raw.recv(4096):
             pass
@@ -181,7 +182,7 @@ def test_a_short_search_is_answered_while_a_large_batch_runs(server, counting, m
 
 def test_slow_clients_take_no_place_from_others_for_long(counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.retrieval.server.MAX_CONNECTIONS", 10)
-    monkeypatch.setattr("agent_r1.retrieval.server.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.5)
     with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small, ExitStack() as clients:
         for _ in range(30):
             raw = clients.enter_context(socket.create_connection((small.host, small.port), timeout=60))

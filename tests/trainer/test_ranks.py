@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
@@ -34,6 +36,20 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup[None]]:
     monkeypatch.setattr(ranks, "start_process", ForkedRank)
     with closing(RankGroup[None](2, "cpu")) as started:
         yield started
+
+
+@dataclass(frozen=True)
+class EndedProcess:
+    """A process that has ended with an exit code."""
+
+    code: int
+    pid: int = 0
+
+    def kill(self) -> None:
+        """It has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.code
 
 
 def is_running(pid: int) -> bool:
@@ -83,6 +99,17 @@ def test_of_three_ranks_the_one_that_died_first_is_named(monkeypatch: pytest.Mon
         pytest.raises(RankDied, match=rf"rank 1 .* \(process {group.pids[1]}\) was killed by SIGKILL"),
     ):
         group.call(rank_requests.die_one_after_another)
+
+
+def test_an_abort_that_is_noticed_first_does_not_hide_the_kill_that_caused_it() -> None:
+    endings, noticed = ranks._Endings(), []
+    for rank, code in enumerate((-signal.SIGABRT, -signal.SIGKILL)):
+        endings.watch(rank, EndedProcess(code))
+        while len(endings._ends) <= rank:
+            time.sleep(0.001)
+        noticed.append(endings._ends[rank].code)
+    assert noticed == [-signal.SIGABRT, -signal.SIGKILL]
+    assert endings.cause().rank == 1
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_ranks() -> None:

@@ -1,0 +1,47 @@
+"""A uvicorn server inside another program, and connections whose headers have a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+HEADER_SECONDS = 30.0
+"""The time limit for the headers of a request, in seconds."""
+
+
+class EmbeddedServer(uvicorn.Server):
+    """A uvicorn server without signal handlers, because the command that starts it installs its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class LimitedHeadersProtocol(H11Protocol):
+    """The HTTP/1.1 protocol of uvicorn, with a time limit for the headers of each request.
+
+    If the headers do not arrive within ``HEADER_SECONDS``, the connection is closed, so that slow clients do not occupy
+    the server. The time limit of the first request begins with the connection. The time limit of a later request begins
+    with its first byte.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit_headers()
+
+    def data_received(self, data: bytes) -> None:
+        was_idle = self.timeout_keep_alive_task is not None  # uvicorn removes the limit of an idle connection
+        super().data_received(data)
+        if was_idle:
+            self._limit_headers()
+
+    def _limit_headers(self) -> None:
+        self.loop.call_later(HEADER_SECONDS, self._close_without_request, self.cycle)
+
+    def _close_without_request(self, previous: RequestResponseCycle | None) -> None:
+        if self.cycle is previous and not self.transport.is_closing():
+            self.transport.close()
