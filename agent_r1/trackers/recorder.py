@@ -31,6 +31,9 @@ class TrackingRecorder:
     if it raises an exception or does not return within ``limit`` seconds. The recorder then prints one warning, and
     does not call this tracker again.
 
+    A tracker gets each value of a step once. If the ranks of a trainer are started again, the steps after the last
+    checkpoint are repeated, and their second values are left out, because most services cannot replace a value.
+
     Args:
         recorder: the other recorder, which makes the events durable.
         names: the names of the trackers.
@@ -51,6 +54,7 @@ class TrackingRecorder:
         self._limit = HANG_SECONDS if limit is None else limit
         self._threads = [_TrackerThread(name, run) for name in names]
         self._attempts: list[Trajectory] = []
+        self._newest_step, self._names_of_newest = 0, set[str]()  # which values the trackers have
 
     async def record(self, *events: Event) -> None:
         """Record the events with the wrapped recorder, then give their metrics and attempts to the trackers.
@@ -89,10 +93,21 @@ class TrackingRecorder:
                     self._attempts.append(trajectory)
                     self._attempts = sorted(self._attempts, key=lambda one: one.attempt.sort_key)[:SAMPLES]
         for step, metrics in values.items():
-            self._submit(_metrics_job(step, metrics))
-            if self._attempts and (step == 1 or step % SAMPLE_EVERY == 0):
-                self._submit(_attempts_job(step, tuple(map(AttemptSample.of, self._attempts))))
+            if new := self._without_repeated(step, metrics):
+                self._submit(_metrics_job(step, new))
+                if self._attempts and (step == 1 or step % SAMPLE_EVERY == 0):
+                    self._submit(_attempts_job(step, tuple(map(AttemptSample.of, self._attempts))))
             self._attempts = []
+
+    def _without_repeated(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the values of a step that the trackers do not have yet."""
+        if step > self._newest_step:
+            self._newest_step, self._names_of_newest = step, set()
+        if step < self._newest_step:
+            return {}
+        new = {name: value for name, value in metrics.items() if name not in self._names_of_newest}
+        self._names_of_newest |= new.keys()
+        return new
 
     def _submit(self, job: Job) -> None:
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""Settings of an algorithm that cannot change an update under the other settings of the run."""
+"""Settings that have no effect under the other settings of the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = 10 * ROUNDING
 
 @dataclass(frozen=True, slots=True)
 class InactiveSettings:
-    """Settings that cannot change any update, and the reason.
+    """Settings that have no effect, and the reason.
 
     Attributes:
         keys: the dotted keys of the settings. The key of an optional component, such as ``algorithm.correction``,
@@ -52,21 +52,26 @@ def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
 
 
 def chosen_inactive_settings(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the inactive settings whose values differ from the values in the default algorithm.
+    """Yield the inactive settings of algorithm and trainer whose values differ from the defaults.
 
     Settings with default values are left out, because no user chose them.
     """
-    default, chosen = parameters(TrainConfig().algorithm), parameters(config.algorithm)
-    for settings in inactive_settings(config):
+    default, chosen = _settings(TrainConfig()), _settings(config)
+    for settings in (*inactive_settings(config), *_of_ranks(config)):
         keys = tuple(key for key in settings.keys if _values(chosen, key) != _values(default, key))
         if keys:
             yield replace(settings, keys=keys)
 
 
-def _values(parameters: Mapping[str, object], key: str) -> dict[str, object]:
+def _settings(config: TrainConfig) -> dict[str, object]:
+    """Return the settings of algorithm and trainer by dotted key, such as ``algorithm.loss.clip_high``."""
+    of_algorithm = {f"algorithm.{name}": value for name, value in parameters(config.algorithm).items()}
+    return {**of_algorithm, **{f"trainer.{name}": value for name, value in config.trainer}}
+
+
+def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
     """Return the values of the setting ``key``, such as ``algorithm.loss``, and of the settings below it."""
-    name = key.removeprefix("algorithm.")
-    return {own: value for own, value in parameters.items() if own == name or own.startswith(f"{name}.")}
+    return {own: value for own, value in settings.items() if own == key or own.startswith(f"{key}.")}
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
@@ -155,6 +160,13 @@ def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
     if limit is not None and limit >= config.max_staleness:
         reason = f"no sample is older than max_staleness, which is {config.max_staleness}; set fewer updates"
         yield InactiveSettings(("algorithm.filters.staleness",), reason)
+
+
+def _of_ranks(config: TrainConfig) -> Iterator[InactiveSettings]:
+    """Yield the setting ``trainer.rank_restarts`` if the trainer has only one rank, which is the process of the run."""
+    if config.trainer.ranks == 1:
+        reason = "with one rank, no process of the trainer is started; set trainer.ranks"
+        yield InactiveSettings(("trainer.rank_restarts",), reason)
 
 
 def _policy_steps(config: TrainConfig) -> int:

@@ -128,6 +128,16 @@ def test_the_first_attempts_are_shown_whatever_the_order_of_their_ends(
     ]
 
 
+def test_steps_that_are_repeated_after_a_restart_of_ranks_are_shown_once(
+    tmp_path: Path, notebooks: list[Notebook]
+) -> None:
+    steps = [[StepMetrics(step, {"reward": float(place)})] for place, step in enumerate((1, 2, 3, 2, 3, 4))]
+    record(tmp_path, ["notebook"], *steps, [StepMetrics(4, {"reward": 9.0, "validation_em": 0.5})])
+    names = {1: "reward/total", 2: "reward/total", 3: "reward/total"}
+    assert {step: notebooks[0].metrics[step][name] for step, name in names.items()} == {1: 0.0, 2: 1.0, 3: 2.0}
+    assert notebooks[0].metrics[4] == {"validation/em": 0.5}  # the last call: a further value of the same step
+
+
 def test_credentials_reach_no_tracker(tmp_path: Path, notebooks: list[Notebook]) -> None:
     record(tmp_path, ["notebook"], [attempt(0, f"see {SECRET}")], METRICS)
     assert notebooks[0].run.settings == {"steps": 4, "corpus": "http://***@10.0.0.1:8800/search?token=***"}

@@ -27,7 +27,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig, resolve_config
-from agent_r1.training.inactive_settings import inactive_settings
+from agent_r1.training.inactive_settings import chosen_inactive_settings, inactive_settings
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
@@ -209,6 +209,14 @@ def test_a_run_accepts_a_setting_that_cannot_act_and_names_it_in_one_line(micro:
     notes = notes_of(replace(micro, validation=None), tmp_path / "run", **{"algorithm.loss.clip_high": 0.28})
     assert len(notes) == 1 and "algorithm.loss.clip_high" in notes[0] and "cannot act" in notes[0]
     assert "clip_low" not in notes[0]  # nobody chose it
+
+
+def test_restarts_of_ranks_are_named_without_ranks() -> None:
+    chosen = resolve(TrainConfig, [Layer("test", {"trainer": {"rank_restarts": 5}})])
+    notes = [str(found) for found in chosen_inactive_settings(chosen)]
+    assert len(notes) == 1 and notes[0].startswith("trainer.rank_restarts cannot act:") and "trainer.ranks" in notes[0]
+    several = resolve(TrainConfig, [Layer("test", {"trainer": {"rank_restarts": 5, "ranks": 2}})])
+    assert not list(chosen_inactive_settings(several)) and not list(chosen_inactive_settings(TrainConfig()))
 
 
 def test_a_run_with_the_default_algorithm_prints_no_note(micro: TaskSet, tmp_path: Path) -> None:
