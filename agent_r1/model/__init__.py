@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agent_r1.model.encoder import SentenceEncoder, load_encoder
     from agent_r1.model.forward import hidden_states, token_logprobs, token_scores
     from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
-    from agent_r1.model.value_head import ValueModel, build_value_model
+    from agent_r1.model.value_head import ValueModel, build_value_model, load_value_model, save_value_model
 
 __all__ = [
     "LoraConfig",
@@ -27,7 +27,9 @@ __all__ = [
     "load_model",
     "load_stop_ids",
     "load_tokenizer",
+    "load_value_model",
     "merged_copy",
+    "save_value_model",
     "token_logprobs",
     "token_scores",
     "weights_checksum",
@@ -43,6 +45,6 @@ __getattr__ = lazy_names(
         "encoder": ("SentenceEncoder", "load_encoder"),
         "forward": ("hidden_states", "token_logprobs", "token_scores"),
         "load": ("load_model", "load_stop_ids", "load_tokenizer"),
-        "value_head": ("ValueModel", "build_value_model"),
+        "value_head": ("ValueModel", "build_value_model", "load_value_model", "save_value_model"),
     },
 )

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from pathlib import Path
 
-from agent_r1.model.adapter import copy_sharing_frozen
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.model.adapter import copy_sharing_frozen, merged_copy
+from agent_r1.model.folders import first_line
 from agent_r1.model.forward import PrefixStates, backbone_of, backbone_states
+from agent_r1.model.load import check_finite, quiet_transformers
+
+HEAD_FILE = "value_head.safetensors"
+"""The file with the head of a saved value model, beside the backbone in the format of transformers."""
 
 LOGPROB_SCALE = 0.25
 """Factor on the log-probabilities that the critic reads, so that most inputs are between -1 and 0."""
@@ -71,3 +80,37 @@ def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> 
     """
     width = policy.get_output_embeddings().weight.shape[-1]
     return ValueModel(copy_sharing_frozen(backbone_of(policy)), width, reads_logprobs).eval()
+
+
+def save_value_model(model: ValueModel, folder: Path) -> None:
+    """Write a value model to ``folder``: the backbone in the format of transformers, and the head in ``HEAD_FILE``.
+
+    An adapter of the backbone is merged into its weights.
+    """
+    merged_copy(model.backbone).save_pretrained(folder)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.")}
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, folder / HEAD_FILE)
+
+
+def load_value_model(folder: Path, dtype: torch.dtype) -> ValueModel:
+    """Return the value model that :func:`save_value_model` wrote to ``folder``, in eval mode.
+
+    The weights of its backbone have the type ``dtype``. Raise InvalidInput if the folder holds no value model, or if a
+    weight is not finite.
+    """
+    do = f"name a folder with a value model: config.json, model.safetensors and {HEAD_FILE}"
+    if not (folder / HEAD_FILE).is_file():
+        raise InvalidInput("value model", got=f"{folder}, without {HEAD_FILE}", do=do)
+    try:
+        state = load_file(folder / HEAD_FILE)
+        with quiet_transformers():
+            backbone = AutoModel.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        model = ValueModel(backbone, state["head.weight"].shape[1], "logprob_input.weight" in state)
+        own = {name for name in model.state_dict() if not name.startswith("backbone.")}
+        if own != set(state):
+            raise ValueError(f"{HEAD_FILE} has other tensors than {', '.join(sorted(own))}")
+        model.load_state_dict(state, strict=False)
+    except Exception as error:  # for a broken folder, transformers and safetensors raise many types of errors
+        raise InvalidInput("value model", got=f"{folder}: {first_line(error)}", do=do) from error
+    check_finite(model, "value model", str(folder))
+    return model.eval()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import hidden_states
-from agent_r1.model.value_head import build_value_model
+from agent_r1.model.value_head import HEAD_FILE, build_value_model, load_value_model, save_value_model
 
 
 @pytest.fixture
@@ -66,3 +69,24 @@ def test_log_probabilities_of_sampled_tokens_reach_the_states_after_them(policy:
     changed = (critic(IDS, logprobs=logprobs) != critic(IDS)).tolist()
     assert changed == [[False] * 3 + [True] * 3, [False] * 6]
     assert torch.equal(critic(IDS, logprobs=torch.zeros(IDS.shape)), critic(IDS))
+
+
+@pytest.mark.parametrize("reads_logprobs", [False, True])
+def test_a_saved_value_model_gives_the_same_values(
+    policy: PreTrainedModel, tmp_path: Path, reads_logprobs: bool
+) -> None:
+    critic, logprobs = build_value_model(policy, reads_logprobs), -torch.rand(IDS.shape)
+    torch.nn.init.normal_(critic.head.weight)
+    torch.nn.init.ones_(critic.head.bias)
+    save_value_model(critic, tmp_path / "critic")
+    loaded = load_value_model(tmp_path / "critic", torch.float32)
+    assert torch.equal(loaded(IDS, logprobs=logprobs), critic(IDS, logprobs=logprobs))
+
+
+def test_a_folder_without_a_head_is_refused_and_so_is_a_damaged_one(policy: PreTrainedModel, tmp_path: Path) -> None:
+    policy.save_pretrained(tmp_path)
+    with pytest.raises(InvalidInput, match=f"without {HEAD_FILE}"):
+        load_value_model(tmp_path, torch.float32)
+    (tmp_path / HEAD_FILE).write_bytes(b"no tensors")
+    with pytest.raises(InvalidInput, match="value model: got"):
+        load_value_model(tmp_path, torch.float32)
