@@ -43,11 +43,12 @@ LEAK = 2**18
 
 @dataclass(slots=True)
 class Faults:
-    """Decides which fault happens where, and counts the faults."""
+    """Decides which fault happens where, and counts the faults. Steps and scorings hang only if ``hanging``."""
 
     rate: float
     seed: int
     leaking: bool
+    hanging: bool = True
     fired: Counter[str] = field(default_factory=Counter)
     kept: list[Any] = field(default_factory=list)
 
@@ -77,7 +78,7 @@ TOOL = ("raises", "hangs", *GIVEN)
 STEP = (*("crashes", "gives no transition") * 8, "hangs")
 """A hang delays its step until the deadline, so it is rare."""
 
-SCORES = ("raises", "hangs", "is nan", "is none")
+SCORES = ("raises", "is nan", "is none", "hangs")
 
 
 def hostile_search(faults: Faults) -> Tool:
@@ -118,7 +119,7 @@ class HostileEpisode:
 
     async def step(self, action: Action) -> Transition:
         self._taken += 1
-        kind = self._faults.at(self._attempt, f"step {self._taken}", STEP)
+        kind = self._faults.at(self._attempt, f"step {self._taken}", STEP if self._faults.hanging else STEP[:-1])
         if kind == "crashes":
             raise ConnectionError("the connection was reset")
         if kind == "hangs":
@@ -137,7 +138,7 @@ class HostileScorer:
     faults: Faults
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
-        kind = self.faults.at(group[0].attempt, "score", SCORES)
+        kind = self.faults.at(group[0].attempt, "score", SCORES if self.faults.hanging else SCORES[:-1])
         if kind == "raises":
             raise KeyError("answers")
         if kind == "hangs":

@@ -5,6 +5,7 @@
     python tests/faults/soak.py --staleness 1 --stops 3     stale rollouts, stopped and resumed
     python tests/faults/soak.py --algorithm remax           with a greedy attempt in each group
     python tests/faults/soak.py --minutes 1 --leak      the control: attempts leak memory and files
+    python tests/faults/soak.py --steps 3 --patient         short, and independent of the machine's speed
 
 Each tool call, opening, step, closing, scoring and generation fails with the same probability (``--rate``), drawn from
 the seed and the position in the run; one update in twenty gets a NaN gradient. Exit code 1 if a resource grows, a step
@@ -56,11 +57,20 @@ SETTINGS: Mapping[str, Any] = {
     "evaluate_n": 16,
     "pass_k": 0,
     "checkpoint_every": 10,
-    "score_seconds": 0.5,
     "concurrency": 64,
 }
-STALL = 60.0
-"""Seconds after which a step counts as stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Time limits in seconds: of an episode, of its scoring, and of a step until it counts as stuck."""
+
+    episode: float
+    scoring: float
+    step: float
+
+
+PATIENT = TimeLimits(episode=600.0, scoring=600.0, step=600.0)
 
 MIB_PER_THOUSAND = 1.0
 """Allowed growth of memory per 1,000 rollouts, in MiB."""
@@ -83,16 +93,17 @@ class Sample:
     threads: int
 
 
-class TimeIsUp(AgentR1Error):
-    """The time limit of the soak was reached."""
+class SoakIsOver(AgentR1Error):
+    """The soak has trained for its minutes, or for its steps."""
 
 
 class ResourceWatch(SilentProgress):
-    """Samples the resources of the process from the first step on, and ends the run after its time limit."""
+    """Samples the resources of the process from the first step on, and ends the run after its time or its steps."""
 
-    def __init__(self, seconds: float, stops: int) -> None:
+    def __init__(self, seconds: float, steps: int, stops: int) -> None:
         self._seconds, self._began = seconds, time.monotonic()  # counted from the first step on
-        self._stops = [seconds * (number + 1) / (stops + 1) for number in range(stops)]
+        self._limit = steps
+        self._stops = [(number + 1) / (stops + 1) for number in range(stops)]
         self.samples: list[Sample] = []
         self.steps: list[float] = []
         self._over = threading.Event()
@@ -100,15 +111,15 @@ class ResourceWatch(SilentProgress):
 
     def on_step(self, report: StepReport) -> None:
         self.steps.append(time.monotonic() - self._began)
-        if not self.samples:
-            self.samples.append(self._sample())
+        self.samples.append(self._sample())
+        if len(self.steps) == 1:
             self._thread.start()
-        passed = self.steps[-1] - self.steps[0]
+        passed = max((self.steps[-1] - self.steps[0]) / self._seconds, len(self.steps) / self._limit)
         if self._stops and passed > self._stops[0]:
             del self._stops[0]
             os.kill(os.getpid(), signal.SIGTERM)
-        elif passed > self._seconds:
-            raise TimeIsUp(f"{self._seconds / 60:g} minutes are over")
+        elif passed >= 1:
+            raise SoakIsOver("the minutes or the steps are over")
 
     def stop(self) -> None:
         self._over.set()
@@ -167,6 +178,7 @@ class SoakResult:
     """The result of a soak. ``megabytes`` is the size of ``run.db``."""
 
     watch: ResourceWatch
+    limits: TimeLimits
     error: AgentR1Error
     faults: Faults
     report: VerificationReport
@@ -179,27 +191,29 @@ class SoakResult:
         return sum(self.statuses.values())
 
     @property
-    def per_thousand(self) -> Slope:
-        """MiB per 1,000 rollouts."""
-        return self.slope * (1000 * self.watch.steps[-1] / self.rollouts)
+    def slope(self) -> Slope | None:
+        """MiB per second; None if the run is too short to judge."""
+        if self.rollouts <= WARMUP_ROLLOUTS or len(self.watch.warm) < 2 * BLOCKS:
+            return None
+        return slope_of([(sample.seconds, sample.mib) for sample in self.watch.warm])
 
     @property
-    def slope(self) -> Slope:
-        """MiB per second."""
-        return slope_of([(sample.seconds, sample.mib) for sample in self.watch.warm])
+    def per_thousand(self) -> Slope | None:
+        """MiB per 1,000 rollouts; None if the run is too short to judge."""
+        return self.slope and self.slope * (1000 * self.watch.steps[-1] / self.rollouts)
 
     def violations(self) -> Iterator[str]:
         yield from self.report.violations
-        if not isinstance(self.error, TimeIsUp):
+        if not isinstance(self.error, SoakIsOver):
             yield f"the run ended: {self.error}"
-        if self.rollouts > WARMUP_ROLLOUTS and self.per_thousand.low > MIB_PER_THOUSAND:
+        if self.per_thousand is not None and self.per_thousand.low > MIB_PER_THOUSAND:
             yield f"memory grows by {self.per_thousand} MiB per 1,000 rollouts"
         more = self.watch.samples[-1].files - self.watch.samples[0].files
         if more > MORE_FILES:
             yield f"{more:g} more files are open"
         if self.watch.warm[-1].threads > self.watch.samples[0].threads + MORE_THREADS:
             yield f"{self.watch.warm[-1].threads} threads"
-        if self.watch.longest > STALL:
+        if self.watch.longest > self.limits.step:
             yield f"a step took {self.watch.longest:.0f} s"
 
 
@@ -215,16 +229,19 @@ def train_until_time_is_up(folder: Path, config: TrainConfig, taskset: TaskSet, 
             return AgentR1Error("all steps were taken")
         except Interrupted:
             continue
-        except (TimeIsUp, RunStopped) as raised:
+        except (SoakIsOver, RunStopped) as raised:
             return raised
 
 
 def soak(options: argparse.Namespace, folder: Path) -> SoakResult:
     torch.set_num_threads(1)
-    faults, watch = Faults(options.rate, options.seed, options.leak), ResourceWatch(60 * options.minutes, options.stops)
+    limits = PATIENT if options.patient else TimeLimits(options.deadline, scoring=0.5, step=60.0)
+    faults = Faults(options.rate, options.seed, options.leak, hanging=not options.patient)
+    watch = ResourceWatch(60 * options.minutes, options.steps, options.stops)
     taskset = hostile_taskset(faults)
     asked = {"max_staleness": options.staleness, "algorithm": options.algorithm, "seed": options.seed}
-    layer = Layer("soak", {**SETTINGS, **asked, "episode_seconds": options.deadline, "run": str(folder)})
+    times = {"episode_seconds": limits.episode, "score_seconds": limits.scoring}
+    layer = Layer("soak", {**SETTINGS, **asked, **times, "run": str(folder)})
     config = resolve(TrainConfig, [layer, Layer("recipe", taskset.recipe)])
     logging.getLogger("agent_r1").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
@@ -238,7 +255,7 @@ def soak(options: argparse.Namespace, folder: Path) -> SoakResult:
         statuses = Counter(str(trajectory.status) for trajectory in reader.trajectories())
     checkpoints = len(list((folder / "checkpoints").glob("step-*")))
     return SoakResult(
-        watch, error, faults, verify(folder), statuses, checkpoints, (folder / "run.db").stat().st_size / 1e6
+        watch, limits, error, faults, verify(folder), statuses, checkpoints, (folder / "run.db").stat().st_size / 1e6
     )
 
 
@@ -253,8 +270,8 @@ def table_of(soaked: SoakResult) -> Table:
     for status, count in sorted(soaked.statuses.items()):
         table.add_row(f"  {status}", f"{count:,}")
     table.add_row("memory, MiB: first step, warm, end", f"{start.mib:.0f}, {warm.mib:.0f}, {end.mib:.0f}")
-    table.add_row("memory, MiB per hour", str(soaked.slope * 3600))
-    table.add_row("memory, MiB per 1,000 rollouts", str(soaked.per_thousand))
+    table.add_row("memory, MiB per hour", str((soaked.slope and soaked.slope * 3600) or "too short to judge"))
+    table.add_row("memory, MiB per 1,000 rollouts", str(soaked.per_thousand or "too short to judge"))
     table.add_row("open files: first step, warm, end", f"{start.files}, {warm.files}, {end.files}")
     table.add_row("threads: first step, warm, end", f"{start.threads}, {warm.threads}, {end.threads}")
     table.add_row("longest step, s", f"{watch.longest:.1f}")
@@ -267,6 +284,7 @@ def table_of(soaked: SoakResult) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--steps", type=int, default=10**6, help="the soak ends earlier, after this many steps")
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--deadline", type=float, default=8.0, help="time limit of an episode in seconds")
     parser.add_argument("--seed", type=int, default=0)
@@ -276,6 +294,9 @@ def main() -> None:
         "--stops", type=int, default=0, help="number of times the run is stopped by a signal and resumed"
     )
     parser.add_argument("--leak", action="store_true")
+    parser.add_argument(
+        "--patient", action="store_true", help="no hanging steps or scorings; long time limits, for a loaded machine"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "soak"
