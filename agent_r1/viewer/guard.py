@@ -76,7 +76,10 @@ class Guard:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if given is not None and self._is_token(given[0]):
             response = RedirectResponse(_address_without_token(scope), status_code=303)
-            response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
+            # "lax" and not "strict": the browser sends the cookie if the user follows a link on a page of another site,
+            # such as a terminal in the browser. Such a link does no harm, because no GET request changes anything, and
+            # the other site cannot read the page. Embedded in other pages, the viewer still gets no cookie.
+            response.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
             return response
         if not self._is_token(_cookie(headers, self.cookie)):
             return _refusal(403, "the token is missing or wrong; open the address that agent-r1 view printed")

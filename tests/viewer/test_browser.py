@@ -104,6 +104,19 @@ def test_filter_sort_and_search_by_mouse(window: Window) -> None:
     assert len(window.rows()) == 24
 
 
+def test_the_printed_address_opens_from_a_link_on_another_site(chromium: Any, server: ViewerServer) -> None:
+    base, _, token = server.url.partition("/?")
+    context = chromium.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    tab = context.new_page()
+    tab.goto(f"{base.replace('127.0.0.1', 'localhost')}/")  # for a browser, localhost is another site than 127.0.0.1
+    link = f"Object.assign(document.createElement('a'), {{href: '{base}/run/alba?{token}'}})"
+    with tab.expect_navigation():
+        tab.evaluate(f"document.body.appendChild({link}).click()")
+    assert tab.title().endswith(" · agent-r1") and tab.url == f"{base}/run/alba"
+    context.close()
+
+
 def test_the_keyboard_leads_through_list_attempts_turns_and_pages(window: Window) -> None:
     page = window.go("/run/alba/attempts?status=completed")
     window.press("j", "j", "k", "j")
