@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from hostile_texts import HOSTILE, IN_ATTRIBUTES, IN_HTML
@@ -60,6 +61,8 @@ def make_trajectory(run: str, step: int, index: int) -> Trajectory:
     attempt = AttemptId(run, f"style-a/{group}", group, index)
     first = make_turn(0, None, f"Who rules Alba{step}?", "Alba: ruler Bruno.", ok=index != 1)
     second = make_turn(1, None if index == 2 else 0, "Where was Bruno born?", "Bruno: born in Coris.")
+    if index == 2:
+        second = replace(second, new_messages=(Message.system("What you found: Bruno."), Message.user("Go on.")))
     return Trajectory(
         attempt=attempt,
         task_id=attempt.task,
@@ -157,6 +160,7 @@ def make_hostile(run: str, index: int, text: str) -> Trajectory:
         rewards={text: 1.0},
         call_rewards=({text: -1.0}, {}),
         call_ends=(0, 0),
+        new_messages=(Message.user(text), Message.assistant(text, calls)),
     )
     return Trajectory(
         attempt=AttemptId(run, text, index // GROUP_SIZE, index % GROUP_SIZE),
@@ -165,6 +169,7 @@ def make_hostile(run: str, index: int, text: str) -> Trajectory:
         status=Status.COMPLETED,
         rewards={text: 1.0},
         reason=text,
+        answer=text,
         start=(Message.system(text), Message.user(text)),
         seconds=0.1,
     )

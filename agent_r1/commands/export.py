@@ -44,7 +44,7 @@ def _render(report: ExportReport) -> Text:
 def _contents(report: ExportReport) -> str:
     """Return a short text about the content of an export, such as ``step 40, the best by validation``.
 
-    For trajectories and metrics, the text has the number of attempts or steps and the filters.
+    For trajectories and metrics, the text has the number of conversations or steps and the filters.
     """
     facts = dict(report.facts)
     if report.format in ("model", "adapter"):

@@ -57,13 +57,14 @@ class AttemptReport:
         """Return the report as a JSON object, with the texts as they were recorded.
 
         The object always has the keys of :func:`summary_json` and the key ``siblings``. If the attempt has ended, it
-        also has the keys ``rewards``, ``start`` and ``turns``.
+        also has the keys ``answer``, ``rewards``, ``start`` and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
+            data["answer"] = self.trajectory.answer
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}
             data["start"] = [_message_json(message) for message in self.trajectory.start]
-            data["turns"] = [_turn_json(turn) for turn in self.trajectory.turns]
+            data["turns"] = [_turn_json(turn, self.trajectory) for turn in self.trajectory.turns]
             for turn, tokens in zip(data["turns"], self.tokens or (), strict=False):
                 turn.update(tokens.to_json())
         data["siblings"] = [summary_json(sibling) for sibling in self.siblings]
@@ -101,12 +102,13 @@ def _message_json(message: Message) -> dict[str, Any]:
     return {"role": message.role, "text": message.text}
 
 
-def _turn_json(turn: Turn) -> dict[str, Any]:
+def _turn_json(turn: Turn, trajectory: Trajectory) -> dict[str, Any]:
     return {
         "turn": turn.index,
         "parent": turn.parent,
         "kind": turn.kind,
         "finish_reason": turn.finish_reason,
+        "state": [_message_json(message) for message in trajectory.new_context(turn)],
         "text": turn.action.text,
         "calls": [_call_json(turn, index, call) for index, call in enumerate(turn.action.message.calls)],
         "rewards": dict(turn.rewards),
@@ -151,7 +153,7 @@ class AttemptText:
         yield _facts(report)
         if report.trajectory is not None:
             yield ""
-            yield _labelled((message.role, safe(parts_text(message.parts))) for message in report.trajectory.start)
+            yield _labelled(_message_lines(report.trajectory.start))
             yield from self._turns(report.trajectory, options.max_width)
         yield Rule(Text(_group_title(report), "bold"), align="left", style="dim")
         yield _siblings(report)
@@ -164,6 +166,7 @@ class AttemptText:
             yield Rule(Text(_turn_title(turn, contexts[turn.index]), "bold"), align="left", style="dim")
             if tokens is not None:
                 yield _labelled([("state", state_text(tokens[turn.index].state, self.prints_all_tokens))])
+            yield _labelled(_message_lines(trajectory.new_context(turn)))
             yield _labelled(_turn_lines(turn))
             if tokens is not None and turn.action_ids:
                 yield token_table(tokens[turn.index].action, largest, width)
@@ -195,6 +198,8 @@ def _facts(report: AttemptReport) -> Table:
         lines.insert(0, ("reason", safe(summary.status_reason, "red")))
     if trajectory is not None:
         lines.append(("rewards", _rewards(trajectory.rewards)))
+        if trajectory.answer is not None:
+            lines.append(("answer", safe(trajectory.answer)))
     return _labelled(lines)
 
 
@@ -235,6 +240,14 @@ def _turn_title(turn: Turn, context: int) -> str:
     return " · ".join(parts)
 
 
+def _message_lines(messages: Sequence[Message]) -> Iterator[tuple[str, Text]]:
+    """Yield the role and the text of each message, and the name and the arguments of each call that it makes."""
+    for message in messages:
+        yield message.role, safe(parts_text(message.parts))
+        for call in message.calls:
+            yield "call", _call_text(call)
+
+
 def _turn_lines(turn: Turn) -> Iterator[tuple[str, Text]]:
     """Yield the label and the text of each line of a turn."""
     text = turn.action.text
@@ -252,14 +265,8 @@ def _turn_lines(turn: Turn) -> Iterator[tuple[str, Text]]:
 
 def _call_lines(turn: Turn, index: int, call: ToolCall) -> Iterator[tuple[str, Text]]:
     result = turn.results[index] if index < len(turn.results) else None
-    if call.arguments is None:
-        arguments = one_line(call.raw, 300)
-    else:
-        arguments = ", ".join(
-            f"{one_line(name, 60)}={one_line(repr(value), 300)}" for name, value in call.arguments.items()
-        )
     seconds = f"  {number(result.seconds, 2)} s" if result is not None and result.seconds else ""
-    yield "call", Text.assemble((one_line(call.name, 100), "bold cyan"), f"({arguments})", (seconds, "dim"))
+    yield "call", _call_text(call).append(seconds, "dim")
     error = call.error or (result.error if result is not None else None)
     if error:
         yield "  error", safe(error, "red")
@@ -269,6 +276,16 @@ def _call_lines(turn: Turn, index: int, call: ToolCall) -> Iterator[tuple[str, T
         yield "  result", safe(parts_text(result.parts if shown is None else shown.parts))
     if index < len(turn.call_rewards) and turn.call_rewards[index]:
         yield "  reward", _rewards(turn.call_rewards[index])
+
+
+def _call_text(call: ToolCall) -> Text:
+    if call.arguments is None:
+        arguments = one_line(call.raw, 300)
+    else:
+        arguments = ", ".join(
+            f"{one_line(name, 60)}={one_line(repr(value), 300)}" for name, value in call.arguments.items()
+        )
+    return Text.assemble((one_line(call.name, 100), "bold cyan"), f"({arguments})")
 
 
 def _labelled(lines: Iterable[tuple[str, Text]]) -> Table:

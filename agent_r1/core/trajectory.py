@@ -12,7 +12,7 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import FinishReason, PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.tool import ToolResult, ToolSpec
 
 
 class Status(StrEnum):
@@ -73,6 +73,9 @@ class Turn:
         parent: the index of the turn that this turn continues, or None if this turn starts a new branch (the first
             turn, or a turn whose context was rewritten).
         new_ids: the tokens of the state that follow the parent's action; the whole state if there is no parent.
+        new_messages: the same part of the state as messages. If there is no parent, it is the whole conversation.
+        tools: the tools that an agent program named in the request for this turn. None in other rollouts, in which the
+            environment has the tools.
         action_ids: the sampled tokens.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
@@ -100,6 +103,30 @@ class Turn:
     kind: TurnKind = "act"
     call_rewards: tuple[Mapping[str, float], ...] = ()
     call_ends: tuple[int, ...] = ()
+    new_messages: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One branch of a trajectory: a conversation as the policy saw it, from its first message to its last action.
+
+    ``turns`` are the turns of the branch, each of which continues the one before. ``messages`` end with the observation
+    of the last turn, which the policy did not see. ``tools`` is None if the environment has the tools.
+    """
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        messages: list[Message] = []
+        for turn in self.turns:
+            messages += (*turn.new_messages, turn.action.message)
+        return (*messages, *self.turns[-1].observation)
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...] | None:
+        return self.turns[-1].tools
 
 
 RewardValue = float | tuple[float, ...] | None
@@ -156,6 +183,27 @@ class Trajectory:
             return turn.new_ids
         before = self.turns[turn.parent]
         return self.prompt_ids(before) + before.action_ids + turn.new_ids
+
+    def known_messages(self, turn: Turn) -> tuple[Message, ...]:
+        """Return the opening messages if ``turn`` has no parent; otherwise the observation of its parent.
+
+        These messages differ from ``turn.new_messages`` if the context was rewritten, if a sub-agent has a conversation
+        of its own, or if an agent continues one action in two ways.
+        """
+        return self.start if turn.parent is None else self.turns[turn.parent].observation
+
+    def new_context(self, turn: Turn) -> tuple[Message, ...]:
+        """Return ``turn.new_messages`` if the rest of the trajectory does not have them, otherwise ()."""
+        return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
+
+    @property
+    def conversations(self) -> tuple[Conversation, ...]:
+        """The branches of the trajectory, in the order of their last turns. Branches can share their first turns."""
+        continued = {turn.parent for turn in self.turns}
+        return tuple(Conversation(self._path_to(turn)) for turn in self.turns if turn.index not in continued)
+
+    def _path_to(self, turn: Turn) -> tuple[Turn, ...]:
+        return (*(() if turn.parent is None else self._path_to(self.turns[turn.parent])), turn)
 
     @property
     def env_turns(self) -> tuple[Turn, ...]:

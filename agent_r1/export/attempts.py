@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from agent_r1.core.messages import Message, to_openai
-from agent_r1.core.trajectory import Trajectory, Turn
+from agent_r1.core.trajectory import Conversation, Trajectory, Turn
 from agent_r1.export.config import ExportConfig
 from agent_r1.store import RunReader
 from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
@@ -23,11 +23,17 @@ PAGE = 2000
 
 @dataclass(frozen=True, slots=True)
 class ExportedAttempt:
-    """One attempt that ended, with the tools that the policy could call."""
+    """One attempt that ended, with the tools of the environment in the OpenAI format."""
 
     summary: AttemptSummary
     trajectory: Trajectory
     tools: Sequence[Mapping[str, Any]]
+
+    def tools_of(self, conversation: Conversation) -> list[dict[str, Any]]:
+        """Return the tools in the prompt of a conversation, in the OpenAI format."""
+        if conversation.tools is None:
+            return [dict(tool) for tool in self.tools]
+        return [tool.to_openai() for tool in conversation.tools]
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about the attempt as a dictionary for JSON: ids, fate, status and rewards.
@@ -52,6 +58,7 @@ class ExportedAttempt:
             "status_reason": trajectory.reason,
             "truncated": trajectory.truncated,
             "seconds": trajectory.seconds,
+            "answer": trajectory.answer,
             "reward": finite(summary.reward),
             "rewards": {name: finite(value) for name, value in sum_rewards(trajectory).items()},
         }
@@ -100,9 +107,10 @@ def turn_record(turn: Turn) -> dict[str, Any]:
     """Return a turn as a dictionary for JSON: its exact tokens, its text and its process rewards.
 
     Example:
-        {"parent": None, "kind": "act", .., "new_ids": (5, 6), "action_ids": (9, 2), "logprobs": (-0.3, -0.1), ..}
+        {"index": 0, "parent": None, "kind": "act", .., "new_ids": (5, 6), "action_ids": (9, 2), "text": "Alba", ..}
     """
     return {
+        "index": turn.index,
         "parent": turn.parent,
         "kind": turn.kind,
         "finish_reason": turn.finish_reason,

@@ -45,10 +45,11 @@ trajectories = load_dataset("{name}", split="train")
 print(trajectories[0]["messages"], trajectories[0]["reward"])
 ```
 
-Each row is one attempt. `messages` and `tools` are in the OpenAI format; the arguments of calls are objects, as chat
-templates of transformers expect them. `turns` has the exact tokens: those that the policy saw since the turn `parent`,
-those that it sampled, and their log-probabilities. `rewards` has the sum of each reward by name, and `reward` the
-weighted sum of all; null means that it could not be computed.
+Each row is one conversation of an attempt, as the policy saw it; `id` names the attempt. An attempt has several if its
+context was rewritten or if it has sub-agents. `messages` and `tools` are in the OpenAI format; the arguments of calls
+are objects, as chat templates of transformers expect them. `turns` has the exact tokens: those that the policy saw
+since the turn `parent`, those that it sampled, and their log-probabilities. `rewards` has the sum of each reward by
+name, and `reward` the weighted sum of all; null means that it could not be computed.
 """
 
 LOAD_JSONL = """\
@@ -58,10 +59,10 @@ from datasets import load_dataset
 trajectories = load_dataset("{name}", split="train")
 ```
 
-Each line is one attempt, with `messages` and `tools` in the format of the OpenAI API: the arguments of a call are JSON
-text. Chat templates of transformers expect objects, and would write the text in quotes: to train with a chat template,
-as TRL does, use an export in the format `trajectories`. `rewards` has the sum of each reward by name, and `reward` the
-weighted sum of all; null means that it could not be computed.
+Each line is one conversation of an attempt, as the policy saw it, with `messages` and `tools` in the format of the
+OpenAI API: the arguments of a call are JSON text. Chat templates of transformers expect objects, and would write the
+text in quotes: to train with a chat template, as TRL does, use an export in the format `trajectories`. `rewards` has
+the sum of each reward by name, and `reward` the weighted sum of all; null means that it could not be computed.
 """
 
 LOAD_METRICS = """\
@@ -131,7 +132,7 @@ def dataset_card(
         run: the folder of the run.
         reader: the open database of the run.
         format_name: trajectories, openai or metrics.
-        facts: the number of attempts or steps, and the settings that selected them.
+        facts: the number of conversations or steps, and the settings that selected them.
         columns: the columns of the data with their types; () if the files themselves have types.
     """
     files = {"trajectories": "data/*.parquet", "openai": "trajectories.jsonl", "metrics": "metrics.jsonl"}[format_name]

@@ -28,7 +28,7 @@ class ExportReport:
     Attributes:
         format: the format of the export.
         out: the folder of the export.
-        facts: the step of a model, or the number of attempts or steps.
+        facts: the step of a model, or the number of conversations or steps.
         bytes: the size of all files together.
         pushed: the URL of the commit on the hub; None if nothing was uploaded.
     """
@@ -92,9 +92,9 @@ def _write_data(folder: Path, name: str, run: Path, reader: RunReader, config: E
             facts: dict[str, Any] = {"steps": write_metrics(folder, reader)}
             columns: Sequence[Mapping[str, Any]] = ()
         case "openai":
-            facts, columns = {"attempts": write_openai(folder, read_attempts(reader, config))}, OPENAI_COLUMNS
+            facts, columns = {"conversations": write_openai(folder, read_attempts(reader, config))}, OPENAI_COLUMNS
         case _:
-            facts, columns = {"attempts": write_parquet(folder, read_attempts(reader, config))}, ()
+            facts, columns = {"conversations": write_parquet(folder, read_attempts(reader, config))}, ()
     if not any(facts.values()):
         got = f"{run}, of which nothing matches" + "".join(f" --{key} {value}" for key, value in given.items())
         raise InvalidInput("run", got=got, do="leave a filter out, or let the run train first")

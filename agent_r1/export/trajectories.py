@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.packages import import_extra
+from agent_r1.core.trajectory import Conversation
 from agent_r1.export.attempts import ExportedAttempt, openai_messages, turn_record, valid_text
 
 ROWS_PER_FILE, ROWS_PER_GROUP = 10_000, 200
-"""The largest number of trajectories in a Parquet file, and of trajectories that are in memory together."""
+"""The largest number of rows in a Parquet file, and of rows that are in memory together."""
 
 OPENAI_FILE = "trajectories.jsonl"
 
 FACT_TYPES: Mapping[str, str] = {
-    **dict.fromkeys(("id", "run", "task", "split", "fate", "fate_reason", "status", "status_reason"), "string"),
-    **dict.fromkeys(("group", "sample", "retry", "version", "step"), "int64"),
+    **dict.fromkeys(
+        ("id", "run", "task", "split", "fate", "fate_reason", "status", "status_reason", "answer"), "string"
+    ),
+    **dict.fromkeys(("group", "sample", "retry", "version", "step", "conversation"), "int64"),
     **{"truncated": "bool", "seconds": "float64"},
 }
-"""The types of :meth:`ExportedAttempt.facts` in ``datasets``, without the rewards."""
+"""The types of the facts about an attempt and its conversation in ``datasets``, without the rewards."""
 
 OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
     {"name": "messages", "list": "json"},
@@ -38,17 +41,16 @@ column, such as the first attempt with a tool call or with a reason.
 
 
 def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``trajectories.jsonl`` to ``folder``, and return the number of attempts.
+    """Write ``trajectories.jsonl`` to ``folder``, and return the number of lines.
 
-    The file has one JSON object per attempt, with messages, tools, reward and metadata.
+    The file has one JSON object per conversation of an attempt, with messages, tools, reward and metadata.
     """
     count = 0
     with (folder / OPENAI_FILE).open("w", encoding="utf-8", newline="\n") as file:
-        for attempt in attempts:
-            facts = attempt.facts()
+        for attempt, conversation, facts in _conversations(attempts):
             line = {
-                "messages": openai_messages(attempt.trajectory.messages, arguments_as_text=True),
-                "tools": attempt.tools,
+                "messages": openai_messages(conversation.messages, arguments_as_text=True),
+                "tools": attempt.tools_of(conversation),
                 "reward": facts.pop("reward"),
                 "rewards": facts.pop("rewards"),
                 "metadata": facts,
@@ -59,7 +61,7 @@ def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
 
 
 def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``data/train-*.parquet`` to ``folder``, with one row per attempt. Return the number of attempts.
+    """Write ``data/train-*.parquet`` to ``folder``, and return the number of rows: one per conversation of an attempt.
 
     ``datasets.load_dataset`` reads these files.
     """
@@ -67,7 +69,7 @@ def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
     features = _features(datasets)
     (folder / "data").mkdir()
     count = 0
-    groups = _groups(map(_row, attempts), ROWS_PER_GROUP)
+    groups = _groups(map(_row, _conversations(attempts)), ROWS_PER_GROUP)
     for number, first in enumerate(groups):
         with parquet.ParquetWriter(folder / "data" / f"train-{number:05}.parquet", features.arrow_schema) as writer:
             for group in chain([first], islice(groups, ROWS_PER_FILE // ROWS_PER_GROUP - 1)):
@@ -82,12 +84,23 @@ def _groups(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str
         yield group
 
 
-def _row(attempt: ExportedAttempt) -> dict[str, Any]:
+_Exported = tuple[ExportedAttempt, Conversation, dict[str, Any]]
+"""An attempt, one of its conversations, and the facts about both."""
+
+
+def _conversations(attempts: Iterable[ExportedAttempt]) -> Iterator[_Exported]:
+    for attempt in attempts:
+        for number, conversation in enumerate(attempt.trajectory.conversations):
+            yield attempt, conversation, {**attempt.facts(), "conversation": number}
+
+
+def _row(exported: _Exported) -> dict[str, Any]:
+    attempt, conversation, facts = exported
     row = {
-        **attempt.facts(),
-        "messages": openai_messages(attempt.trajectory.messages, arguments_as_text=False),
-        "tools": list(attempt.tools),
-        "turns": [turn_record(turn) for turn in attempt.trajectory.turns],
+        **facts,
+        "messages": openai_messages(conversation.messages, arguments_as_text=False),
+        "tools": attempt.tools_of(conversation),
+        "turns": [turn_record(turn) for turn in conversation.turns],
     }
     valid: dict[str, Any] = valid_text(row)
     return valid
@@ -97,6 +110,7 @@ def _features(datasets: Any) -> Any:
     text, integer, number = datasets.Value("string"), datasets.Value("int64"), datasets.Value("float64")
     json_value = datasets.Json()
     turn = {
+        "index": integer,
         "parent": integer,
         "kind": text,
         "finish_reason": text,

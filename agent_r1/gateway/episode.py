@@ -138,7 +138,7 @@ class EpisodeModel:
         session.add_observation(prompt)
         for sample, choice in zip(samples, answer.choices, strict=True):
             action = session.accept(sample)
-            session.observe(Transition(()))
+            session.observe(Transition(()), request.tools)
             self.is_cut = self._is_cut(sample, request)
             self._sent.append(SentAction(prompt.messages, choice.message, action.message))
         if request.n == 1:

@@ -73,13 +73,15 @@ class SessionPrompt:
             branch, ``rendered`` has all tokens of the conversation.
         token_ids: all tokens of the conversation.
         parent: the index of the turn that the prompt continues; None for a new branch.
+        new_messages: the messages after the action of the parent turn. In a new branch, all messages.
     """
 
     messages: Messages
     tools: tuple[ToolSpec, ...]
     rendered: RenderedPrompt
     token_ids: tuple[int, ...]
-    parent: int | None = None
+    parent: int | None
+    new_messages: Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Sample:
         """The conversation up to and including the action."""
         return (*self.prompt.messages, self.action.message)
 
-    def to_turn(self, index: int, outcome: Transition) -> Turn:
+    def to_turn(self, index: int, outcome: Transition, tools: tuple[ToolSpec, ...] | None) -> Turn:
         return Turn(
             index=index,
             parent=self.prompt.parent,
@@ -113,6 +115,8 @@ class Sample:
             kind=self.kind,
             call_rewards=outcome.call_rewards,
             call_ends=self.call_ends,
+            new_messages=self.prompt.new_messages,
+            tools=tools,
         )
 
 
@@ -212,16 +216,13 @@ class Session:
         )
         if bridge is None:
             return self.new_branch(messages, tools)
-        return SessionPrompt(messages, tools, bridge, self._tokens_through(parent) + bridge.token_ids, parent)
+        before = self._tokens_through(parent)
+        return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:])
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return a prompt that starts a new branch. All messages of the conversation are converted to tokens.
-
-        Raises:
-            UnsupportedChat: the conversation cannot be rendered.
-        """
+        """Return a prompt that starts a new branch, with all tokens of the conversation; may raise UnsupportedChat."""
         rendered = self._renderer.render(messages, tools)
-        return SessionPrompt(messages, tools, rendered, rendered.token_ids)
+        return SessionPrompt(messages, tools, rendered, rendered.token_ids, None, messages)
 
     def fits(self, prompt: SessionPrompt) -> bool:
         """Return whether the context has room for the prompt and an action of ``max_tokens`` tokens."""
@@ -294,15 +295,14 @@ class Session:
         self._newest = sample.prompt
         return sample.action
 
-    def observe(self, outcome: Transition) -> Turn:
+    def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
-        Raises:
-            RuntimeError: no sampled action waits for its outcome.
+        ``tools`` is recorded with the turn (see Turn). Raise RuntimeError if no sampled action waits for its outcome.
         """
         if self._pending is None:
             raise RuntimeError("no action is waiting for its outcome")
-        turn = self._pending.to_turn(len(self._turns), outcome)
+        turn = self._pending.to_turn(len(self._turns), outcome, tools)
         self._turns.append(turn)
         self._pending = None
         return turn

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, ContentPart, Media, Message, Text, ToolCall
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.tool import ToolResult, ToolSpec
 
 MAX_DEPTH = 100
 TOO_DEEP = f"(nested deeper than {MAX_DEPTH} levels)"
@@ -136,3 +136,13 @@ def encode_version_spans(version_spans: Sequence[PolicyVersionSpan]) -> list[Any
 
 def decode_version_spans(data: Sequence[Any]) -> tuple[PolicyVersionSpan, ...]:
     return tuple(PolicyVersionSpan(start, version) for start, version in data)
+
+
+def encode_tools(tools: Sequence[ToolSpec] | None) -> list[Any] | None:
+    return None if tools is None else [[tool.name, tool.description, encode_value(tool.parameters)] for tool in tools]
+
+
+def decode_tools(data: Sequence[Any] | None) -> tuple[ToolSpec, ...] | None:
+    if data is None:
+        return None
+    return tuple(ToolSpec(name, description, decode_value(parameters)) for name, description, parameters in data)

@@ -14,6 +14,7 @@ from typing import Any
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics
+from agent_r1.core.messages import Message
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
@@ -29,7 +30,13 @@ from agent_r1.store.attempt_list import (
     read_summary,
 )
 from agent_r1.store.attempt_search import AttemptList, AttemptPage, read_page
-from agent_r1.store.codec import decode_action, decode_messages, decode_result, decode_version_spans
+from agent_r1.store.codec import (
+    decode_action,
+    decode_messages,
+    decode_result,
+    decode_tools,
+    decode_version_spans,
+)
 from agent_r1.store.compression import TurnTokens, unpack_document
 from agent_r1.store.file_invariants import check_checkpoint, last_checkpoint_step, last_step
 from agent_r1.store.folder import DATABASE
@@ -273,16 +280,16 @@ class RunReader:
 
     def _trajectory(self, row: tuple[Any, ...]) -> Trajectory:
         key, *attempt, task_id, status, truncated, reason, seconds, start, answer = row
-        rewards = self._rewards(key)
+        rewards, opening = self._rewards(key), decode_messages(unpack_document(start))
         return Trajectory(
             attempt=AttemptId(*attempt),
             task_id=task_id,
-            turns=self._turns(key, rewards),
+            turns=self._turns(key, rewards, opening),
             status=Status(status),
             truncated=bool(truncated),
             rewards=rewards.get((None, None), {}),
             reason=reason,
-            start=decode_messages(unpack_document(start)),
+            start=opening,
             seconds=seconds,
             answer=answer,
         )
@@ -294,10 +301,13 @@ class RunReader:
             rewards.setdefault((turn, call), {})[name] = decode_reward(value)
         return rewards
 
-    def _turns(self, key: int, rewards: _RewardTable) -> tuple[Turn, ...]:
+    def _turns(self, key: int, rewards: _RewardTable, opening: tuple[Message, ...]) -> tuple[Turn, ...]:
         columns = "turn, parent, tokens, finish_reason, kind, content"
         rows = self._rows(f"SELECT {columns} FROM turns WHERE attempt_id = ? ORDER BY turn", key)
-        return tuple(_turn(row, rewards) for row in rows)
+        turns: list[Turn] = []
+        for row in rows:
+            turns.append(_turn(row, rewards, opening, turns))
+        return tuple(turns)
 
 
 def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
@@ -308,10 +318,15 @@ def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
     return dict((+totals).most_common())
 
 
-def _turn(row: tuple[Any, ...], rewards: _RewardTable) -> Turn:
+def _turn(row: tuple[Any, ...], rewards: _RewardTable, opening: tuple[Message, ...], before: list[Turn]) -> Turn:
     index, parent, tokens, finish_reason, kind, content = row
     new_ids, action_ids, logprobs = TurnTokens.unpack(tokens)
-    action, observation, results, version_spans, (call_ends, calls_with_rewards) = unpack_document(content)
+    action, observation, results, version_spans, (call_ends, calls_with_rewards), state = unpack_document(content)
+    new_messages, tools = state
+    if new_messages is not None:
+        state_messages = decode_messages(new_messages)
+    else:
+        state_messages = opening if parent is None else before[parent].observation
     return Turn(
         index=index,
         parent=parent,
@@ -327,4 +342,6 @@ def _turn(row: tuple[Any, ...], rewards: _RewardTable) -> Turn:
         kind=kind,
         call_rewards=tuple(rewards.get((index, call), {}) for call in range(calls_with_rewards)),
         call_ends=tuple(call_ends),
+        new_messages=state_messages,
+        tools=decode_tools(tools),
     )

@@ -26,7 +26,13 @@ from agent_r1.core.events import (
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
 from agent_r1.core.weighted_rewards import total_reward
-from agent_r1.store.codec import encode_action, encode_messages, encode_result, encode_version_spans
+from agent_r1.store.codec import (
+    encode_action,
+    encode_messages,
+    encode_result,
+    encode_tools,
+    encode_version_spans,
+)
 from agent_r1.store.compression import TurnTokens, pack_columns, pack_document, unpack_columns
 
 CHECKPOINT_SAVED = "checkpoint_saved"
@@ -185,17 +191,19 @@ def _trajectory_rows(
     reward = total_reward(trajectory, reward_weights)
     answer = None if trajectory.answer is None else _escape(trajectory.answer)
     yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start, answer)])
-    yield Rows("turns", [(attempt_id, *_turn_values(turn)) for turn in trajectory.turns])
+    yield Rows("turns", [(attempt_id, *_turn_values(turn, trajectory)) for turn in trajectory.turns])
     yield Rows("rewards", [(attempt_id, *values) for values in _reward_values(trajectory)])
 
 
-def _turn_values(turn: Turn) -> Values:
+def _turn_values(turn: Turn, trajectory: Trajectory) -> Values:
+    is_known = turn.new_messages == trajectory.known_messages(turn)  # as for most turns; then it is not stored twice
     content = [
         encode_action(turn.action),
         encode_messages(turn.observation),
         [encode_result(result) for result in turn.results],
         encode_version_spans(turn.version_spans),
         [list(turn.call_ends), len(turn.call_rewards)],
+        [None if is_known else encode_messages(turn.new_messages), encode_tools(turn.tools)],
     ]
     tokens = TurnTokens(turn.new_ids, turn.action_ids, turn.logprobs).pack()
     return turn.index, turn.parent, _escape(turn.kind), turn.finish_reason, tokens, pack_document(content)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """The version of the tables, increased with every change. A run of another version is refused, not converted."""
 
 KEYS: Mapping[str, Sequence[str]] = {

@@ -66,6 +66,8 @@ class TurnView:
         branch: the number of the turn's branch in the trajectory tree, from 0.
         versions: the numbers of the weights that sampled the action, such as "3" or "3, 4".
         context: the number of tokens that the policy saw before the action.
+        state: the messages before the action, if the page does not show them elsewhere: a rewritten context, or the
+            conversation of a sub-agent.
         num_tokens: the number of tokens of the action.
         tokens: the tokens of the action; () if the page does not show them one by one.
     """
@@ -77,6 +79,7 @@ class TurnView:
     finish_reason: str
     versions: str
     context: int
+    state: tuple[MessageText, ...]
     num_tokens: int
     tokens: tuple[Token, ...]
     text: str
@@ -91,12 +94,14 @@ class Conversation:
 
     Attributes:
         start: the messages before the first turn.
+        answer: the answer that an agent program returned; None if the last text of the policy is the answer.
         rewards: the rewards of the whole trajectory.
         branches: the number of branches of the trajectory tree; 1 if no turn rewrote the context.
         is_shortened: whether a text is longer than its part on the page.
     """
 
     start: tuple[MessageText, ...]
+    answer: str | None
     turns: tuple[TurnView, ...]
     rewards: tuple[Reward, ...]
     branches: int
@@ -149,9 +154,11 @@ def make_conversation(
         texts = token_texts(turn.action_ids, tokenizer) if fits else []
         tokens = tuple(make_tokens(turn, figures, scales, texts)) if fits else ()
         left -= len(tokens)
-        views.append(_turn_view(turn, tokens, branches[turn.index], contexts[turn.index], most))
+        state = tuple(_message(message, most) for message in trajectory.new_context(turn))
+        views.append(_turn_view(turn, state, tokens, branches[turn.index], contexts[turn.index], most))
     return Conversation(
         start=tuple(_message(message, most) for message in trajectory.start),
+        answer=None if trajectory.answer is None else visible(shortened(trajectory.answer, most)),
         turns=tuple(views),
         rewards=tuple(_rewards(trajectory.rewards)),
         branches=len(set(branches.values())),
@@ -163,12 +170,16 @@ def _texts(trajectory: Trajectory) -> Iterator[str]:
     """Yield the texts of a conversation: each message, and each action with the arguments of its calls."""
     for message in trajectory.start:
         yield from (message.text, message.reasoning or "")
+    yield trajectory.answer or ""
     for turn in trajectory.turns:
+        yield from (message.text for message in trajectory.new_context(turn))
         yield turn.action.text
         yield from (message.text for message in turn.observation)
 
 
-def _turn_view(turn: Turn, tokens: tuple[Token, ...], branch: int, context: int, most: int) -> TurnView:
+def _turn_view(
+    turn: Turn, state: tuple[MessageText, ...], tokens: tuple[Token, ...], branch: int, context: int, most: int
+) -> TurnView:
     message = turn.action.message
     answers = {message.call_id: message for message in turn.observation if message.call_id is not None}
     calls = tuple(_call(turn, number_of, call, answers, most) for number_of, call in enumerate(message.calls))
@@ -183,6 +194,7 @@ def _turn_view(turn: Turn, tokens: tuple[Token, ...], branch: int, context: int,
         finish_reason=turn.finish_reason,
         versions=", ".join(map(str, versions)),
         context=context,
+        state=state,
         num_tokens=len(turn.action_ids),
         tokens=tokens,
         text=visible(shortened(turn.action.text, most)),
@@ -217,8 +229,11 @@ def _arguments(arguments: Mapping[str, Any], most: int) -> Iterator[tuple[str, s
 
 
 def _message(message: Message, most: int) -> MessageText:
+    """Return a message as text. Each call that it makes follows in a line of its own."""
     reasoning = visible(shortened(message.reasoning or "", most))
-    return MessageText(message.role, _text_of(message.parts, most), reasoning)
+    calls = [f"{call.name} {call.raw if call.arguments is None else as_json(call.arguments)}" for call in message.calls]
+    lines = [_text_of(message.parts, most), *(visible(shortened(call, most)) for call in calls)]
+    return MessageText(message.role, "\n".join(line for line in lines if line), reasoning)
 
 
 def _text_of(parts: Sequence[Text | Media], most: int) -> str:

@@ -49,6 +49,7 @@ def trajectory(index: int, text: str = "Who rules Alba?", turns: int = 1) -> Tra
                 observation=() if is_last else (Message.tool(f"page of {text}", f"call_{number}"),),
                 rewards={"format": -0.5},
                 call_rewards=() if is_last else ({"found": 1.0},),
+                new_messages=made[-1].observation if made else (Message.user(text),),
             )
         )
     rewards = {"em": float(index % 2), "judge": math.nan if index == 1 else 0.0}

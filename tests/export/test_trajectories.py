@@ -18,7 +18,8 @@ from rich.filesize import decimal
 
 from agent_r1.cli import main
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import from_openai
+from agent_r1.core.messages import Message, from_openai
+from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.export import ExportConfig, export_run, trajectories
 from agent_r1.export.attempts import read_attempts
@@ -77,6 +78,26 @@ def test_the_openai_format_has_one_object_per_line_with_arguments_as_text(record
     assert line["rewards"] == {"em": 0.0, "judge": 0.0, "format": -1.0, "found": 1.0}
     assert line["metadata"]["id"] == "demo:2.0.0:task-2"
     assert len(load(out, tmp_path)) == 6
+
+
+def test_each_branch_of_an_attempt_is_a_conversation_with_its_own_messages_and_tools(tmp_path: Path) -> None:
+    helper, main_call, after = trajectory(0, turns=3).turns
+    tool = ToolSpec("look", "Look around.", {"type": "object", "properties": {}})
+    helper = replace(helper, new_messages=(Message.user("help me"),), tools=())
+    main_call = replace(main_call, parent=None, new_messages=(Message.user("the question"),), tools=(tool,))
+    another = replace(after, index=3, new_messages=(Message.user("the other way"),), tools=(tool,))
+    attempt = replace(trajectory(0), turns=(helper, main_call, replace(after, tools=(tool,)), another), answer="42")
+    silent = replace(trajectory(1), turns=())
+    run = record(tmp_path / "run", [attempt, silent])
+    with closing(RunReader(run)) as reader:
+        assert reader.trajectory(attempt.attempt) == attempt
+    found = lines(export(run, tmp_path / "openai", format="openai"))
+    said = [[message["content"] for message in line["messages"] if message["role"] == "user"] for line in found]
+    assert said == [["help me"], ["the question"], ["the question", "the other way"]]
+    assert [[tool["function"]["name"] for tool in line["tools"]] for line in found] == [[], ["look"], ["look"]]
+    assert [line["metadata"]["conversation"] for line in found] == [0, 1, 2] and found[0]["metadata"]["answer"] == "42"
+    rows = load(export(run, tmp_path / "parquet", format="trajectories"), tmp_path)
+    assert [[turn["index"] for turn in turns] for turns in rows["turns"]] == [[0], [1, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +170,9 @@ def test_metrics_are_numbers_in_csv_and_json(recorded: Path, tmp_path: Path) -> 
 def test_cards_show_no_credentials_and_no_paths(recorded: Path, tmp_path: Path) -> None:
     card = (export(recorded, tmp_path / "out", format="openai", fate="trained") / "README.md").read_text("utf-8")
     assert "pass-7" not in card and "/home/ann" not in card and "questions.json" in card
-    assert "| attempts | 3 |" in card and "| fate | trained |" in card and "| algorithm | grpo 2402.03300 |" in card
+    assert (
+        "| conversations | 3 |" in card and "| fate | trained |" in card and "| algorithm | grpo 2402.03300 |" in card
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,5 +225,5 @@ def test_the_command_says_what_it_wrote_in_one_line(
     out = tmp_path / f"a [b] {'x' * 90}"
     assert main(["export", str(recorded), str(out), "--format", "openai", "--fate", "trained"]) == 0
     size = decimal(sum(path.stat().st_size for path in out.iterdir()))
-    line = f"openai in {out}: 3 attempts, fate trained, {size}; README.md says how to load it\n"
+    line = f"openai in {out}: 3 conversations, fate trained, {size}; README.md says how to load it\n"
     assert capsys.readouterr().out == line

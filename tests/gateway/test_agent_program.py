@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 import torch
-from agent_episodes import ANSWER, QUESTION, RecordingEngine
+from agent_episodes import ANSWER, QUESTION, TOOLS, RecordingEngine
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
@@ -57,6 +57,23 @@ def test_the_returned_value_is_the_answer(episodes, returned, expected):
         assert trajectory.status is Status.ENVIRONMENT_FAILED and "object of type dict" in trajectory.reason
     else:
         assert trajectory.status is Status.COMPLETED
+
+
+def test_each_conversation_of_an_agent_is_recorded_with_its_messages_and_tools(episodes):
+    helper = {"role": "user", "content": "Which lake?"}
+
+    def run(base_url, api_key, task):
+        ask(base_url, api_key, messages=[helper])
+        ask(base_url, api_key, tools=TOOLS)
+        messages = [QUESTION, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "Sure?"}]
+        ask(base_url, api_key, messages=messages, tools=TOOLS)
+
+    trajectory = episodes.play(run, answer)
+    aside, question = trajectory.conversations
+    assert [message.text for message in aside.messages] == ["Which lake?", ANSWER] and aside.tools == ()
+    assert [message.text for message in question.messages] == [QUESTION["content"], ANSWER, "Sure?", ANSWER]
+    assert [tool.name for tool in question.tools] == ["search"]
+    assert [turn.index for turn in question.turns] == [1, 2]
 
 
 async def raising(base_url, api_key, task):

@@ -165,7 +165,9 @@ def test_every_field_of_a_trajectory_is_in_one_of_the_lists() -> None:
         "kind",
     }
     covered |= {"call_rewards", "call_ends"}
-    assert {field.name for field in fields(Turn)} == covered | {"action", "observation", "results"}
+    assert {field.name for field in fields(Turn)} == covered | {
+        *("action", "observation", "results", "new_messages", "tools"),
+    }
     covered = {"attempt", "task_id", "turns", "status", "truncated", "rewards", "answer"}
     assert {field.name for field in fields(Trajectory)} == covered | {"reason", "start", "seconds"}
 

@@ -194,8 +194,10 @@ def test_tokens_carry_levels_for_their_colors_and_exact_figures(client: httpx.Cl
 
 
 def test_a_rewritten_context_is_shown_as_a_branch(client: httpx.Client) -> None:
-    assert "2 branches" in plain(client.get("/run/alba/attempt/1.2.0:style-a/1"))
-    assert "branches" not in plain(client.get("/run/alba/attempt/1.0.0:style-a/1"))
+    page = plain(client.get("/run/alba/attempt/1.2.0:style-a/1"))
+    assert "2 branches" in page and re.search(r"The policy saw 2 messages\s+system\s+What you found: Bruno\.", page)
+    other = plain(client.get("/run/alba/attempt/1.0.0:style-a/1"))
+    assert "branches" not in other and "The policy saw" not in other
 
 
 def test_neighbors_follow_the_filter_and_order_of_the_table(client: httpx.Client) -> None:
