@@ -8,10 +8,10 @@ repetition is sampled again, although an equal request may have an answer.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, LiveAnswer, RequestError
@@ -19,6 +19,9 @@ from agent_r1.gateway.streams import POLL_SECONDS
 
 ABANDONED_SECONDS = 30.0
 """How long an answer is sampled for which no client waits, in seconds. Meanwhile a retry can join."""
+
+MAX_FAILURES = 1024
+"""How many different failed requests are remembered. Clients that repeat a request do so within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ class AnswerLog:
     def __init__(self, model: ChatModel, num_kept: int) -> None:
         self.model, self._num_kept = model, num_kept
         self._pending: list[PendingAnswer] = []
-        self._num_failures: Counter[bytes] = Counter()  # failed requests that were not repeated yet, by their digests
+        self._is_closed = False
+        self._num_failures: dict[bytes, int] = {}  # failed requests that were not repeated yet, by their digests
 
     @property
     def num_in_progress(self) -> int:
@@ -119,8 +123,10 @@ class AnswerLog:
     def submit(self, request: ChatRequest, identity: RequestIdentity) -> PendingAnswer:
         """Return the answer to ``request``. A repetition of an earlier request gets the answer to the earlier request.
 
-        Raise RequestError if ``identity.key`` was used for a different request.
+        Raise RequestError if ``identity.key`` was used for a different request, or after :meth:`close`.
         """
+        if self._is_closed:  # for example while the body of the request arrived
+            raise key_ended()
         self._forget()
         known = self._find(identity)
         if known is not None:
@@ -128,11 +134,14 @@ class AnswerLog:
             return known
         live = LiveAnswer()
         pending = PendingAnswer(identity, shared_task(_draft(self.model, request, live)), live)
+        num_failures = self._num_failures.get(identity.digest, 0)
+        pending.drafting.add_done_callback(partial(self._count_failures, identity.digest, num_failures))
         self._pending.append(pending)
         return pending
 
     def close(self) -> None:
-        """Cancel the sampling of all answers that are not complete."""
+        """Cancel the sampling of all answers that are not complete, and refuse further requests."""
+        self._is_closed = True
         for pending in self._pending:
             pending.drafting.cancel()
         self._forget()
@@ -164,8 +173,8 @@ class AnswerLog:
         abandoned = next((pending for pending in same if pending.is_abandoned), None)
         if abandoned is not None or identity.num_retries == 0:
             return abandoned
-        if self._num_failures[identity.digest]:
-            self._num_failures[identity.digest] -= 1
+        if identity.digest in self._num_failures:
+            self._change_failures(identity.digest, -1)
             return None
         tries = [pending for pending in same if pending.num_retries < identity.num_retries]
         return max(tries, key=lambda pending: pending.num_retries, default=None)
@@ -175,11 +184,33 @@ class AnswerLog:
 
         A repetition of a failed request is sampled again.
         """
-        self._num_failures.update(one.identity.digest for one in self._pending if _can_be_repeated(one.drafting))
         self._pending = [one for one in self._pending if not _has_failed(one.drafting)]
         complete = [one for one in self._pending if one.drafting.done() and one.num_waiting == 0]
         for old in complete[: max(0, len(complete) - self._num_kept)]:
             self._pending.remove(old)
+
+    def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
+        """Count a failed request. After a request that succeeded, forget the ``num_earlier`` failures before it.
+
+        This method also reads the exception of each failed request. Otherwise asyncio would log a traceback if no
+        client waits for the answer, for example at the end of a run.
+        """
+        if _can_be_repeated(drafting):
+            self._change_failures(digest, 1)
+        elif not _has_failed(drafting):
+            self._change_failures(digest, -num_earlier)
+
+    def _change_failures(self, digest: bytes, change: int) -> None:
+        number = self._num_failures.pop(digest, 0) + change
+        if number > 0:
+            self._num_failures[digest] = number  # at the end, because the oldest one is forgotten first
+        if len(self._num_failures) > MAX_FAILURES:
+            del self._num_failures[next(iter(self._num_failures))]
+
+
+def key_ended() -> RequestError:
+    """Return the error for a request whose API key was revoked after the request had arrived."""
+    return RequestError(401, "the episode of this API key has ended", code="invalid_api_key")
 
 
 async def _draft(model: ChatModel, request: ChatRequest, live: LiveAnswer) -> Draft:

@@ -12,9 +12,6 @@ from agent_r1.renderers.incremental_decoder import IncrementalDecoder
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
 
-MAX_CHARACTER_TOKENS = 8
-"""The largest number of tokens that are decoded together to complete a character. UTF-8 has up to 4 bytes each."""
-
 
 async def generate(
     session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
@@ -86,12 +83,9 @@ def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, .
     """Return the text and the log-probability of each sampled token.
 
     If several tokens encode one character, the character is in the text of the last of these tokens, and the other
-    texts are "".
+    texts are "". The texts together are the text of all tokens.
     """
-    decoder, tokens = IncrementalDecoder(renderer.decode), []
-    for token_id, logprob in zip(sample.completion.token_ids, sample.completion.logprobs, strict=True):
-        text = decoder.add((token_id,))
-        if decoder.num_pending == MAX_CHARACTER_TOKENS:
-            text = decoder.flush()
-        tokens.append(TokenLogprob(text, logprob))
-    return tuple(tokens)
+    decoder = IncrementalDecoder(renderer.decode)
+    texts = [decoder.add((token_id,)) for token_id in sample.completion.token_ids]
+    texts[-1:] = ["".join(texts[-1:]) + decoder.flush()]
+    return tuple(TokenLogprob(text, logprob) for text, logprob in zip(texts, sample.completion.logprobs, strict=True))

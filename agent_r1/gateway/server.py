@@ -29,7 +29,7 @@ from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from agent_r1.gateway.chat import Answer, ChatModel, RequestError
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
-from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity
+from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity, key_ended
 from agent_r1.gateway.dialect import Dialect, Exchange, Json, event, warn_about_ignored
 from agent_r1.gateway.http_server import HttpServer
 from agent_r1.gateway.responses import RESPONSES
@@ -290,7 +290,7 @@ async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool
         if disconnected.done():
             return False
         if pending.drafting.cancelled():
-            raise RequestError(401, "the episode of this API key has ended", code="invalid_api_key")
+            raise key_ended()
         return True
     finally:
         disconnected.cancel()

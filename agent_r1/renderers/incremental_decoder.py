@@ -6,13 +6,20 @@ from collections.abc import Callable, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 
+MAX_PENDING = 8
+"""The largest number of tokens that wait for the end of a character."""
+
+CHARACTER_TOKENS = 4
+"""The largest number of tokens that encode one character, because UTF-8 has at most 4 bytes per character."""
+
 
 class IncrementalDecoder:
     """Decodes the tokens of a generation as they arrive, part by part.
 
     The text of a token can depend on the tokens before and after it: several tokens can encode one character, and many
     tokenizers drop a space at the beginning of a text. So new tokens are decoded together with the previous part, and
-    a part ends only after a complete character. The parts together are the text of all tokens.
+    a part ends only after a complete character. The parts together are the text of all tokens. Invalid bytes, which
+    complete no character, are returned as U+FFFD after a few more tokens.
 
     Attributes:
         num_pending: the number of tokens whose text :meth:`add` has not returned yet.
@@ -35,20 +42,47 @@ class IncrementalDecoder:
     def add(self, ids: Sequence[int]) -> str:
         """Return the text of the pending tokens and the new tokens ``ids``.
 
-        If this text ends within a character, return "". The tokens are then pending.
+        If this text ends within a character, the tokens become pending: all of them if there are at most
+        ``MAX_PENDING``, and otherwise the last ones only. The text of pending tokens is not returned.
         """
         self._pending += tuple(ids)
-        text = self._pending_text()
-        return "" if not text or text.endswith("\ufffd") else self._advance(text)
+        text = self._text_of(self._pending)
+        if text and not text.endswith("\ufffd"):
+            return self._advance(len(self._pending), text)
+        if len(self._pending) <= MAX_PENDING:
+            return ""
+        end, text = self._beginning(text)
+        return self._advance(end, text)
 
     def flush(self) -> str:
         """Return the text of the pending tokens, also if it ends within a character."""
-        return self._advance(self._pending_text())
+        return self._advance(len(self._pending), self._text_of(self._pending))
 
-    def _pending_text(self) -> str:
+    def _beginning(self, text: str) -> tuple[int, str]:
+        """Return (n, the text of the first n pending tokens), so that later tokens do not change this text.
+
+        ``text`` is the text of all pending tokens, of which there are more than ``MAX_PENDING``.
+        """
+        count = len(self._pending)
+        # Usually only the last character is incomplete, so that one to three tokens remain.
+        for end in range(count - 1, count - CHARACTER_TOKENS, -1):
+            beginning = self._text_of(self._pending[:end])
+            if beginning and not beginning.endswith("\ufffd"):
+                return end, beginning
+        # Otherwise there are invalid bytes. A character that begins before the last four tokens is complete, so the
+        # earlier tokens have their final text, unless they end within such a character: then ``text`` begins otherwise.
+        ends = [count - CHARACTER_TOKENS - index for index in range(CHARACTER_TOKENS)]
+        beginnings = {end: self._text_of(self._pending[:end]) for end in ends}
+        end = next((end for end in ends if text.startswith(beginnings[end])), ends[0])
+        return end, beginnings[end]
+
+    def _text_of(self, pending: tuple[int, ...]) -> str:
         previous = self._decode(self._previous) if self._previous else ""
-        return self._decode(self._previous + self._pending)[len(previous) :]
+        return self._decode(self._previous + pending)[len(previous) :]
 
-    def _advance(self, text: str) -> str:
-        self._previous, self._pending = self._pending, ()
+    def _advance(self, end: int, text: str) -> str:
+        """Make the first ``end`` pending tokens the previous part, whose text is ``text``. Return ``text``."""
+        if text:  # otherwise decoders that drop a space at the beginning of a text would drop the next space
+            self._previous = self._pending[:end]
+        self._pending = self._pending[end:]
         return text

@@ -1,6 +1,7 @@
 """Repeated requests get the answer of the first try, so that an attempt has no duplicate turns."""
 
 import asyncio
+import gc
 import threading
 
 import httpx
@@ -9,8 +10,11 @@ import pytest
 from agent_episodes import ANSWER, QUESTION, RecordingEngine, wait_until
 
 from agent_r1.core.errors import EngineError
+from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Status
 from agent_r1.gateway import GatewayConfig, coalescing
+from agent_r1.gateway.chat import Answer, ChatRequest, Draft, RequestError
+from agent_r1.gateway.coalescing import AnswerLog, RequestIdentity
 
 BODY = {"model": "any", "messages": [QUESTION]}
 
@@ -191,3 +195,71 @@ def test_a_key_of_another_request_is_refused(episodes):
             client.chat.completions.create(model="any", messages=[QUESTION, QUESTION])
 
     assert len(episodes.play(run, answer).turns) == 1
+
+
+REQUEST = ChatRequest((Message.user("Who rules Alba?"),))
+
+
+class FailingModel:
+    """Fails ``num_failures`` times, also if it is cancelled, and then answers."""
+
+    name, max_concurrent = "failing", 4
+
+    def __init__(self, num_failures):
+        self.num_failures, self.num_started = num_failures, 0
+
+    async def draft(self, request, live):
+        self.num_started += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            if self.num_started <= self.num_failures:
+                raise RequestError(503, "EngineError: the engine was closed", can_retry=True)
+        return Draft(Answer(str(self.num_started), (), 3), lambda: None)
+
+
+async def submit(log, digest=b"a", num_retries=0):
+    """Return the answer to a request after its client received it, or the failure."""
+    pending = log.submit(REQUEST, RequestIdentity(digest, num_retries=num_retries))
+    with pending.waiting():
+        await asyncio.wait({pending.drafting})
+    if (error := pending.drafting.exception()) is not None:
+        return error
+    pending.deliver()
+    return pending.answer
+
+
+def test_a_failure_is_forgotten_when_an_equal_request_succeeds_later():
+    async def run():
+        log = AnswerLog(FailingModel(1), 8)
+        assert isinstance(await submit(log), RequestError)
+        answer = await submit(log)  # the client gave up the failed request, and sends a new one
+        assert await submit(log, num_retries=1) is answer
+        assert log.model.num_started == 2
+
+    asyncio.run(run())
+
+
+def test_failures_that_no_client_repeats_are_forgotten(monkeypatch):
+    async def run():
+        log = AnswerLog(FailingModel(100), 8)
+        for number in range(20):
+            assert isinstance(await submit(log, bytes([number])), RequestError)
+        assert list(log._num_failures) == [bytes([number]) for number in range(15, 20)]
+
+    monkeypatch.setattr(coalescing, "MAX_FAILURES", 5)
+    asyncio.run(run())
+
+
+def test_a_request_that_fails_at_the_end_logs_no_traceback(caplog):
+    async def run():
+        log = AnswerLog(FailingModel(1), 8)
+        log.submit(REQUEST, RequestIdentity(b"a"))
+        await asyncio.sleep(0)
+        log.close()
+        with pytest.raises(RequestError, match="has ended"):
+            log.submit(REQUEST, RequestIdentity(b"b"))
+
+    asyncio.run(run())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []

@@ -46,6 +46,32 @@ def test_the_parts_are_the_whole_text(name, largest):
         while start < len(ids):
             end = start + generator.randint(1, largest)
             parts.append(decoder.add(ids[start:end]))
-            assert not parts[-1].endswith("\ufffd") and decode(ids).startswith("".join(parts))
+            assert decode(ids).startswith("".join(parts))
             start = end
         assert "".join(parts) + decoder.flush() == decode(ids) and decoder.num_pending == 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize("invalid", ["ff", "c3", "e282", "f09f98", "e282ac80"])
+def test_invalid_characters_are_returned_soon_and_each_token_is_decoded_a_few_times(invalid, size):
+    ids = [*bytes.fromhex(invalid) * 100, *"é".encode()]
+    num_decoded, parts, largest = 0, [], 0
+
+    def decode(tokens):
+        nonlocal num_decoded
+        num_decoded += len(tokens)
+        return decode_bytes(tokens)
+
+    decoder = IncrementalDecoder(decode)
+    for start in range(0, len(ids), size):
+        parts.append(decoder.add(ids[start : start + size]))
+        largest = max(largest, decoder.num_pending)
+        assert decode_bytes(ids).startswith("".join(parts))
+    assert "".join(parts) + decoder.flush() == decode_bytes(ids) and largest <= 8
+    assert num_decoded < 40 * len(ids)
+
+
+def test_tokens_without_text_do_not_collect_and_keep_the_space_after_them():
+    decoder = IncrementalDecoder(lambda ids: "".join(" a" for token in ids if token).removeprefix(" "))
+    parts = [decoder.add((token,)) for token in (1, *[0] * 100, 1)]
+    assert "".join(parts) == "a a" and decoder.num_pending == 0
