@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import click
@@ -48,9 +51,24 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
     address = server.address(run_path(names[0])) if len(folders) == 1 and is_run(folders[0]) else server.url
     print(f"{len(names)} run{'' if len(names) == 1 else 's'} at {address}")
     print("Stop with Ctrl-C. From another machine: ssh -L", f"{server.port}:127.0.0.1:{server.port} HOST", flush=True)
-    if opens:
-        webbrowser.open(address)
-    server.run()
+    with _opened_in_browser(address) if opens else nullcontext():
+        server.run()
+
+
+@contextmanager
+def _opened_in_browser(address: str) -> Iterator[None]:
+    """Return a context manager that opens ``address`` in the browser at its beginning.
+
+    The browser gets the path of a file that leads to the address, and that only this user can read. Otherwise all users
+    of the machine would see the token of the address on the command line of the browser. The file is removed at the end
+    of the block.
+    """
+    link = html.escape(address)
+    with NamedTemporaryFile("w", prefix="agent-r1-view-", suffix=".html") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={link}"><a href="{link}">{link}</a>\n')
+        file.flush()
+        webbrowser.open(Path(file.name).as_uri())
+        yield
 
 
 def _folder(run: str) -> Path:

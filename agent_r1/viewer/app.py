@@ -28,7 +28,7 @@ from agent_r1.store.results import read_file
 from agent_r1.store.turn_invariants import DECODING_ERRORS
 from agent_r1.viewer.attempt_page import Conversation, RecordedAttempt, make_conversation, shared_scales
 from agent_r1.viewer.catalog import Catalog, opened, read_curves, summarize, summarize_reader
-from agent_r1.viewer.panels import draw_comparison, draw_other, draw_run
+from agent_r1.viewer.panels import draw_compared_parts, draw_comparison, draw_other, draw_run
 from agent_r1.viewer.results import listed_events, read_table
 from agent_r1.viewer.settings import algorithm_settings, differing_settings, own_settings
 from agent_r1.viewer.table import FATES, PAGE, TableQuery
@@ -145,8 +145,9 @@ class Viewer:
             "compare.html",
             summaries=summaries,
             charts=draw_comparison(curves),
+            others=draw_compared_parts(curves),
             settings=differing_settings(configs),
-            names=list(runs),
+            names=[*chosen, *(name for name in runs if name not in chosen)],
         )
 
     def attempts(self, request: Request) -> Response:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent_r1.core.profile import CPU_SECONDS, SECONDS
 from agent_r1.core.trajectory import Status
-from agent_r1.viewer.charts import Chart, Curve, Line, draw
+from agent_r1.viewer.charts import NUM_COLORS, Chart, Curve, Line, draw
 
 VALIDATION = "validation_"
 """The prefix of the metrics of a validation. The best checkpoint is chosen by ``validation_em``."""
@@ -33,6 +33,8 @@ class Panel:
         from_zero: as in :func:`~agent_r1.viewer.charts.draw`.
         missing: the text that replaces the chart if a run has no values for it. If ``missing`` is "", the chart is left
             out.
+        are_parts: whether the curves are parts of a whole, such as the parts of a step. If there are more parts than
+            colors, the chart of a run adds the smallest ones up. A comparison has these charts apart.
     """
 
     title: str
@@ -41,6 +43,7 @@ class Panel:
     log: bool = False
     from_zero: bool = False
     missing: str = ""
+    are_parts: bool = False
 
 
 def best_step(curves: Curves) -> int | None:
@@ -150,8 +153,10 @@ PANELS = (
     Panel("Endings", "% of attempts", _endings, from_zero=True),
     Panel("Throughput", "tokens per second", _only("tokens_per_second"), from_zero=True),
     Panel("Time of a step", "seconds", _seconds, from_zero=True),
-    Panel("Profile of a step", "seconds", _starting_with(SECONDS), from_zero=True),
-    Panel("CPU time of a step", "CPU seconds of all threads", _starting_with(CPU_SECONDS), from_zero=True),
+    Panel("Profile of a step", "seconds", _starting_with(SECONDS), from_zero=True, are_parts=True),
+    Panel(
+        "CPU time of a step", "CPU seconds of all threads", _starting_with(CPU_SECONDS), from_zero=True, are_parts=True
+    ),
     Panel("Staleness", "steps", _unless_zero(_only("staleness")), from_zero=True),
     Panel("Log-probability gap", "|trainer - engine|", _only("logprob_gap", "logprob_gap_mean"), log=True),
     Panel("KL divergence", "nats per token", _unless_zero(_only("kl_old", "kl_reference"))),
@@ -169,7 +174,7 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
     best = best_step(curves)
     charts = []
     for panel in PANELS:
-        selected = panel.select(curves)
+        selected = _largest(panel.select(curves)) if panel.are_parts else panel.select(curves)
         if selected or panel.missing:
             marked = best if panel.title == "Validation" else None
             lines = [
@@ -179,6 +184,16 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
             chart = draw(panel.title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero)
             charts.append(replace(chart, missing=panel.missing))
     return tuple(charts)
+
+
+def _largest(parts: Named) -> Named:
+    """Return at most ``NUM_COLORS`` curves: the largest parts in their order, and the sum of all others as "rest"."""
+    if len(parts) <= NUM_COLORS:
+        return parts
+    by_size = sorted(parts, key=lambda part: sum(part[1].values()), reverse=True)
+    labels = {label for label, _ in by_size[: NUM_COLORS - 1]}
+    rest = _sum(curve for label, curve in parts if label not in labels)
+    return [*(part for part in parts if part[0] in labels), ("rest", rest)]
 
 
 def draw_other(curves: Curves) -> tuple[Chart, ...]:
@@ -200,16 +215,27 @@ def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
     Args:
         runs: the curves of each run, by the name of the run.
     """
+    return tuple(chart for panel in PANELS if not panel.are_parts for chart in _compare(panel, runs))
+
+
+def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
+    """Return the charts that compare several runs by the parts that all of them have, such as the parts of a step."""
     charts = []
     for panel in PANELS:
-        selected = {run: dict(panel.select(curves)) for run, curves in runs.items()}
-        labels = dict.fromkeys(label for named in selected.values() for label in named)
-        for label in labels:
-            lines = [
-                Line(run, named[label], color, best_step(runs[run]) if panel.title == "Validation" else None)
-                for color, (run, named) in enumerate(selected.items())
-                if label in named
-            ]
-            title = panel.title if len(labels) == 1 else f"{panel.title}: {label}"
-            charts.append(draw(title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero))
+        if panel.are_parts:
+            charts += [chart for chart in _compare(panel, runs) if len(chart.lines) == len(runs)]
     return tuple(charts)
+
+
+def _compare(panel: Panel, runs: Mapping[str, Curves]) -> Iterator[Chart]:
+    """Yield one chart for each curve of ``panel``, with one line for each run that has the curve."""
+    selected = {run: dict(panel.select(curves)) for run, curves in runs.items()}
+    labels = dict.fromkeys(label for named in selected.values() for label in named)
+    for label in labels:
+        lines = [
+            Line(run, named[label], color, best_step(runs[run]) if panel.title == "Validation" else None)
+            for color, (run, named) in enumerate(selected.items())
+            if label in named
+        ]
+        title = panel.title if len(labels) == 1 else f"{panel.title}: {label}"
+        yield draw(title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero)

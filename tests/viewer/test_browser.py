@@ -254,6 +254,9 @@ def test_narrow_windows_do_not_scroll_sideways(chromium: Any, server: ViewerServ
     for path in (*pages, "/compare?run=alba&run=bruno", f"/run/{quote(HOSTILE_RUN, safe='')}"):
         page = window.go(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    cells = "all => all.map(e => [e.innerText, e.getBoundingClientRect().right <= innerWidth])"
+    shown = window.go("/").eval_on_selector_all("tr:has([href='/run/alba']) > :nth-child(-n + 6)", cells)
+    assert shown[1:3] == [["alba", True], ["complete\n6 / 6", True]] and shown[4:] == [["0.6", True], ["0.5", True]]
     widths = window.go("/run/alba").eval_on_selector_all(".events td:last-child", "all => all.map(e => e.clientWidth)")
     assert widths and min(widths) > 250  # a detail has a line of its own
     crumbs = "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"

@@ -75,6 +75,27 @@ def test_the_viewer_prints_the_address_of_the_run_or_of_the_list_and_a_signal_en
         assert process.stderr.read() == ""
 
 
+def test_the_browser_gets_a_private_file_and_no_token_on_its_command_line(tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(
+        f'#!/bin/sh\nfile="${{1#file://}}"\n(echo "$@"; ls -l "$file" | cut -c 1-10; cat "$file") > {opened}\n'
+    )
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "agent_r1.cli", "view", "--port", "0", "--open", "alba"]
+    environment = {**os.environ, "BROWSER": str(browser), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        assert httpx.get(address, timeout=60).status_code == 303  # the server runs, so the browser was started
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    url, mode, page = opened.read_text().splitlines()
+    assert re.fullmatch(rf"file://{tmp_path}/agent-r1-view-[^/]+\.html", url) and mode == "-rw-------"
+    assert f'content="0; url={address}"' in page and not list(tmp_path.glob("*.html"))
+
+
 def test_the_viewer_does_not_load_torch() -> None:
     code = "import sys, agent_r1.cli, agent_r1.viewer, agent_r1.commands.view as v; v.default_settings(); "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)

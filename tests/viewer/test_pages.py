@@ -63,7 +63,7 @@ def rows(answer: httpx.Response) -> list[str]:
 
 def test_the_list_of_runs_has_state_progress_and_best_validation(client: httpx.Client) -> None:
     text = plain(client.get("/"))
-    assert "alba complete 6 / 6 0.6 0.5 at 6 24 tinywiki tiny-base grpo" in text
+    assert "alba complete 6 / 6 6 / 6 0.6 0.5 at 6 24 tinywiki tiny-base grpo" in text
     assert "bruno stopped 3 / 3" in text
 
 
@@ -140,6 +140,14 @@ def test_compared_runs_are_drawn_over_each_other_with_the_settings_that_differ(c
     settings = plain(page)[plain(page).index("Side by side") :]
     assert "trainer.learning_rate 1e-06 0.0003" in settings and "clip_high" not in settings
     assert "Choose two runs or more" in plain(client.get("/compare?run=alba&run=unknown"))
+
+
+def test_the_choice_of_compared_runs_has_the_order_and_the_colors_of_their_curves(client: httpx.Client) -> None:
+    for first, second in (("alba", "bruno"), ("bruno", "alba")):
+        page = client.get(f"/compare?run={first}&run={second}").text
+        chips = re.findall(r'class="choice chosen c(\d)"><input type="checkbox" name="run" value="([^"]+)"', page)
+        legend = re.findall(r'<li class="c(\d)"><span class="swatch"></span><span class="legend-label">([^<]+)', page)
+        assert chips == legend[:2] == [("0", first), ("1", second)]
 
 
 @pytest.mark.parametrize(
