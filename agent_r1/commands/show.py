@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 from rich.console import RenderableType
 
 from agent_r1.commands.command import Invalid, json_option
@@ -27,13 +28,16 @@ ORDERS = get_args(AttemptOrder)
 SORTS = [name for order in ORDERS for name in (order, f"-{order}")]
 FATES = ("trained", "dropped", "pending")
 POSITIVE = click.IntRange(1, 2**32 - 1)
+CONDITIONS = ("fate", "step", "task", "reward_below", "text")
+OF_A_LIST = ("sort", "limit")
+"""The options that only a list of attempts has."""
 
 
 @click.command()
 @click.argument("run")
 @click.argument("attempt", required=False)
 @click.option("--metric", metavar="NAME", help="Print one curve: the value of a metric at each step.")
-@click.option("--attempts", "lists", is_flag=True, help="List attempts.")
+@click.option("--attempts", "lists", is_flag=True, help="List attempts. The options below do so too.")
 @click.option("--status", type=click.Choice([str(status) for status in Status]), help="Attempts that ended so.")
 @click.option("--fate", type=click.Choice(FATES), help="Attempts with this fate.")
 @click.option("--step", type=POSITIVE, help="Attempts that this optimizer step trained or dropped.")
@@ -65,17 +69,19 @@ def show(
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
     ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst, failed, longest and last.
-    Options such as --step select among the attempts: 'worst --step 20' is the worst attempt of step 20.
+    Options such as --step select among the attempts: 'worst --step 20' is the worst attempt of step 20. Without ATTEMPT
+    they list attempts, as --attempts does.
     """
     if sum((metric is not None, lists, attempt is not None)) > 1:
         raise InvalidInput("show", got="several things to show", do="give one of ATTEMPT, --metric and --attempts")
     tokens = tokens or all_tokens
     if tokens and attempt is None:
         raise InvalidInput("tokens", got="no attempt", do="name one: 'agent-r1 show RUN ATTEMPT --tokens'")
+    lists = _check_list_options(attempt, metric) or lists
     folder = find_run(run)
     where = AttemptFilter(
         status=options["status"] and Status(options["status"]),
-        **{name: options[name] for name in ("fate", "step", "task", "reward_below", "text")},
+        **{name: options[name] for name in CONDITIONS},
     )
     with closing(RunReader(folder)) as reader:
         if metric is not None:
@@ -86,6 +92,20 @@ def show(
             _show_attempt(folder, reader, attempt, where, tokens, all_tokens, as_json)
         else:
             _show_run(folder, reader, as_json)
+
+
+def _check_list_options(attempt: str | None, metric: str | None) -> bool:
+    """Return whether the user gave options of the list of attempts, and nothing else to show.
+
+    Raise InvalidInput if such an option has no effect on the attempt or the metric to show.
+    """
+    source = click.get_current_context().get_parameter_source
+    refused = OF_A_LIST if attempt is not None else ("status", *CONDITIONS, *OF_A_LIST)
+    given = [name for name in refused if source(name) is ParameterSource.COMMANDLINE]
+    if not given or (attempt is None and metric is None):
+        return bool(given)
+    shown = f"the attempt {attempt}" if attempt is not None else f"the metric {metric}"
+    raise InvalidInput(f"--{given[0]}", got=f"it and {shown}", do="leave one out: the option is for a list of attempts")
 
 
 def _show_run(folder: Path, reader: RunReader, as_json: bool) -> None:

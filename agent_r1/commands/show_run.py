@@ -185,7 +185,7 @@ class RunText:
             yield ""
             yield _curves(self.report.curves, options.max_width, ASCII_BLOCKS if options.ascii_only else BLOCKS)
         if self.report.profile.parts:
-            yield Text(format_profile(self.report.profile, "Time of a step"))
+            yield Text(format_profile(self.report.profile, "Profile of an average step"))
             yield ""
         if self.report.events:
             yield Text("Last events", "bold")
