@@ -62,6 +62,8 @@ class SamplingParams:
         seed: determines the random numbers of the generation, independently of other prompts in the batch.
         stop_condition: ends the generation at a stop string. The completion includes the token that completes the
             string.
+        top_logprobs: how many of the most likely tokens ``Completion.top_logprobs`` has for each token. Only engines
+            with the capability ``top_logprobs`` accept a number above 0.
         on_tokens: a function that is called after each sampled token, with all tokens sampled so far. The call can be
             in a thread of the engine. An engine that returns only complete generations makes no such calls.
     """
@@ -73,6 +75,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     stop_condition: StopCondition | None = None
+    top_logprobs: int = 0
     on_tokens: Callable[[Sequence[int]], None] | None = None
 
 
@@ -87,12 +90,19 @@ class PolicyVersionSpan:
     version: int
 
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The most likely tokens in one place, as pairs (token, log-probability), the most likely token first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The sampled tokens of one generation, with their log-probabilities.
 
     ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. If the temperature is 0, they are
     computed at temperature 1. ``version_spans`` says which weights sampled which tokens.
+
+    ``top_logprobs`` has one tuple for each token if they were requested: the most likely tokens in its place, with
+    their log-probabilities, the most likely token first.
 
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
@@ -103,6 +113,51 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     version_spans: tuple[PolicyVersionSpan, ...]
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Tokens, each with the log-probability with which the policy sampled it; 0 for a token that was not sampled.
+
+    Example:
+        ScoredTokens((1, 17, 4), (0.0, -0.1, -0.7))
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def __add__(self, other: ScoredTokens) -> ScoredTokens:
+        return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
+
+    def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
+        """Return ``token_ids`` with the log-probabilities of the tokens that both sequences begin with; 0 for others.
+
+        Example:
+            >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))
+            ScoredTokens(token_ids=(1, 17, 4), logprobs=(0.0, -0.1, 0.0))
+        """
+        pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(self.token_ids), len(token_ids)))
+        return ScoredTokens(token_ids, self.logprobs[:same] + (0.0,) * (len(token_ids) - same))
+
+
+class ValueFunction(Protocol):
+    """A prediction of the rewards that follow a sequence of tokens."""
+
+    async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
+        """Return V(context + branch) for each branch: the predicted sum of the rewards after its last token.
+
+        ``context`` has at least one token. An empty branch gives V(context). What was computed for the context can be
+        kept under ``session_id`` for later calls.
+        """
+        ...
+
+    async def release(self, session_id: str) -> None:
+        """Free what is kept for the session."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +170,9 @@ class Capabilities:
             limit.
         deterministic: whether equal prompts, seeds and weights give bit-identical completions, independently of other
             prompts in the batch.
+        max_sessions: the largest number of sessions that can keep a KV cache at the same time; None if the engine sets
+            no limit. Requests of further sessions wait until a session is released.
+        top_logprobs: whether the engine accepts ``SamplingParams.top_logprobs``.
         stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
         media: whether the engine accepts prompts with images.
         dtype: the data type of the weights in the engine; None if the engine keeps the data type of the published
@@ -126,6 +184,8 @@ class Capabilities:
     transports: frozenset[Transport]
     max_context: int | None = None
     deterministic: bool = False
+    max_sessions: int | None = None
+    top_logprobs: bool = False
     stop_condition: bool = True
     media: bool = False
     dtype: Dtype | None = None

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, FinishReason, PolicyVersionSpan, Prompt, SamplingParams
+from agent_r1.core.inference import (
+    Completion,
+    FinishReason,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    TopLogprobs,
+)
 
 MAX_ABORTS = 20
 """How many times in a row a request is aborted without a new token, before the generation fails."""
@@ -31,6 +38,7 @@ class Piece:
     logprobs: tuple[float, ...]
     version_spans: tuple[PolicyVersionSpan, ...]
     finish_reason: Literal["stop", "length", "abort"]
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
@@ -49,6 +57,7 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[PolicyVersionSpan, ...] = ()
+    top: tuple[TopLogprobs, ...] = ()
     aborts = 0
     while True:
         rest = replace(params, max_tokens=params.max_tokens - len(tokens), seed=seed_at(params.seed, len(tokens)))
@@ -56,8 +65,9 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
         added = tuple(replace(span, start=span.start + len(tokens)) for span in piece.version_spans)
         spans += added[1:] if spans and added and spans[-1].version == added[0].version else added
         tokens, logprobs = tokens + piece.token_ids, logprobs + piece.logprobs
-        if reason := _finish_reason(piece, tokens, params):
-            return Completion(tokens, logprobs, reason, spans)
+        top += piece.top_logprobs
+        if piece.token_ids and (reason := finish_reason(tokens, params)):
+            return Completion(tokens, logprobs, reason, spans, top)
         aborts = aborts + 1 if piece.finish_reason == "abort" and not piece.token_ids else 0
         if aborts >= MAX_ABORTS:
             raise EngineError(f"the server aborted the same request {aborts} times")
@@ -65,14 +75,27 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
             await asyncio.sleep(min(ABORT_SECONDS * 2**aborts, MAX_ABORT_SECONDS))
 
 
-def _finish_reason(piece: Piece, tokens: tuple[int, ...], params: SamplingParams) -> FinishReason | None:
-    """Return why the generation is complete; None if it must be continued."""
-    if tokens and tokens[-1] in params.stop_token_ids:
+def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReason | None:
+    """Return why the generation of ``tokens``, at least one, is complete; None if it must be continued."""
+    if tokens[-1] in params.stop_token_ids:
         return "stop"
     condition = params.stop_condition
-    if piece.token_ids and condition is not None and condition.is_met(tokens):
+    if condition is not None and condition.is_met(tokens):
         return "stop"
     return "length" if len(tokens) >= params.max_tokens else None
+
+
+def join(first: Completion, more: Completion) -> Completion:
+    """Return one completion with the tokens of ``first`` and then of ``more``, which continues ``first``."""
+    shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
+    is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version
+    return Completion(
+        first.token_ids + more.token_ids,
+        first.logprobs + more.logprobs,
+        more.finish_reason,
+        first.version_spans + (shifted[1:] if is_same else shifted),
+        first.top_logprobs + more.top_logprobs,
+    )
 
 
 def seed_at(seed: int, position: int) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agent_r1.core.inference import TopLogprobs
+
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
@@ -39,6 +41,15 @@ def sample_tokens(logits: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, 
     greedy = torch.tensor([row.temperature == 0 for row in rows], device=logits.device)
     tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def likeliest(logits: Tensor, temperature: float, count: int) -> TopLogprobs:
+    """Return the ``count`` most likely tokens of a row of fp32 logits (V,), with their log-probabilities.
+
+    The log-probabilities are log-softmax(logits / temperature), at temperature 1 if ``temperature`` is 0.
+    """
+    top = torch.log_softmax(logits / (temperature or 1.0), dim=-1).topk(min(count, len(logits)))
+    return tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
 
 
 def _filter(logprobs: Tensor, rows: Sequence[RowSampling]) -> Tensor:

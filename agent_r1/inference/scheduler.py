@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from agent_r1.core.inference import Completion, FinishReason, PolicyVersionSpan, SamplingParams
+from agent_r1.core.inference import Completion, FinishReason, PolicyVersionSpan, SamplingParams, TopLogprobs
 from agent_r1.inference.kv_cache import CacheSlot
 from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 
@@ -27,6 +27,7 @@ class Request:
     random: random.Random
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     version_spans: list[PolicyVersionSpan] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -110,6 +111,11 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._running: dict[CacheSlot, Request] = {}
         self._released: list[str] = []
+
+    @property
+    def max_sessions(self) -> int:
+        """The largest number of sessions that can have a slot at the same time."""
+        return self._rows * self._max_blocks
 
     @property
     def has_work(self) -> bool:

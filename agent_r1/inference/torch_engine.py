@@ -32,7 +32,7 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
 from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_token
-from agent_r1.inference.sampling import RowSampling, sample_tokens
+from agent_r1.inference.sampling import RowSampling, likeliest, sample_tokens
 from agent_r1.inference.scheduler import Request, Scheduler
 from agent_r1.model.adapter import load_trained_weights, trained_weights
 from agent_r1.model.checksum import weights_checksum
@@ -94,7 +94,14 @@ class TorchEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset({"shared_memory"}), self._context, deterministic=True, dtype=self._dtype)
+        return Capabilities(
+            frozenset({"shared_memory"}),
+            self._context,
+            deterministic=True,
+            max_sessions=self._scheduler.max_sessions,
+            top_logprobs=True,
+            dtype=self._dtype,
+        )
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion of the prompt.
@@ -222,6 +229,9 @@ class TorchEngine:
     def _sample(self, logits: Tensor, requests: Sequence[Request]) -> None:
         """Append a token to each of the N requests. ``logits`` has the shape (N, V)."""
         tokens, logprobs = sample_tokens(logits, [_row_sampling(request) for request in requests])  # (N,), (N,)
+        for request, row in zip(requests, logits, strict=True):
+            if request.params.top_logprobs:
+                request.top_logprobs.append(likeliest(row, request.params.temperature, request.params.top_logprobs))
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             _postprocess(request, token, logprob)
 
@@ -290,7 +300,9 @@ def _resolve(request: Request) -> None:
         settle(request.future, None, EngineError(request.error))
     else:
         spans, reason = tuple(request.version_spans), request.finish_reason or "cancelled"
-        completion = Completion(tuple(request.token_ids), tuple(request.logprobs), reason, spans)
+        completion = Completion(
+            tuple(request.token_ids), tuple(request.logprobs), reason, spans, tuple(request.top_logprobs)
+        )
         settle(request.future, completion, None)
 
 

@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams
+from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams, TopLogprobs
 from agent_r1.core.redaction import redact_url
 from agent_r1.core.weights import Canary, Dtype, PolicyVersion, WeightUpdate
 from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
@@ -96,7 +96,9 @@ class VllmEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(frozenset({"safetensors"}), self._max_context, dtype=self._dtype, checksum=False)
+        return Capabilities(
+            frozenset({"safetensors"}), self._max_context, top_logprobs=True, dtype=self._dtype, checksum=False
+        )
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
@@ -120,7 +122,7 @@ class VllmEngine:
             "stop_token_ids": params.stop_token_ids,
             "ignore_eos": True,  # generations end at ``stop_token_ids`` only, whatever the model's configuration names
             "seed": params.seed,
-            "logprobs": 0,  # of the sampled token alone
+            "logprobs": params.top_logprobs,  # 0: of the sampled token alone
         }
         if condition is not None and condition.strings:
             sampling |= {"stop": condition.strings, "include_stop_str_in_output": True}
@@ -264,6 +266,17 @@ def _most_likely(top: list[_TokenLogprob]) -> list[_TokenLogprob]:
     return sorted(top, key=lambda each: -each.logprob)[:NUM_COMPARED]
 
 
+def _likeliest(top: list[_TokenLogprob], count: int) -> TopLogprobs:
+    """Return the ``count`` most likely tokens of ``top``. Raise ReplicaError if there are fewer.
+
+    A server lists the sampled token besides the tokens that were requested, and then twice if it is one of them.
+    """
+    scores = {each.token_id: each.logprob for each in top}
+    if len(scores) < count:
+        raise ReplicaError(f"its answer has {len(scores)} of the {count} most likely tokens")
+    return tuple(sorted(scores.items(), key=lambda pair: -pair[1])[:count])
+
+
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
     """Return the tokens of an answer, with their log-probabilities, as a :class:`Piece`.
 
@@ -278,7 +291,8 @@ def _piece(generated: _Generated, params: SamplingParams) -> Piece:
         raise ReplicaError("a log-probability is positive or not finite")
     if choice.finish_reason != "abort" and not logprobs:
         raise ReplicaError(f"a request ended with {choice.finish_reason!r} and without tokens")
-    return Piece(tuple(choice.token_ids), logprobs, _version_spans(choice), choice.finish_reason)
+    top = tuple(_likeliest(each.top_logprobs, params.top_logprobs) for each in content) if params.top_logprobs else ()
+    return Piece(tuple(choice.token_ids), logprobs, _version_spans(choice), choice.finish_reason, top)
 
 
 def _version_spans(choice: _Choice) -> tuple[PolicyVersionSpan, ...]:

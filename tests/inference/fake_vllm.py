@@ -161,7 +161,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.resumed.wait()
         self.num_requests += 1
         self.seeds.append(given.get("seed", 0))
-        if given.get("prompt_logprobs") is not None or given.get("logprobs", 0) > 0:
+        if given.get("prompt_logprobs") is not None or (given.get("logprobs", 0) > 0 and given["max_tokens"] == 1):
             return 200, self.score(ids, given)
         params = SamplingParams(
             given.get("temperature", 1.0),
@@ -169,6 +169,7 @@ class FakeVllm(ThreadingHTTPServer):
             seed=given.get("seed", 0),
             stop_token_ids=tuple(given.get("stop_token_ids", ())),
             stop_condition=self.stop(given.get("stop", ())),
+            top_logprobs=given.get("logprobs", 0),
         )
         limit = params.max_tokens
         if Fault.ABORT in self.faults:
@@ -193,8 +194,11 @@ class FakeVllm(ThreadingHTTPServer):
 
     def completed(self, completion: Completion, reason: str) -> dict[str, Any]:
         shift = 0.5 if Fault.WRONG_LOGPROBS in self.faults else 0.0
-        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-        content = [{"token_id": token, "logprob": logprob - shift, "top_logprobs": []} for token, logprob in pairs]
+        scored = zip(completion.token_ids, completion.logprobs, strict=True)
+        content: list[dict[str, Any]] = [{"token_id": token, "logprob": logprob - shift} for token, logprob in scored]
+        likeliest = completion.top_logprobs or ((),) * len(content)
+        for each, top in zip(content, likeliest, strict=True):  # vLLM lists the sampled token first, and may repeat it
+            each["top_logprobs"] = [dict(each), *({"token_id": token, "logprob": logprob} for token, logprob in top)]
         starts = [span.start for span in completion.version_spans]
         spans = [
             {
