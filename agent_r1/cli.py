@@ -21,6 +21,7 @@ from click.shell_completion import get_completion_class, shell_complete
 from agent_r1.commands.algorithms import algorithms
 from agent_r1.commands.chat import chat
 from agent_r1.commands.command import underscored
+from agent_r1.commands.critic import train_critic
 from agent_r1.commands.export import export
 from agent_r1.commands.init import init
 from agent_r1.commands.serve import serve
@@ -86,6 +87,7 @@ for _command in (
     init,
     train,
     evaluate,
+    train_critic,
     check,
     play,
     chat,

@@ -136,8 +136,8 @@ def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
 
     If ``other_taskset`` is true, the evaluation uses another task set than the run. ``data``, ``corpus``, ``encoder``
     and ``sandbox`` are then left out. ``sandbox = "none"`` is always left out, because only the user can choose to
-    evaluate without a sandbox.
+    evaluate without a sandbox. So is ``decode``: the critic that guided the training need not guide the evaluation.
     """
-    left_out = NOT_FOR_OTHER_TASKSETS if other_taskset else ()
+    left_out = ("decode", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ()))
     kept = {key: value for key, value in own.values.items() if key not in left_out}
     return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})

@@ -10,7 +10,9 @@ from agent_r1.core.inference import (
     PolicyVersionSpan,
     Prompt,
     SamplingParams,
+    ScoredTokens,
     StopCondition,
+    ValueFunction,
 )
 from agent_r1.core.messages import Action, Media, Message, Text, ToolCall
 from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
@@ -44,6 +46,7 @@ __all__ = [
     "RolloutContext",
     "RunStopped",
     "SamplingParams",
+    "ScoredTokens",
     "Scorer",
     "Status",
     "StopCondition",
@@ -58,6 +61,7 @@ __all__ = [
     "Turn",
     "Unscored",
     "UnsupportedChat",
+    "ValueFunction",
     "WeightUpdate",
     "script",
     "tool_call",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from agent_r1.core.weights import Dtype
 
 Backend = Literal["embedded", "vllm"]
 """The implementation of the inference engine."""
+
+DecodeMethod = Literal["plain", "token", "step", "smc", "beam"]
+"""How actions are sampled."""
 
 
 class VllmConfig(BaseModel):
@@ -121,3 +124,47 @@ class EngineConfig(BaseModel):
         if value.devices and len(value.devices) != replicas:
             raise ValueError(f"engine.vllm.devices has {len(value.devices)} entries for {replicas} replicas")
         return value
+
+
+class DecodeConfig(BaseModel):
+    """How actions are sampled: from the policy alone, or guided by the values of a critic.
+
+    Example:
+        DecodeConfig(method="step", critic="runs/demo/critic", candidates=8)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    method: DecodeMethod = "plain"
+    """plain (the policy alone), token (reweights the most likely tokens), step (chooses among whole actions), smc
+    (resamples parts of actions) or beam (keeps the best conversations); see docs/value_guided_decoding.md."""
+
+    critic: str = ""
+    """Critic: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm with a critic, such as ppo."""
+
+    candidates: int = Field(default=4, ge=1)
+    """Tokens (token), actions (step, beam) or particles (smc) among which values choose. 1: plain decoding."""
+
+    beta: float = Field(default=0.1, ge=0)
+    """Temperature of the values, in units of the reward: a candidate has the weight exp(Q / beta). 0: the largest Q."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Temperature at which candidates are sampled if decoding is greedy otherwise. The first candidate stays greedy."""
+
+    segment_tokens: int = Field(default=8, ge=1)
+    """With token: how many tokens are drafted before values correct them. With smc: tokens between two weightings."""
+
+    beams: int = Field(default=2, ge=1)
+    """With beam: how many conversations are kept after each turn. Each is continued by candidates / beams actions."""
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        if self.method == "plain" and any(dict(self)[n] != f.default for n, f in type(self).model_fields.items()):
+            raise ValueError("these settings have an effect only with decode.method token, step, smc or beam: give one")
+        if self.method != "plain" and not self.critic:
+            raise ValueError("give decode.critic: a folder of 'agent-r1 train-critic', or a run with a critic")
+        if self.method in ("token", "smc") and self.beta == 0:
+            raise ValueError(f"give a decode.beta above 0: {self.method} samples by exp(Q / beta)")
+        if self.method == "beam" and self.candidates % self.beams:
+            raise ValueError("give a multiple of decode.beams as decode.candidates")
+        return self

@@ -86,6 +86,38 @@ class PrefixStates:
             torch.autograd.backward(tensors, gradients)
 
 
+class CachedPrefix:
+    """The keys and values of tokens before each pass over a single row. A pass adds the keys and values of its tokens.
+
+    Unlike :class:`PrefixStates`, the prefix changes from pass to pass, and there are no gradients.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: tuple[int, ...] = ()
+        self._cache = DynamicCache()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def cache(self, rows: int) -> DynamicCache:
+        """Return the KV cache for a pass with one row."""
+        if rows != 1:
+            raise ValueError(f"a cached prefix is for one row, got {rows}")
+        return self._cache
+
+    def keep(self, token_ids: tuple[int, ...]) -> None:
+        """Keep only the tokens with which ``token_ids`` begins, and drop all keys and values after them."""
+        pairs = zip(self.token_ids, token_ids, strict=False)
+        same = next((i for i, (held, wanted) in enumerate(pairs) if held != wanted), None)
+        self.token_ids = self.token_ids[: min(len(self.token_ids), len(token_ids)) if same is None else same]
+        self._cache.crop(len(self.token_ids) - self._cache.get_seq_length())  # minus the number of tokens to remove
+
+    def append(self, token_ids: tuple[int, ...]) -> None:
+        """Count the first tokens of the last pass as part of the prefix. ``token_ids`` are these tokens."""
+        self.token_ids += token_ids
+
+
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model without its head."""
     return cast(PreTrainedModel, model.base_model)
@@ -97,7 +129,7 @@ def backbone_states(
     positions: Tensor | None = None,
     mask: Tensor | None = None,
     added: Tensor | None = None,
-    prefix: PrefixStates | None = None,
+    prefix: PrefixStates | CachedPrefix | None = None,
 ) -> Tensor:
     """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). ``backbone`` is a model without a head.
 

@@ -12,7 +12,7 @@ from transformers import AutoModel, PreTrainedModel
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.adapter import copy_sharing_frozen, merged_copy
 from agent_r1.model.folders import first_line
-from agent_r1.model.forward import PrefixStates, backbone_of, backbone_states
+from agent_r1.model.forward import CachedPrefix, PrefixStates, backbone_of, backbone_states
 from agent_r1.model.load import check_finite, quiet_transformers
 
 HEAD_FILE = "value_head.safetensors"
@@ -53,7 +53,7 @@ class ValueModel(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         logprobs: Tensor | None = None,
-        prefix: PrefixStates | None = None,
+        prefix: PrefixStates | CachedPrefix | None = None,
     ) -> Tensor:
         """Return the values (B, T), one for each position of each sequence.
 

@@ -19,6 +19,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.profiled_engine import ProfiledEngine
 from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.inference.value_guided import ValueGuidedEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
 from agent_r1.renderers.profiled_renderer import ProfiledRenderer
 from agent_r1.rollout.agent_loop import Agent
@@ -30,12 +31,14 @@ from agent_r1.trainer.ranks import RankGroup
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
+from agent_r1.training.critics import open_critic
 from agent_r1.training.devices import DevicePlan, find_hardware, plan_devices
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
     check_algorithm_settings,
+    check_guidance,
     check_reward_weights,
     check_taskset,
     validation_splits,
@@ -115,7 +118,8 @@ class Runtime:
     """The services of a run. They are built and checked before the run writes a file.
 
     Attributes:
-        engines: the inference engines by role. The engine "policy" samples the attempts that are trained.
+        engines: the inference engines by role. The engine "policy" serves the policy's weights. If there is an engine
+            "guided", it samples the attempts that are trained: the policy, guided by a critic.
         events: reports of decisions that were made during the build. The run records these events first.
         profiler: measures where the time of a step goes.
     """
@@ -135,8 +139,13 @@ class Runtime:
         return self.engines["policy"]
 
     @property
+    def training_agent(self) -> Agent:
+        """The agent that samples the attempts for training, guided by a critic if there is an engine "guided"."""
+        return replace(self.agent, engine=self.engines["guided"]) if "guided" in self.engines else self.agent
+
+    @property
     def agent(self) -> Agent:
-        """The agent that samples the attempts for training, at the configured temperature."""
+        """The agent of the policy alone, at the configured temperature."""
         agent = self.policy.agent(self.engine, self.config, self.config.temperature)
         if self.profiler is NO_PROFILER:
             return agent
@@ -167,6 +176,7 @@ def build_runtime(
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
+    check_guidance(config)
     devices = plan_devices(config, find_hardware())
     check_reward_weights(config, taskset)
     policy = load_trained_policy(config, taskset)
@@ -175,6 +185,9 @@ def build_runtime(
     trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens, profiler)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
+    if config.decode.method != "plain":
+        values = open_critic(config.decode, policy.model)
+        engines["guided"] = ValueGuidedEngine(engines["policy"], values, config.decode)
     precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
     events = (*_device_events(devices), *_adapter_events(config, policy), *precision, *_events(config, plan))
     return Runtime(config, taskset, policy, trainer, updater, engines, placement, events, profiler)

@@ -22,7 +22,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.redaction import redact_url
 from agent_r1.core.taskset import TaskSet
 from agent_r1.gateway.config import GatewayConfig
-from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.config import DecodeConfig, EngineConfig
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
@@ -202,7 +202,17 @@ class RunConfig(TasksetConfig):
         return value
 
 
-class TrainSettings(RunConfig):
+class GuidedConfig(RunConfig):
+    """Settings of commands whose attempts can be guided by a critic."""
+
+    section: ClassVar[str] = "Model and rollout"
+
+    decode: DecodeConfig = DecodeConfig()
+    """Guidance of actions by the values of a critic. In training it samples the attempts; evaluation compares it with
+    plain decoding."""
+
+
+class TrainSettings(GuidedConfig):
     """Settings of training except the algorithm. The validation of these settings does not import torch."""
 
     section: ClassVar[str] = "Training"
@@ -298,7 +308,7 @@ class TrainConfig(TrainSettings):
     """Name of an algorithm ('agent-r1 algorithms' lists the names), or FILE.py:NAME for an algorithm of your own."""
 
 
-class EvalConfig(RunConfig):
+class EvalConfig(GuidedConfig):
     """Settings of an evaluation, which prints a table of results with one row per method."""
 
     section: ClassVar[str] = "Evaluation"

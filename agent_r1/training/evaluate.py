@@ -13,20 +13,26 @@ import torch
 
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.inference import InferenceEngine
+from agent_r1.core.inference import InferenceEngine, ValueFunction
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
+from agent_r1.gateway import AgentProgramEnv
+from agent_r1.inference.config import DecodeConfig
+from agent_r1.inference.value_guided import ValueGuidedEngine
 from agent_r1.rewards import final_answer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+from agent_r1.rollout.session import Rollout
+from agent_r1.rollout.turn_beam import BeamSearch, TurnBeam
 from agent_r1.store import is_run, run_folder
 from agent_r1.store.reader import RunReader
 from agent_r1.training.agent_programs import close_agents, make_rollout, with_agent
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
+from agent_r1.training.critics import open_critic
 from agent_r1.training.eval_metrics import (
     EXACT_MATCH,
     EvalResult,
@@ -43,15 +49,26 @@ from agent_r1.training.tables import Cell, PassAtK, SampledCell, Table, make_cel
 
 BASE = "base-tool-call"
 TRAINED = "trained"
+VALUE_GUIDED = "value-guided"
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of the result table: an agent in an environment."""
+    """A row of the result table: an agent in an environment. With ``search``, a beam search chooses its actions."""
 
     name: str
     agent: Agent
     env: Env
+    search: BeamSearch | None = None
+
+    def rollout(self) -> Rollout:
+        """Return the rollout that makes the attempts. Raise InvalidInput if an agent program cannot be searched."""
+        if self.search is None:
+            return make_rollout(self.agent, self.env)
+        if isinstance(self.env, AgentProgramEnv):
+            do = "give step, token or smc: the conversations of an agent program cannot be repeated"
+            raise InvalidInput("decode.method", got="beam with an agent program", do=do)
+        return TurnBeam(self.agent, self.env, self.search)
 
 
 async def attempts(
@@ -73,7 +90,7 @@ async def attempts(
         progress: shows how many attempts are finished; None to show nothing.
     """
     collector = Collector(
-        make_rollout(method.agent, method.env),
+        method.rollout(),
         scorers,
         NullRecorder(),
         f"evaluation of {method.name}",
@@ -178,6 +195,14 @@ def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) ->
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]
+
+
+def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeConfig) -> Method:
+    """Return the row of the result table in which ``values`` guide the actions of ``agent``."""
+    if decode.method == "beam":
+        search = BeamSearch(values, decode.beams, decode.candidates, decode.temperature)
+        return Method(VALUE_GUIDED, agent, env, search)
+    return Method(VALUE_GUIDED, replace(agent, engine=ValueGuidedEngine(agent.engine, values, decode)), env)
 
 
 def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
@@ -285,6 +310,9 @@ async def _evaluate(
 ) -> Table:
     agents = [policy.agent(engine, config, 0.0) for policy, engine in zip(policies, engines, strict=True)]
     methods = list_methods(taskset, agents[0], *agents[1:])
+    if config.decode.method != "plain":
+        values = open_critic(config.decode, policies[-1].model)
+        methods.append(guided_method(agents[-1], taskset.env, values, config.decode))
     try:
         chosen, limits = _select_methods(methods, config.methods), rollout_limits(config)
         table = await make_table(chosen, taskset, config.n, limits, progress)

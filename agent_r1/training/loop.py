@@ -66,7 +66,7 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
     """
     config, taskset, env = runtime.config, runtime.taskset, runtime.taskset.env_for_split("train")
     return Collector(
-        make_rollout(runtime.agent, env),
+        make_rollout(runtime.training_agent, env),
         tuple(map(ShuffledScorer, taskset.scorers)) if config.shuffle_rewards else taskset.scorers,
         recorder,
         run,

@@ -66,7 +66,7 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
             require_tools(renderer, taskset.env.tools)
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
-    model = load_model(name, DTYPES[dtype]).to(_device(config.device))  # type: ignore[arg-type]
+    model = load_model(name, DTYPES[dtype]).to(choose_device(config.device))  # type: ignore[arg-type]
     embedded = int(model.config.get_text_config().vocab_size)
     if len(tokenizer) > embedded:
         got = f"{config.model}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {embedded}"
@@ -119,7 +119,7 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
     return load_model(name, DTYPES[config.trainer.dtype]).to(policy.model.device)  # type: ignore[arg-type]
 
 
-def _device(name: str) -> str:
+def choose_device(name: str) -> str:
     """Return the torch device that the setting ``name`` means: for "auto", a GPU if there is one, otherwise the CPU."""
     has_gpu = torch.cuda.is_available()
     if name == "auto":

@@ -64,6 +64,21 @@ def check_algorithm_settings(config: TrainConfig) -> None:
             raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=f"set correction, or {do}")
 
 
+def check_guidance(config: TrainConfig) -> None:
+    """Raise InvalidInput if attempts are guided by a critic in a way in which they cannot be trained on.
+
+    Guided tokens are sampled from q and not from pi, so the algorithm needs the importance weight pi / q. Only
+    ``decode.method token`` knows q: with the other methods, the probability of the chosen action is not tractable.
+    """
+    method, algorithm = config.decode.method, config.algorithm
+    if method not in ("plain", "token"):
+        do = "give token, or guide evaluations only: the probability of the chosen action is not known"
+        raise InvalidInput("decode.method", got=f"{method} in training", do=do)
+    if method == "token" and algorithm.correction is None:
+        do = "give --algorithm.correction.level token, the weight pi / q of each token; 'agent-r1 algorithms' has more"
+        raise InvalidInput("decode.method", got=f"token with {algorithm.name}, which has no correction", do=do)
+
+
 def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
     """Raise InvalidInput if ``config.reward_weights`` has a weight for a reward that the task set does not have.
 

@@ -14,6 +14,9 @@ from agent_r1.trainer.updater import UpdateReport
 from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_reason, shorten_reason
 from agent_r1.training.monitor.config import MonitorConfig
 
+LOGPROB_GAP = "logprob_gap"
+"""The metric of the largest difference between engine and trainer in the log-probability of a sampled token."""
+
 _STOP_AT_ONCE = 1
 _MAX_REASONS = 3
 _SPIKE_HISTORY = 20
@@ -118,7 +121,7 @@ def metric_checks(
             on_policy_only=True,
         ),
         HealthCheck(
-            metric="logprob_gap",
+            metric=LOGPROB_GAP,
             maximum=config.gap_limit(trainer, engine),
             what="engine and trainer disagree on the log-probability of sampled tokens",
             do="compare their weights, temperature and attention; training with this gap is biased",

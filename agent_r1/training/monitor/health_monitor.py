@@ -14,6 +14,7 @@ from agent_r1.store.folder import run_argument
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.monitor.checks import (
+    LOGPROB_GAP,
     Finding,
     GradientSpikeDetector,
     check_critic,
@@ -59,7 +60,10 @@ class HealthMonitor:
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
         window = max(min(limits.failure_window, longest), shortest)
         self._breaker = CircuitBreaker(limits.failure_share, window, run=run_argument(folder))
-        self._metric_checks = metric_checks(limits, config.max_staleness, config.trainer.dtype, config.engine.dtype)
+        checks = metric_checks(limits, config.max_staleness, config.trainer.dtype, config.engine.dtype)
+        # Guided tokens are sampled from another distribution than the policy's, whose difference is the guidance.
+        guided = config.decode.method != "plain"
+        self._metric_checks = tuple(check for check in checks if not (guided and check.metric == LOGPROB_GAP))
         self._limits, self._questions = limits, config.evaluate_n
         self._start_entropies: tuple[float, ...] = ()
         self._rewards: deque[float] = deque(maxlen=REWARD_HISTORY)

@@ -1,0 +1,122 @@
+"""The value function of a critic: one forward pass predicts the values of many continuations of one context.
+
+The continuations of a context form a tree, because they share prefixes. The tree is one row of the forward pass, and
+the attention mask gives each token its own path to the root. The keys and values of the context are computed once and
+kept for the next call. Neither the context nor a shared prefix is copied for each continuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from agent_r1.core.errors import EngineError, InvalidInput
+from agent_r1.core.inference import ScoredTokens
+from agent_r1.core.threads import WorkerThread
+from agent_r1.model.forward import CachedPrefix, supports_tree_mask
+from agent_r1.model.value_head import ValueModel
+
+
+@dataclass(slots=True)
+class TokenTree:
+    """Continuations of a context, in which tokens of a shared prefix occur once. ``ends`` has a node per continuation.
+
+    Node 0 is the last token of the context. The parent of each other node has a smaller index.
+
+    Example:
+        the continuations (7, 8) and (7, 9): token_ids [.., 7, 8, 9], parents [-1, 0, 1, 1], ends [2, 3]
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    parents: list[int]
+    ends: list[int] = field(default_factory=list)
+
+    def add(self, branch: ScoredTokens, children: dict[tuple[int, int], int]) -> None:
+        """Add a continuation. ``children`` maps (node, token) to the child of the node with this token."""
+        node = 0
+        for token, logprob in zip(branch.token_ids, branch.logprobs, strict=True):
+            child = children.setdefault((node, token), len(self.token_ids))
+            if child == len(self.token_ids):
+                self.token_ids.append(token)
+                self.logprobs.append(logprob)
+                self.parents.append(node)
+            node = child
+        self.ends.append(node)
+
+    def depths(self) -> list[int]:
+        """Return the distance of each node from the root."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return depths
+
+    def visible(self) -> Tensor:
+        """Return which nodes each node attends to, (n, n) bool: itself and its ancestors."""
+        mask = torch.eye(len(self.parents), dtype=torch.bool)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            mask[node] |= mask[parent]
+        return mask
+
+
+def make_tree(last: ScoredTokens, branches: Sequence[ScoredTokens]) -> TokenTree:
+    """Return the tree of ``branches`` under ``last``, the last token of their context."""
+    tree, children = TokenTree([*last.token_ids], [*last.logprobs], [-1]), dict[tuple[int, int], int]()
+    for branch in branches:
+        tree.add(branch, children)
+    return tree
+
+
+class Critic:
+    """The ``ValueFunction`` of a value model. Forward passes run in a worker thread.
+
+    Raises:
+        InvalidInput: the attention mask alone does not determine what the model attends to.
+    """
+
+    def __init__(self, model: ValueModel) -> None:
+        if not supports_tree_mask(model.backbone):
+            do = "use a critic with plain causal attention: continuations of a context are one row of its pass"
+            raise InvalidInput("critic", got=type(model.backbone).__name__, do=do)
+        self._model = model.eval()
+        self._prefixes: dict[str, CachedPrefix] = {}
+        self._worker = WorkerThread("critic", lambda: EngineError("the critic's thread has ended"))
+
+    async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
+        return await self._worker.run(self._values, session_id, context, branches)
+
+    async def release(self, session_id: str) -> None:
+        self._prefixes.pop(session_id, None)
+
+    async def close(self) -> None:
+        self._worker.close()
+
+    @torch.inference_mode()
+    def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
+        """Return the value after each branch.
+
+        The pass reads S kept tokens, the C tokens of the context after them, and the n nodes of the tree except its
+        root, which is the last token of the context.
+        """
+        prefix = self._prefixes.setdefault(session_id, CachedPrefix())
+        prefix.keep(context.token_ids[:-1])
+        kept, count = prefix.num_tokens, len(context.token_ids) - prefix.num_tokens  # S, C
+        tree = make_tree(ScoredTokens(context.token_ids[-1:], context.logprobs[-1:]), branches)
+        ids = [*context.token_ids[kept:-1], *tree.token_ids]  # C - 1 + n
+        logprobs = [*context.logprobs[kept:-1], *tree.logprobs]
+        positions = [*range(kept, kept + count - 1), *(kept + count - 1 + depth for depth in tree.depths())]
+        mask = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+        mask[count - 1 :, count - 1 :] = tree.visible()
+        device = self._model.head.weight.device
+        values = self._model(
+            torch.tensor([ids], device=device),
+            torch.tensor([positions], device=device),
+            mask[None].to(device),
+            torch.tensor([logprobs], device=device),
+            prefix,
+        )[0]  # (C - 1 + n,)
+        prefix.append(context.token_ids[kept:])  # the nodes after the root are dropped by the next keep()
+        return [float(values[count - 1 + end]) for end in tree.ends]

@@ -1,0 +1,75 @@
+"""Sequential Monte Carlo: particles that are extended step by step, weighted, and resampled.
+
+With extensions that are sampled from pi, and the weights exp((V(s') - V(s)) / beta) of each extension from s to s', the
+weighted particles approximate pi(s) exp(V(s) / beta). If the last weight of a complete sequence has its reward R in the
+place of V(s'), they approximate pi exp(R / beta) whatever V is. An inaccurate V makes only the weights more unequal, so
+that more particles are needed (twisted particle filters: 1903.07046; for language models: 2404.17546).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+P = TypeVar("P")
+
+Extend = Callable[[list[P]], Awaitable[tuple[list[P], list[float]]]]
+"""Extends all particles by one step. Returns the new particles, and the logarithms of their weight factors.
+
+A particle that is complete stays unchanged, with the logarithm 0.
+"""
+
+
+def normalize(log_weights: Sequence[float]) -> list[float]:
+    """Return the weights, divided by their sum.
+
+    Example:
+        >>> normalize([0.0, math.log(3.0)])
+        [0.25, 0.75]
+    """
+    largest = max(log_weights)
+    weights = [math.exp(log_weight - largest) for log_weight in log_weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def effective_sample_size(log_weights: Sequence[float]) -> float:
+    """Return (sum w)^2 / sum w^2: N for N equal weights, 1 if a single particle has all the weight."""
+    return 1 / sum(weight * weight for weight in normalize(log_weights))
+
+
+def systematic_resample(log_weights: Sequence[float], rng: random.Random) -> list[int]:
+    """Return the indices of N resampled particles. Particle i occurs N w_i times, rounded up or down at random."""
+    weights, count = normalize(log_weights), len(log_weights)
+    chosen, total, index = [], weights[0], 0
+    offset = rng.random()
+    for number in range(count):
+        while total * count <= number + offset and index < count - 1:
+            index += 1
+            total += weights[index]
+        chosen.append(index)
+    return chosen
+
+
+async def sequential_monte_carlo(
+    particles: Sequence[P],
+    extend: Extend[P],
+    is_complete: Callable[[P], bool],
+    rng: random.Random,
+    resample_below: float = 0.5,
+) -> tuple[list[P], list[float]]:
+    """Extend all particles until they are complete. Return them with the logarithms of their weights.
+
+    If the effective sample size falls below ``resample_below`` times the number of particles, particles of small weight
+    are replaced by copies of particles of large weight, and all weights become equal.
+    """
+    current, log_weights = list(particles), [0.0] * len(particles)
+    while not all(map(is_complete, current)):
+        current, increments = await extend(current)
+        log_weights = [w + increment for w, increment in zip(log_weights, increments, strict=True)]
+        if effective_sample_size(log_weights) < resample_below * len(current):
+            current = [current[index] for index in systematic_resample(log_weights, rng)]
+            log_weights = [0.0] * len(current)
+    return current, log_weights

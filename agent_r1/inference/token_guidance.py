@@ -1,0 +1,98 @@
+"""Value guidance of single tokens: the k most likely tokens share their probability anew, by their values.
+
+Let C be the k most likely tokens after a state s, P = sum of pi(a | s) over C, and Q(s, a) = V(s a). Then
+
+    q(a | s) = P pi(a | s) exp(Q(s, a) / beta) / sum over b in C of pi(b | s) exp(Q(s, b) / beta)    a in C
+    q(a | s) = pi(a | s)                                                                            otherwise
+
+V(s) cancels. With k = 1, q is pi. If C is the whole vocabulary and exp(V(s) / beta) = E[exp(R / beta) | s], sequences
+sampled from q have the probability pi exp(R / beta) / Z.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agent_r1.core.inference import Completion, ScoredTokens, TopLogprobs
+from agent_r1.inference.particles import normalize
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedTokens:
+    """A completion with the log-probabilities with which its tokens were sampled, and the tokens with their log pi."""
+
+    completion: Completion
+    scored: ScoredTokens
+
+
+def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
+    """Return, for each token of the draft and each candidate in its place, the sequence that ends with the candidate.
+
+    ``draft`` continues the first ``start`` tokens, which are ``sampled``.
+    """
+    path, branches = sampled, []
+    for place, top in enumerate(draft.top_logprobs, start=start):
+        branches += [path + ScoredTokens((token,), (logprob,)) for token, logprob in top]
+        path = path + ScoredTokens((draft.token_ids[place],), (draft.logprobs[place],))
+    return branches
+
+
+def guided_logprobs(candidates: TopLogprobs, values: Sequence[float], beta: float) -> list[float]:
+    """Return log q(a | s) of each candidate: log P + log softmax(log pi(a | s) + Q(s, a) / beta).
+
+    Example:
+        >>> guided_logprobs(((7, math.log(0.5)), (8, math.log(0.25))), [0.0, 0.0], beta=0.1)
+        [-0.693..., -1.386...]
+    """
+    log_total = math.log(sum(math.exp(logprob) for _, logprob in candidates))  # log P
+    scores = [logprob + value / beta for (_, logprob), value in zip(candidates, values, strict=True)]
+    return [log_total + math.log(max(weight, 1e-300)) for weight in normalize(scores)]
+
+
+def choose_tokens(
+    draft: Completion,
+    before: GuidedTokens,
+    values: Sequence[float],
+    beta: float,
+    temperature: float,
+    rng: random.Random,
+) -> GuidedTokens:
+    """Choose the tokens of a draft again by their values, up to the first token that differs from the draft.
+
+    A drafted token a ~ pi outside of C stays. Otherwise a token of C is drawn from q / P. Together, a token is sampled
+    from q. At temperature 0, the most probable token under q is chosen.
+
+    Args:
+        draft: the tokens of ``before`` and further tokens, with the candidates of the further tokens.
+        before: the tokens that were chosen before.
+        values: Q of each candidate, in the order of :func:`top_branches`.
+        beta: the temperature of the values.
+        temperature: the sampling temperature.
+        rng: draws the tokens.
+    """
+    start, logprobs, scored = len(before.scored.token_ids), [*before.completion.logprobs], before.scored
+    for place, top in enumerate(draft.top_logprobs, start=start):
+        drafted, rank = draft.token_ids[place], (place - start) * len(top)
+        guided = guided_logprobs(top, values[rank : rank + len(top)], beta)
+        if drafted not in (token for token, _ in top):
+            logprobs.append(draft.logprobs[place])
+            scored = scored + ScoredTokens((drafted,), (draft.logprobs[place],))
+            continue
+        if temperature == 0:
+            index = max(range(len(top)), key=guided.__getitem__)
+        else:
+            index = rng.choices(range(len(top)), normalize(guided))[0]
+        token, logprob = top[index]
+        logprobs.append(guided[index])
+        scored = scored + ScoredTokens((token,), (logprob,))
+        if token != drafted:
+            break
+    length = len(scored.token_ids)
+    spans = tuple(span for span in draft.version_spans if span.start < length)
+    completion = replace(
+        draft, token_ids=scored.token_ids, logprobs=tuple(logprobs), version_spans=spans, top_logprobs=()
+    )
+    return GuidedTokens(completion, scored)

@@ -1,0 +1,241 @@
+"""An engine around an engine: a critic's values choose among candidates that the inner engine samples.
+
+A state s is the context with the tokens sampled so far. V(s) predicts the rewards that follow, and Q(s, a) = V(s a),
+because appending tokens is deterministic. Three methods choose at different levels:
+
+    token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
+    step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
+    smc     N particles are extended by a few tokens a ~ pi, weighted by exp((V(s a) - V(s)) / beta), and resampled
+
+The fourth method, beam, needs the environment: ``rollout.turn_beam``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agent_r1.core.errors import EngineError, InvalidInput
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    InferenceEngine,
+    Prompt,
+    SamplingParams,
+    ScoredTokens,
+    StopCondition,
+    ValueFunction,
+)
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.config import DecodeConfig
+from agent_r1.inference.continuation import finish_reason, join, seed_at
+from agent_r1.inference.particles import normalize, sequential_monte_carlo
+from agent_r1.inference.token_guidance import GuidedTokens, choose_tokens, top_branches
+
+CHOICE = -1
+"""The position for :func:`seed_at` that seeds the choice among candidates. Positions of tokens are not negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Particle:
+    """A part of an action, and the value of the state after it. ``completion`` is None before the first token."""
+
+    completion: Completion | None = None
+    value: float = 0.0
+
+
+class ValueGuidedEngine:
+    """An ``InferenceEngine`` that samples from ``engine``, guided by a value function.
+
+    Requests without a session are not guided, because they are not actions of an attempt. With one candidate, no
+    request is guided.
+
+    The log-probabilities of a completion depend on the method. With ``token``, they are log q, the log-probabilities of
+    the distribution from which its tokens were sampled. With ``step`` and ``smc``, they are log pi of the inner engine:
+    the probability of the choice among candidates is not tractable, so these methods cannot sample for training.
+
+    Raises:
+        InvalidInput: the engine lacks log-probabilities of the most likely tokens, or memory for all candidates.
+    """
+
+    def __init__(self, engine: InferenceEngine, values: ValueFunction, config: DecodeConfig) -> None:
+        self._engine, self._values, self._config = engine, values, config
+        capabilities = engine.capabilities
+        if config.method == "token" and not capabilities.top_logprobs:
+            do = "use another method: this engine returns no log-probabilities of the most likely tokens"
+            raise InvalidInput("decode.method", got="token", do=do)
+        self._slots = 1 if config.method == "token" else config.candidates
+        if capabilities.max_sessions is not None and capabilities.max_sessions <= self._slots:
+            got = f"{config.candidates}, and a KV cache for {capabilities.max_sessions} sequences"
+            raise InvalidInput("decode.candidates", got=got, do="give fewer, or raise engine.kv_cache_gib")
+        # A session holds the slots of all its candidates between its turns. If sessions took slots without a limit,
+        # each could wait for a slot that another one holds. One slot is left for requests without a session.
+        limit = capabilities.max_sessions
+        self._open = None if limit is None else asyncio.Semaphore((limit - 1) // self._slots)
+        self._sampled: dict[str, ScoredTokens] = {}  # the last context of each session, with its sampled tokens
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self._engine.capabilities, media=False)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        if session_id is None or self._config.candidates == 1:
+            return await self._engine.generate(prompt, params, session_id=session_id)
+        context = await self._context(prompt, session_id)
+        quiet = replace(params, on_tokens=None)
+        if self._config.method == "token":
+            guided = await self._guide_tokens(prompt, quiet, context, session_id)
+        elif self._config.method == "step":
+            guided = as_sampled(await self._best_action(prompt, quiet, context, session_id))
+        else:
+            guided = as_sampled(await self._resampled_action(prompt, quiet, context, session_id))
+        self._sampled[session_id] = context + guided.scored
+        if params.on_tokens is not None:
+            params.on_tokens(guided.completion.token_ids)
+        return guided.completion
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        return await self._engine.update_weights(update)
+
+    async def release(self, session_id: str) -> None:
+        if self._sampled.pop(session_id, None) is not None and self._open is not None:
+            self._open.release()
+        for name in self._sessions(session_id):
+            await self._engine.release(name)
+        await self._values.release(session_id)
+
+    async def close(self) -> None:
+        await self._engine.close()
+        await self._values.close()
+
+    def _sessions(self, session_id: str) -> list[str]:
+        """Return the inner engine's name of the session of each candidate."""
+        return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
+
+    async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
+        """Return the prompt with the log-probabilities of the tokens that were sampled in this session."""
+        if session_id not in self._sampled:
+            if self._open is not None:
+                await self._open.acquire()
+            self._sampled[session_id] = ScoredTokens((), ())
+        return self._sampled[session_id].continued(prompt.token_ids)
+
+    async def _best_action(
+        self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
+    ) -> Completion:
+        """Return one of N sampled actions: P(a_i) = exp(Q_i / beta) / sum_j exp(Q_j / beta)."""
+        sessions = self._sessions(session_id)
+        asked = (self._candidate(params, index) for index in range(len(sessions)))
+        sampled = (self._engine.generate(prompt, one, session_id=s) for one, s in zip(asked, sessions, strict=True))
+        actions = await asyncio.gather(*sampled)
+        q = await self._values.values(session_id, context, [scored(action) for action in actions])
+        return actions[choose(q, self._config.beta, random.Random(seed_at(params.seed, CHOICE)))]
+
+    async def _resampled_action(
+        self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
+    ) -> Completion:
+        """Return the action of one of N particles, chosen by weight. V(context) is left out: it cancels in weights."""
+        rng, sessions = random.Random(seed_at(params.seed, CHOICE)), self._sessions(session_id)
+
+        async def grow(particle: Particle, index: int) -> Completion:
+            if particle.completion is not None and is_complete(particle):
+                return particle.completion
+            asked = replace(self._candidate(params, index), max_tokens=params.max_tokens)
+            return await self._continue(prompt, asked, particle.completion, sessions[index])
+
+        def is_complete(particle: Particle) -> bool:
+            done = particle.completion
+            return done is not None and (done.finish_reason != "length" or len(done.token_ids) >= params.max_tokens)
+
+        async def extend(particles: list[Particle]) -> tuple[list[Particle], list[float]]:
+            grown = await asyncio.gather(*(grow(particle, index) for index, particle in enumerate(particles)))
+            values = await self._values.values(session_id, context, [scored(completion) for completion in grown])
+            gains = [(new - old.value) / self._config.beta for new, old in zip(values, particles, strict=True)]
+            return [Particle(*pair) for pair in zip(grown, values, strict=True)], gains
+
+        start = [Particle() for _ in sessions]
+        particles, log_weights = await sequential_monte_carlo(start, extend, is_complete, rng)
+        chosen = rng.choices(particles, normalize(log_weights))[0].completion
+        assert chosen is not None
+        return chosen
+
+    async def _guide_tokens(
+        self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
+    ) -> GuidedTokens:
+        """Return an action in which each token was sampled from q.
+
+        The inner engine drafts a few tokens. Then the values choose each token again among its candidates, up to the
+        first choice that differs from the draft.
+        """
+        guided = GuidedTokens(Completion((), (), "length", ()), ScoredTokens((), ()))
+        while True:
+            sampled = guided.completion
+            draft = await self._continue(
+                prompt, replace(params, top_logprobs=self._config.candidates), sampled, session_id
+            )
+            if draft.finish_reason == "cancelled":
+                return as_sampled(draft)
+            new = len(sampled.token_ids)  # the first token of the draft
+            branches = top_branches(draft, guided.scored, new)
+            values = await self._values.values(session_id, context, branches)
+            rng = random.Random(seed_at(params.seed, CHOICE - new))
+            guided = choose_tokens(draft, guided, values, self._config.beta, params.temperature, rng)
+            if reason := finish_reason(guided.completion.token_ids, params):
+                return replace(guided, completion=replace(guided.completion, finish_reason=reason))
+
+    async def _continue(
+        self, prompt: Prompt, params: SamplingParams, sampled: Completion | None, session_id: str
+    ) -> Completion:
+        """Return ``sampled`` and the next ``segment_tokens`` tokens at most, as one completion."""
+        before = () if sampled is None else sampled.token_ids
+        room = params.max_tokens - len(before)
+        asked = replace(
+            params,
+            max_tokens=min(self._config.segment_tokens, room),
+            seed=seed_at(params.seed, len(before)),
+            stop_condition=after(before, params.stop_condition),
+        )
+        more = await self._engine.generate(
+            replace(prompt, token_ids=prompt.token_ids + before), asked, session_id=session_id
+        )
+        return more if sampled is None else join(sampled, more)
+
+    def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
+        """Return the parameters of a candidate. The first candidate is what plain decoding gives."""
+        if index == 0:
+            return params
+        return replace(
+            params,
+            temperature=params.temperature or self._config.temperature,
+            seed=seed_at(params.seed, CHOICE - index),
+        )
+
+
+def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
+    """Return the index of a value: sampled with weights exp(value / beta), or the largest value if beta is 0.
+
+    Raise EngineError if a value is not a number.
+    """
+    if any(value != value for value in values):
+        raise EngineError("the critic gave a value that is not a number: its weights are not finite")
+    if beta == 0:
+        return max(range(len(values)), key=values.__getitem__)
+    return rng.choices(range(len(values)), normalize([value / beta for value in values]))[0]
+
+
+def scored(completion: Completion) -> ScoredTokens:
+    return ScoredTokens(completion.token_ids, completion.logprobs)
+
+
+def as_sampled(completion: Completion) -> GuidedTokens:
+    """Return a completion whose log-probabilities are the inner engine's."""
+    return GuidedTokens(completion, scored(completion))
+
+
+def after(sampled: tuple[int, ...], condition: StopCondition | None) -> StopCondition | None:
+    """Return the stop condition for a generation that continues the tokens ``sampled`` of an action."""
+    if condition is None or not sampled:
+        return condition
+    return StopCondition(condition.strings, lambda token_ids: condition.is_met((*sampled, *token_ids)))

@@ -1,0 +1,185 @@
+"""Beam search over turns: several conversations with the environment, of which the most valuable continue.
+
+Each turn, every kept conversation is continued by sampled actions, and the environment answers them. Then the B
+conversations with the largest V(s) are kept, in which s ends with the answer of the environment. An episode cannot be
+copied, so each continuation opens a new episode and repeats the recorded actions in it. The environment has to
+give the same answers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    InferenceEngine,
+    Prompt,
+    SamplingParams,
+    ScoredTokens,
+    ValueFunction,
+)
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import STATUS_POLICY, Status, Trajectory
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+
+NOT_REPEATED = "an environment answered the same actions differently: beam search needs one that repeats its answers"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction:
+    """A prompt, and the action that was sampled for it."""
+
+    prompt: tuple[int, ...]
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation of the beam.
+
+    Attributes:
+        actions: its actions.
+        value: V of its last state.
+        trajectory: its trajectory if the episode has ended, otherwise None.
+    """
+
+    actions: tuple[RecordedAction, ...] = ()
+    value: float = 0.0
+    trajectory: Trajectory | None = None
+
+
+class _TurnEnd(Exception):
+    """Raised instead of the action after the new one: the turn of the beam search is over."""
+
+
+@dataclass(slots=True)
+class _RepeatingEngine:
+    """An engine that returns recorded actions, then samples one action, and then ends the attempt.
+
+    Attributes:
+        engine: samples the new action.
+        actions: the recorded actions, to which the new one is added.
+        number: the number of the continuation among all continuations of this turn. Number 0 samples as plain decoding.
+        temperature: the temperature of the other continuations if decoding is greedy.
+        state: the tokens after the new action, with the answer of the environment if the episode goes on.
+        goes_on: whether the episode goes on after the new action.
+    """
+
+    engine: InferenceEngine
+    actions: list[RecordedAction]
+    number: int
+    temperature: float
+    repeated: int = 0
+    state: ScoredTokens = field(default_factory=lambda: ScoredTokens((), ()))
+    is_sampled: bool = False
+    goes_on: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        if session_id is None:  # not an action: the environment queries the policy
+            return await self.engine.generate(prompt, params)
+        self.state = self.state.continued(prompt.token_ids)
+        if self.is_sampled:
+            self.goes_on = True
+            raise _TurnEnd
+        if self.repeated < len(self.actions):
+            recorded = self.actions[self.repeated]
+            if recorded.prompt != prompt.token_ids:
+                raise EngineError(NOT_REPEATED)
+            self.repeated += 1
+            completion = recorded.completion
+        else:
+            completion = await self.engine.generate(prompt, self._varied(params))
+            self.actions.append(RecordedAction(prompt.token_ids, completion))
+            self.is_sampled = True
+        self.state += ScoredTokens(completion.token_ids, completion.logprobs)
+        return completion
+
+    def _varied(self, params: SamplingParams) -> SamplingParams:
+        if self.number == 0:
+            return params
+        seed = random.Random(f"{params.seed} {self.number}").getrandbits(63)
+        return replace(params, temperature=params.temperature or self.temperature, seed=seed, on_tokens=None)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        raise EngineError("the weights do not change during an attempt")
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing: actions are sampled without a session."""
+
+    async def close(self) -> None:
+        """Do nothing, because others use the engine, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """The settings of a beam search over turns.
+
+    Attributes:
+        values: predicts the rewards that follow a state.
+        beams: B, the number of conversations that are kept after each turn.
+        candidates: the number of continuations of all kept conversations together; a multiple of ``beams``.
+        temperature: the temperature of all continuations except the first one if decoding is greedy.
+    """
+
+    values: ValueFunction
+    beams: int
+    candidates: int
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBeam:
+    """A rollout that searches for the conversation with the largest predicted reward.
+
+    Rewards that the environment gave before the last state are not added to its value.
+    """
+
+    agent: Agent
+    env: Env
+    search: BeamSearch
+
+    async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
+        """Make one attempt at the task: the most valuable conversation of the last beam."""
+        kept: list[Conversation] = [Conversation()]
+        try:
+            while any(one.trajectory is None for one in kept):
+                # At first there is one conversation, which gets all continuations.
+                open_ones = [one for one in kept if one.trajectory is None]
+                each = self.search.candidates // (self.search.beams if kept[0].actions else 1)
+                started = [one for one in open_ones for _ in range(each)]
+                grown = await asyncio.gather(
+                    *(self._continue(one, number, task, context) for number, one in enumerate(started))
+                )
+                every = [*(one for one in kept if one.trajectory is not None), *grown]
+                kept = sorted(every, key=lambda one: -one.value)[: self.search.beams]
+        finally:
+            await self.search.values.release(str(context.id))
+        best = kept[0].trajectory
+        assert best is not None
+        return (best,)
+
+    async def _continue(
+        self, conversation: Conversation, number: int, task: Task, context: RolloutContext
+    ) -> Conversation:
+        """Return the conversation with one more turn. A failed attempt has the value minus infinity."""
+        engine = _RepeatingEngine(self.agent.engine, [*conversation.actions], number, self.search.temperature)
+        (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)
+        if STATUS_POLICY[trajectory.status] != "train" and not engine.goes_on:
+            return Conversation(tuple(engine.actions), -math.inf, trajectory)
+        try:
+            (value,) = await self.search.values.values(str(context.id), engine.state, [ScoredTokens((), ())])
+        except EngineError as error:
+            failed = replace(trajectory, status=Status.ENGINE_FAILED, reason=str(error))
+            return Conversation(tuple(engine.actions), -math.inf, failed)
+        return Conversation(tuple(engine.actions), value, None if engine.goes_on else trajectory)

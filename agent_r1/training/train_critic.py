@@ -1,0 +1,229 @@
+"""Train a critic on recorded attempts: a value head on a model, regressed on the returns that followed each state.
+
+States are before and after each action token. The target G of all states of a turn is the sum of the rewards of this
+turn and later turns, and of the whole trajectory. So V after the last token of an action includes the rewards of the
+action: it is Q(s, a).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.trajectory import Trajectory, Turn
+from agent_r1.core.weighted_rewards import total_reward, weighted_rewards
+from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
+from agent_r1.model.value_head import ValueModel, build_value_model, save_value_model
+from agent_r1.store import RunReader
+from agent_r1.store.atomic_fs import atomic_replace_dir
+from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.critic_config import CriticConfig
+from agent_r1.training.policy import choose_device
+from agent_r1.training.progress import Progress
+
+REPORT = "critic.json"
+"""The file with the report, beside the weights of the critic."""
+
+MAX_GRAD_NORM = 1.0
+MEASURED_ROWS = 16
+"""Number of attempts in a forward pass that only measures the critic."""
+
+MEASURED = ("of all states", "after actions")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReturns:
+    """The tokens of an attempt, up to its last action on one branch, with the return that followed each state.
+
+    ``states`` are indices of tokens, and ``returns`` has a number for the state after each of them. ``is_end`` is true
+    for the state after the last token of an action.
+    """
+
+    task_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    states: tuple[int, ...]
+    returns: tuple[float, ...]
+    is_end: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CriticFit:
+    """How well values predict the returns of held-out tasks.
+
+    Attributes:
+        states: the number of states.
+        explained_variance: 1 - Var(G - V) / Var(G). NaN if all returns are equal.
+        error: the mean of (G - V)^2.
+        mean_error: the mean of (G - m)^2, in which m is the mean return of the training tasks: the baseline.
+    """
+
+    states: int
+    explained_variance: float
+    error: float
+    mean_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class CriticReport:
+    """The result of ``train-critic``: counts, and the fit on held-out tasks, of all states and of ends of actions."""
+
+    folder: str
+    attempts: int
+    tasks: int
+    held_out_attempts: int
+    held_out_tasks: int
+    all_states: CriticFit
+    after_actions: CriticFit
+
+
+def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticReport:
+    """Train a critic on the attempts of a run, write it to its folder, and return its fit on held-out tasks.
+
+    Raise InvalidInput if the run has no attempts of several tasks that can be trained on.
+    """
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    with closing(RunReader(run)) as reader:
+        weights: Mapping[str, float] = reader.config().get("reward_weights", {})
+        recorded = [one for attempt in reader.trajectories("train") for one in recorded_returns(attempt, weights)]
+    train, held_out = split_tasks(recorded[-config.attempts :], config.held_out, config.seed)
+    if not train or not held_out:
+        do = "give a run whose attempts of at least two tasks have rewards"
+        raise InvalidInput("run", got=f"{run}, with {len(recorded)} usable attempts", do=do)
+    name = config.model or str(find_trained_model(run))
+    policy, tokenizer = load_model(name, torch.float32), load_tokenizer(name)
+    model = build_value_model(policy.to(choose_device(config.device)), config.reads_logprobs)  # type: ignore[arg-type]
+    all_states, after_actions = fit(model, train, held_out, config, progress)
+    folder = config.out or run / "critic"
+    report = CriticReport(
+        str(folder), len(train), len(_tasks(train)), len(held_out), len(_tasks(held_out)), all_states, after_actions
+    )
+    with quiet_transformers(), atomic_replace_dir(folder) as temporary:
+        save_value_model(model, temporary)
+        tokenizer.save_pretrained(temporary)
+        (temporary / REPORT).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
+    """Yield the recorded returns of each branch of an attempt. Nothing if the attempt failed or was not scored."""
+    total = total_reward(trajectory, weights)
+    if total is None:
+        return
+    earned = [0.0] * len(trajectory.turns)
+    for reward in weighted_rewards(trajectory, weights):
+        if reward.turn is not None:
+            earned[reward.turn] += reward.value
+    continued = {turn.parent for turn in trajectory.turns}
+    for leaf in trajectory.turns:
+        if leaf.index in continued or not leaf.action_ids:
+            continue
+        path: list[Turn] = [leaf]
+        while path[0].parent is not None:
+            path.insert(0, trajectory.turns[path[0].parent])
+        ids: list[int] = []
+        logprobs: list[float] = []
+        states: list[int] = []
+        returns: list[float] = []
+        is_end: list[bool] = []
+        for turn in path:
+            ids += [*turn.new_ids, *turn.action_ids]
+            logprobs += [*(0.0 for _ in turn.new_ids), *turn.logprobs]
+            count = len(turn.action_ids)
+            states += range(len(ids) - count - 1, len(ids))  # before the first token, and after each token
+            returns += [total - math.fsum(earned[: turn.index])] * (count + 1)
+            is_end += [False] * count + [True]
+        yield RecordedReturns(
+            trajectory.task_id, tuple(ids), tuple(logprobs), tuple(states), tuple(returns), tuple(is_end)
+        )
+
+
+def split_tasks(
+    recorded: Sequence[RecordedReturns], share: float, seed: int
+) -> tuple[list[RecordedReturns], list[RecordedReturns]]:
+    """Return (training attempts, held-out attempts). No task is in both, and ``share`` of the tasks are held out."""
+    tasks = sorted(_tasks(recorded))
+    random.Random(seed).shuffle(tasks)
+    held_out = set(tasks[: max(1, round(share * len(tasks)))])
+    return [one for one in recorded if one.task_id not in held_out], [
+        one for one in recorded if one.task_id in held_out
+    ]
+
+
+def fit(
+    model: ValueModel,
+    train: Sequence[RecordedReturns],
+    held_out: Sequence[RecordedReturns],
+    config: CriticConfig,
+    progress: Progress,
+) -> tuple[CriticFit, CriticFit]:
+    """Minimize the mean of (V(s) - G)^2 over the states of each batch. Return the fit on the held-out attempts.
+
+    Before the first step, V is the mean return of the training attempts, which is also the baseline of the fit.
+    """
+    mean = statistics.fmean(value for one in train for value in one.returns)
+    with torch.no_grad():
+        model.head.bias.fill_(mean)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+    steps = config.epochs * math.ceil(len(train) / config.batch_size)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1e-3, total_iters=steps)
+    found = measure_fit(model, held_out, mean)
+    for epoch in range(config.epochs):
+        order = random.Random(f"{config.seed} {epoch}").sample(train, len(train))
+        for start in range(0, len(order), config.batch_size):
+            values, returns, _ = predict(model, order[start : start + config.batch_size])
+            (values - returns).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        found = measure_fit(model, held_out, mean)
+        shown = ", ".join(f"{one.explained_variance:.2f} {where}" for one, where in zip(found, MEASURED, strict=True))
+        progress.print_line(f"epoch {epoch + 1}/{config.epochs}: explained variance on held-out tasks {shown}")
+    return found
+
+
+def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (values, returns, whether the state is the end of an action) of all states of B attempts: (n,) each."""
+    device, width = model.head.weight.device, max(len(one.token_ids) for one in recorded)
+    ids = torch.zeros(len(recorded), width, dtype=torch.long)  # (B, T), padded on the right
+    logprobs = torch.zeros(len(recorded), width)
+    for row, one in enumerate(recorded):
+        ids[row, : len(one.token_ids)] = torch.tensor(one.token_ids)
+        logprobs[row, : len(one.token_ids)] = torch.tensor(one.logprobs)
+    values = model(ids.to(device), logprobs=logprobs.to(device))  # (B, T)
+    rows = torch.tensor([row for row, one in enumerate(recorded) for _ in one.states])
+    columns = torch.tensor([state for one in recorded for state in one.states])
+    returns = torch.tensor([value for one in recorded for value in one.returns], device=device)
+    is_end = torch.tensor([end for one in recorded for end in one.is_end], device=device)
+    return values[rows.to(device), columns.to(device)], returns, is_end
+
+
+@torch.no_grad()
+def measure_fit(model: ValueModel, recorded: Sequence[RecordedReturns], mean: float) -> tuple[CriticFit, CriticFit]:
+    """Return the fit on all states, and on the states at the ends of actions. ``mean`` is the baseline's prediction."""
+    parts = [predict(model, recorded[i : i + MEASURED_ROWS]) for i in range(0, len(recorded), MEASURED_ROWS)]
+    values, returns, is_end = (torch.cat(column).double() for column in zip(*parts, strict=True))
+
+    def make(mask: Tensor) -> CriticFit:
+        v, g = values[mask], returns[mask]
+        explained = 1 - (g - v).var() / g.var()
+        error, mean_error = (g - v).square().mean(), (g - mean).square().mean()
+        return CriticFit(len(g), float(explained), float(error), float(mean_error))
+
+    return make(torch.ones_like(is_end).bool()), make(is_end.bool())
+
+
+def _tasks(recorded: Sequence[RecordedReturns]) -> set[str]:
+    return {one.task_id for one in recorded}

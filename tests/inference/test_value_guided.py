@@ -1,0 +1,341 @@
+"""Value-guided decoding: equal to plain decoding with one candidate, exact with exact values, and one shared prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    ScoredTokens,
+    StopCondition,
+)
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.config import DecodeConfig, DecodeMethod, EngineConfig
+from agent_r1.inference.critic import Critic
+from agent_r1.inference.particles import sequential_monte_carlo, systematic_resample
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.inference.value_guided import ValueGuidedEngine
+from agent_r1.model.value_head import build_value_model
+
+Tokens = tuple[int, ...]
+VOCABULARY, LENGTH, BETA, SAMPLES = 3, 3, 0.5, 800
+LEAVES = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
+UNLIKELY = 54.1
+"""The value that chi-squared with 26 degrees of freedom exceeds with probability 0.001."""
+
+WEIGHTS = {
+    state: random.Random(f"{state}").random() for n in range(4) for state in itertools.product(range(3), repeat=n)
+}
+REWARDS = {leaf: random.Random(f"reward {leaf}").random() for leaf in LEAVES}
+
+
+@cache
+def policy(state: Tokens) -> list[float]:
+    """Return pi(a | state) of each token: a fixed table."""
+    weights = [0.2 + WEIGHTS[(*state, token)] for token in range(VOCABULARY)]
+    return [weight / sum(weights) for weight in weights]
+
+
+@cache
+def exact_value(state: Tokens) -> float:
+    """Return V with exp(V / beta) = E[exp(R / beta) | state]."""
+    if len(state) == LENGTH:
+        return REWARDS[state]
+    after = zip(policy(state), range(VOCABULARY), strict=True)
+    return BETA * math.log(sum(p * math.exp(exact_value((*state, token)) / BETA) for p, token in after))
+
+
+@cache
+def wrong_value(state: Tokens) -> float:
+    return random.Random(f"wrong {state}").random()
+
+
+def chi_squared(samples: Sequence[Tokens]) -> float:
+    """Return sum (observed - expected)^2 / expected over the leaves, with the probabilities pi exp(R / beta) / Z."""
+    weights = {
+        leaf: math.prod(policy(leaf[:i])[leaf[i]] for i in range(LENGTH)) * math.exp(REWARDS[leaf] / BETA)
+        for leaf in LEAVES
+    }
+    scale, counts = len(samples) / sum(weights.values()), Counter(samples)
+    return sum((counts[leaf] - scale * weight) ** 2 / (scale * weight) for leaf, weight in weights.items())
+
+
+@dataclass
+class TableValues:
+    """A value function that a Python function computes from the tokens after the prompt of one token."""
+
+    function: Callable[[Tokens], float]
+    seen: list[ScoredTokens] = field(default_factory=list)
+
+    async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
+        self.seen.append(context)
+        return [self.function((context + branch).token_ids[1:]) for branch in branches]
+
+    async def release(self, session_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class TableEngine:
+    """Samples from the table ``policy``; the state is what follows the first token of the prompt."""
+
+    capabilities = Capabilities(frozenset(), top_logprobs=True)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        state, rng, logprobs, top = prompt.token_ids[1:], random.Random(params.seed), [], []
+        for _ in range(params.max_tokens):
+            p = policy(state)
+            token = rng.choices(range(VOCABULARY), p)[0]
+            logprobs.append(math.log(p[token]))
+            ranked = sorted(range(VOCABULARY), key=lambda each: -p[each])[: params.top_logprobs]
+            top.append(tuple((each, math.log(p[each])) for each in ranked))
+            state = (*state, token)
+        done = state[len(prompt.token_ids) - 1 :]
+        return Completion(done, tuple(logprobs), "length", (PolicyVersionSpan(0, 0),), tuple(top))
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        return update.version
+
+    async def release(self, session_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def sample_leaves(config: DecodeConfig, value: Callable[[Tokens], float], count: int = SAMPLES) -> list[Completion]:
+    async def run() -> list[Completion]:
+        engine, done = ValueGuidedEngine(TableEngine(), TableValues(value), config), []
+        for seed in range(count):
+            params = SamplingParams(max_tokens=LENGTH, seed=seed)
+            done.append(await engine.generate(Prompt((9,)), params, session_id=f"{seed}"))
+            await engine.release(f"{seed}")
+        return done
+
+    return asyncio.run(run())
+
+
+def guide(method: DecodeMethod, **settings: object) -> DecodeConfig:
+    return DecodeConfig.model_validate({"method": method, "critic": "a", "beta": BETA, **settings})
+
+
+GUIDES = {
+    "token": guide("token", candidates=VOCABULARY, segment_tokens=2),
+    "smc": guide("smc", candidates=8, segment_tokens=1),
+    "step": guide("step", candidates=12),
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_with_exact_values_sequences_are_sampled_by_their_rewards(name: str) -> None:
+    assert chi_squared([done.token_ids for done in sample_leaves(GUIDES[name], exact_value)]) < UNLIKELY
+
+
+def test_the_distribution_of_wrong_values_is_told_apart() -> None:
+    assert chi_squared([done.token_ids for done in sample_leaves(GUIDES["token"], wrong_value)]) > 2 * UNLIKELY
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_particles_of_wrong_values_need_the_final_correction(correct: bool) -> None:
+    """The last weight has the reward in the place of the value; without it, the samples follow the wrong values."""
+
+    async def run(seed: int) -> Tokens:
+        rng = random.Random(seed)
+
+        async def extend(states: list[Tokens]) -> tuple[list[Tokens], list[float]]:
+            grown = [(*state, rng.choices(range(VOCABULARY), policy(state))[0]) for state in states]
+            ends = REWARDS.__getitem__ if correct and len(grown[0]) == LENGTH else wrong_value
+            gains = [ends(new) - wrong_value(old) for new, old in zip(grown, states, strict=True)]
+            return grown, [gain / BETA for gain in gains]
+
+        states, log_weights = await sequential_monte_carlo([()] * 24, extend, lambda state: len(state) == LENGTH, rng)
+        return rng.choices(states, [math.exp(weight) for weight in log_weights])[0]
+
+    async def run_all() -> list[Tokens]:
+        return [await run(seed) for seed in range(SAMPLES)]
+
+    statistic = chi_squared(asyncio.run(run_all()))
+    assert statistic < UNLIKELY if correct else statistic > 2 * UNLIKELY
+
+
+def test_resampling_is_unbiased() -> None:
+    weights, counts = [0.1, 0.5, 0.15, 0.25], Counter[int]()
+    for seed in range(2000):
+        chosen = systematic_resample([math.log(weight) for weight in weights], random.Random(seed))
+        assert all(abs(chosen.count(i) - 4 * weight) < 1 for i, weight in enumerate(weights))
+        counts.update(chosen)
+    assert [counts[i] / 8000 for i in range(4)] == pytest.approx(weights, abs=0.01)
+
+
+def test_token_guidance_records_the_probabilities_it_sampled_with() -> None:
+    config = guide("token", candidates=2, segment_tokens=2)
+    for done in sample_leaves(config, wrong_value, 50):
+        for place, (token, logprob) in enumerate(zip(done.token_ids, done.logprobs, strict=True)):
+            state = done.token_ids[:place]
+            p = policy(state)
+            top = sorted(range(VOCABULARY), key=lambda each: -p[each])[:2]
+            guided = {each: p[each] * math.exp(wrong_value((*state, each)) / BETA) for each in top}
+            share = sum(p[each] for each in top) / sum(guided.values())
+            assert math.exp(logprob) == pytest.approx(guided[token] * share if token in top else p[token])
+
+
+def test_the_best_action_has_the_largest_value() -> None:
+    config = guide("step", candidates=6, beta=0.0)
+    completions = sample_leaves(config, exact_value, 40)
+    assert sum(exact_value(done.token_ids) for done in completions) / 40 > sum(REWARDS.values()) / len(LEAVES) + 0.2
+
+
+def test_values_see_the_log_probabilities_of_earlier_turns() -> None:
+    async def run() -> None:
+        values = TableValues(lambda _: 0.0)
+        engine = ValueGuidedEngine(TableEngine(), values, guide("step", candidates=2))
+        first = await engine.generate(Prompt((9,)), SamplingParams(max_tokens=1, seed=1), session_id="a")
+        await engine.generate(Prompt((9, *first.token_ids, 2)), SamplingParams(max_tokens=1), session_id="a")
+        assert values.seen[1] == ScoredTokens((9, *first.token_ids, 2), (0.0, *first.logprobs, 0.0))
+
+    asyncio.run(run())
+
+
+END = 3
+
+
+async def converse(engine: ValueGuidedEngine | TorchEngine, temperature: float) -> list[Completion]:
+    """Run a conversation of three turns, with observations between them."""
+    state, done = (5, 6, 7), []
+    stop = StopCondition((), lambda token_ids: len(token_ids) > 3 and token_ids[-1] % 5 == 0)
+    for turn in range(3):
+        params = SamplingParams(temperature, max_tokens=12, stop_token_ids=(END,), seed=turn, stop_condition=stop)
+        done.append(await engine.generate(Prompt(state), params, session_id="conversation"))
+        state = (*state, *done[-1].token_ids, 11, 12 + turn)
+    await engine.release("conversation")
+    return done
+
+
+def converse_guided(model: PreTrainedModel, config: DecodeConfig | None, temperature: float) -> list[Completion]:
+    async def run() -> list[Completion]:
+        inner = TorchEngine(copy.deepcopy(model), 256, EngineConfig(max_sequences=8, kv_cache_gib=0.02))
+        flat = TableValues(lambda _: 0.0)
+        engine = inner if config is None else ValueGuidedEngine(inner, flat, config)
+        done = await converse(engine, temperature)
+        await engine.close()
+        return done
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", ["token", "step", "smc"])
+def test_one_candidate_is_plain_decoding(tiny_model: PreTrainedModel, method: DecodeMethod, temperature: float) -> None:
+    plain = converse_guided(tiny_model, None, temperature)
+    assert converse_guided(tiny_model, guide(method, candidates=1), temperature) == plain
+
+
+@pytest.mark.parametrize("method", ["token", "step"])
+def test_equal_values_leave_greedy_decoding_unchanged(tiny_model: PreTrainedModel, method: DecodeMethod) -> None:
+    """The first of equal values is the greedy action; and equal values do not change which token is most likely."""
+    plain = converse_guided(tiny_model, None, 0.0)
+    beta = 0.0 if method == "step" else BETA
+    guided = converse_guided(tiny_model, guide(method, candidates=4, beta=beta, segment_tokens=5), 0.0)
+    assert [done.token_ids for done in guided] == [done.token_ids for done in plain]
+    assert [done.finish_reason for done in guided] == [done.finish_reason for done in plain]
+    for one, other in zip(guided, plain, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def make_critic(model: PreTrainedModel) -> Critic:
+    torch.manual_seed(0)
+    value_model = build_value_model(model, reads_logprobs=True)
+    torch.nn.init.normal_(value_model.head.weight)
+    return Critic(value_model)
+
+
+def test_branches_in_one_pass_have_the_values_of_separate_passes(tiny_model: PreTrainedModel) -> None:
+    critic = make_critic(tiny_model)
+    context = ScoredTokens(tuple(range(10)), (0.0,) * 6 + (-0.5, -1.0, -2.0, -0.1))
+    branches = [
+        ScoredTokens((), ()),
+        ScoredTokens((4, 5), (-0.3, -0.2)),
+        ScoredTokens((4, 6, 7), (-0.3, -1.2, -0.7)),
+        ScoredTokens((8,), (-3.0,)),
+    ]
+
+    async def run() -> None:
+        for said in (context, context + branches[2] + ScoredTokens((9,), (0.0,)), context + branches[1], context):
+            found = await critic.values("a", said, branches)
+            assert found == pytest.approx([separate_value(critic, said + branch) for branch in branches], abs=1e-4)
+        await critic.close()
+
+    asyncio.run(run())
+
+
+@torch.no_grad()
+def separate_value(critic: Critic, sequence: ScoredTokens) -> float:
+    values = critic._model(torch.tensor([sequence.token_ids]), logprobs=torch.tensor([sequence.logprobs]))
+    return float(values[0, -1])
+
+
+def test_the_context_is_computed_once_and_shared_prefixes_too(
+    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    critic, sizes = make_critic(tiny_model), []
+    forward = type(critic._model).forward
+    monkeypatch.setattr(
+        type(critic._model), "forward", lambda self, ids, *rest: sizes.append(ids.shape) or forward(self, ids, *rest)
+    )
+    context = ScoredTokens(tuple(range(40)), (0.0,) * 40)
+    branch = ScoredTokens((7, 8, 9), (-1.0,) * 3)
+
+    async def run() -> None:
+        await critic.values("a", context, [branch, branch, branch + ScoredTokens((1,), (-1.0,))])
+        await critic.values("a", context + branch, [branch])
+        await critic.close()
+
+    asyncio.run(run())
+    assert sizes == [(1, 40 + 4), (1, 3 + 3)]
+
+
+def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel) -> None:
+    """Each waits until all slots of its candidates are free: otherwise each would hold what another one waits for."""
+
+    async def run() -> None:
+        inner = TorchEngine(copy.deepcopy(tiny_model), 64, EngineConfig(max_sequences=7, kv_cache_gib=0.0003))
+        slots = inner.capabilities.max_sessions or 0
+        engine = ValueGuidedEngine(inner, TableValues(lambda _: 0.0), guide("step", candidates=3))
+        assert 3 < slots < 12
+
+        async def attempt(name: str) -> None:
+            for turn in range(2):
+                prompt = Prompt((1,) * (turn + 2))
+                await engine.generate(prompt, SamplingParams(max_tokens=3, seed=turn), session_id=name)
+            await engine.release(name)
+
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(attempt(f"{index}") for index in range(12)))
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_engines_that_cannot_be_guided_are_refused() -> None:
+    class Plain(TableEngine):
+        capabilities = Capabilities(frozenset(), max_sessions=4)
+
+    with pytest.raises(InvalidInput, match="log-probabilities of the most likely tokens"):
+        ValueGuidedEngine(Plain(), TableValues(exact_value), guide("token"))
+    with pytest.raises(InvalidInput, match=r"decode\.candidates: got 4, and a KV cache for 4 sequences"):
+        ValueGuidedEngine(Plain(), TableValues(exact_value), guide("step", candidates=4))

@@ -1,0 +1,183 @@
+"""Critics from runs and from recorded attempts, and their guidance of evaluations and of training."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import config_of
+from scenarios import micro_taskset
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.taskset import TaskSet
+from agent_r1.inference.config import DecodeConfig
+from agent_r1.store import RunReader
+from agent_r1.store.manifest import list_checkpoints
+from agent_r1.store.verification import verify
+from agent_r1.training import run
+from agent_r1.training.config import EvalConfig
+from agent_r1.training.critic_config import CriticConfig
+from agent_r1.training.critics import TRAINER_STATE, load_critic, open_critic
+from agent_r1.training.evaluate import TRAINED, VALUE_GUIDED, evaluate
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.tables import Table
+from agent_r1.training.train_critic import RecordedReturns, predict, recorded_returns, split_tasks, train_critic
+
+
+@pytest.fixture(scope="module")
+def taskset() -> TaskSet:
+    return micro_taskset()
+
+
+@pytest.fixture(scope="module")
+def ppo(taskset: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of two steps with a critic that reads log-probabilities."""
+    folder = tmp_path_factory.mktemp("guidance") / "ppo"
+    config = config_of(taskset, folder, {"algorithm": "ppo", "steps": 2, "group_size": 4})
+    run.train(config, taskset, SilentProgress())
+    yield folder
+
+
+@pytest.fixture(scope="module")
+def critic(ppo: Path) -> Path:
+    settings = {"run": str(ppo), "held_out": 0.5, "epochs": 2, "batch_size": 4}
+    train_critic(ppo, CriticConfig.model_validate(settings), SilentProgress())
+    return ppo / "critic"
+
+
+def evaluated(taskset: TaskSet, model: Path, **decode: Any) -> Table:
+    settings = {"model": str(model), "methods": [TRAINED, VALUE_GUIDED], "n": 2, "max_tokens": 20, "context": 512}
+    layers = [Layer("test", {**settings, **{f"decode.{name}": value for name, value in decode.items()}})]
+    return evaluate(resolve(EvalConfig, layers), taskset, SilentProgress())
+
+
+def test_targets_are_the_returns_from_each_turn_on(ppo: Path) -> None:
+    """The states before and after each token of a turn have the rewards of this turn, later turns and the outcome."""
+    with closing(RunReader(ppo)) as reader:
+        attempt = max(reader.trajectories("train"), key=lambda one: len(one.turns))
+    found = {"found": 1.0, "em": 1.0}
+    (recorded,) = recorded_returns(attempt, found)
+    earned = [math.fsum(call.get("found", 0.0) for call in turn.call_rewards) for turn in attempt.turns]
+    outcome = attempt.rewards["em"]
+    assert isinstance(outcome, float)
+    expected = [
+        outcome + attempt.rewards.get("f1", 0.0) + math.fsum(earned[turn.index :])  # type: ignore[operator]
+        for turn in attempt.turns
+        for _ in range(len(turn.action_ids) + 1)
+    ]
+    assert recorded.returns == pytest.approx(expected)
+    ends = [state for state, is_end in zip(recorded.states, recorded.is_end, strict=True) if is_end]
+    assert ends[-1] == len(recorded.token_ids) - 1
+    assert len(ends) == len(attempt.turns)
+    assert recorded.token_ids == attempt.prompt_ids(attempt.turns[-1]) + attempt.turns[-1].action_ids
+
+
+def test_no_task_is_trained_on_and_held_out() -> None:
+    recorded = [RecordedReturns(f"{index % 10}", (), (), (), (), ()) for index in range(40)]
+    train, held_out = split_tasks(recorded, 0.3, seed=1)
+    assert {one.task_id for one in train}.isdisjoint(one.task_id for one in held_out)
+    assert (len(train), len(held_out)) == (28, 12)
+
+
+def test_a_trained_critic_is_saved_with_its_fit(ppo: Path, critic: Path) -> None:
+    report = json.loads((critic / "critic.json").read_text())
+    assert report["attempts"] + report["held_out_attempts"] == 16
+    assert report["all_states"]["error"] < report["all_states"]["mean_error"] * 1.5
+    loaded = load_critic(str(critic))
+    with closing(RunReader(ppo)) as reader:
+        recorded = [one for attempt in reader.trajectories("train") for one in recorded_returns(attempt, {})]
+    values, _, _ = predict(loaded, recorded[:2])
+    assert values.std() > 0
+    assert verify(ppo).violations == ()
+
+
+def test_the_critic_of_a_run_has_its_trained_weights(ppo: Path) -> None:
+    model = load_critic(str(ppo))
+    assert model.logprob_input is not None
+    assert bool(model.head.weight.any())
+
+
+def test_one_candidate_gives_the_results_of_plain_decoding(taskset: TaskSet, ppo: Path, critic: Path) -> None:
+    for method in ("step", "beam"):
+        table = evaluated(taskset, ppo, method=method, critic=str(critic), candidates=1, beams=1)
+        assert table.cells[VALUE_GUIDED] == table.cells[TRAINED]
+
+
+@pytest.mark.parametrize("method", ["token", "step", "smc", "beam"])
+def test_an_evaluation_compares_plain_and_guided_decoding(taskset: TaskSet, ppo: Path, method: str) -> None:
+    table = evaluated(taskset, ppo, method=method, critic=str(ppo), candidates=2)
+    assert set(table.cells) == {TRAINED, VALUE_GUIDED}
+
+
+def test_attempts_sampled_with_guided_tokens_are_trained_on(taskset: TaskSet, ppo: Path, tmp_path: Path) -> None:
+    """The recorded probabilities are those of guided sampling: they differ from the trainer's, and are corrected."""
+    settings = {
+        "algorithm": {"name": "grpo", "correction.level": "token"},
+        "decode": {"method": "token", "critic": str(ppo), "candidates": 4, "beta": 0.05},
+        "steps": 1,
+    }
+    run.train(config_of(taskset, tmp_path / "guided", settings), taskset, SilentProgress())
+    with closing(RunReader(tmp_path / "guided")) as reader:
+        (step,) = reader.metrics()
+    assert step.values["logprob_gap"] > 0.01
+    assert step.values["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("decode", "reason"),
+    [
+        ({"method": "step"}, "the probability of the chosen action is not known"),
+        ({"method": "token"}, "token with grpo, which has no correction"),
+    ],
+)
+def test_attempts_without_known_probabilities_are_not_trained_on(
+    taskset: TaskSet, tmp_path: Path, decode: dict[str, str], reason: str
+) -> None:
+    config = config_of(taskset, tmp_path / "run", {"algorithm": "grpo", "decode": {**decode, "critic": "critic"}})
+    with pytest.raises(InvalidInput, match=reason):
+        run.train(config, taskset, SilentProgress())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_critic_is_one_clear_error(ppo: Path, critic: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="name a folder with a value model"):
+        load_critic(str(tmp_path))
+    larger = Qwen2ForCausalLM(Qwen2Config(vocab_size=5000, hidden_size=32, num_attention_heads=2, num_hidden_layers=1))
+    with pytest.raises(InvalidInput, match=r"knows \d+ tokens of the policy's 5000"):
+        open_critic(DecodeConfig(method="step", critic=str(critic)), larger)
+    damaged = Path(shutil.copytree(ppo, tmp_path / "damaged"))
+    (list_checkpoints(damaged)[0] / TRAINER_STATE).write_bytes(b"nothing")
+    with pytest.raises(InvalidInput, match="whose critic fails with: SafetensorError"):
+        load_critic(str(damaged))
+    shutil.rmtree(damaged / "checkpoints")
+    with pytest.raises(InvalidInput, match="no checkpoint with a critic"):
+        load_critic(str(damaged))
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    def resolved(**decode: Any) -> None:
+        resolve(EvalConfig, [Layer("test", {f"decode.{name}": value for name, value in decode.items()})])
+
+    with pytest.raises(InvalidInput, match=r"give decode\.critic"):
+        resolved(method="step")
+    with pytest.raises(InvalidInput, match="have an effect only with"):
+        resolved(candidates=8)
+    resolved(**DecodeConfig().model_dump())  # as a run records its settings
+    with pytest.raises(InvalidInput, match=r"give a decode\.beta above 0"):
+        resolved(method="smc", critic="a", beta=0.0)
+    with pytest.raises(InvalidInput, match=r"give a multiple of decode\.beams"):
+        resolved(method="beam", critic="a", candidates=5)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
