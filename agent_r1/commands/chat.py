@@ -18,12 +18,14 @@ from agent_r1.commands.command import (
     show,
     with_file,
 )
+from agent_r1.commands.show_attempts import find_attempt
 from agent_r1.commands.tasksets import open_file, open_taskset, warn_unsandboxed
 from agent_r1.commands.training import config_of_run, require_file
 from agent_r1.config import Layer, resolve, restrict, setting_keys
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.export.model import find_weights
-from agent_r1.store import RunReader, is_run, run_folder
+from agent_r1.store import AttemptFilter, AttemptSummary, RunReader, is_run, run_folder
 from agent_r1.training.config import ChatConfig, TrainConfig, resolve_config
 
 OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "threads", "seed")
@@ -41,17 +43,27 @@ KEYS = tuple(
 @click.command(cls=SettingsCommand, config=ChatConfig, keys=KEYS)
 @click.argument("model", metavar="RUN|MODEL")
 @click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
+@click.argument("attempt", required=False)
 @config_option
 @json_option
-def chat(model: str, file: Path | None, settings: Layer, config_file: Path | None, as_json: bool) -> None:
+def chat(
+    model: str, file: Path | None, attempt: str | None, settings: Layer, config_file: Path | None, as_json: bool
+) -> None:
     """Talk to a model in the terminal, or from a pipe. The model calls the tools of its task set.
 
     RUN has its own task set. If the run was started with a FILE.py, give this file too. MODEL is a Hugging Face name or
     a folder, and has tools only with --taskset or FILE.py.
+
+    The tools use the data of one task, and its question is printed. ATTEMPT chooses the task of an attempt of RUN, with
+    the words of 'agent-r1 show': an id such as 3.0, its beginning, best, worst, failed, longest or last. Otherwise
+    --split and --number choose the task.
     """
+    if file is not None and file.suffix != ".py" and attempt is None:
+        file, attempt = None, str(file)
     layers = [restrict(layer, ChatConfig, TrainConfig) for layer in with_file(settings, config_file)]
     config = resolve(ChatConfig, layers)
     folder, name, has_taskset = run_folder(model), model, "taskset" in config.model_fields_set
+    chosen = None if attempt is None else _find_attempt(folder, attempt, config)
     if is_run(folder):
         with closing(RunReader(folder)) as reader:
             name = str(find_weights(folder, reader, config.checkpoint).folder)
@@ -75,6 +87,32 @@ def chat(model: str, file: Path | None, settings: Layer, config_file: Path | Non
 
     if taskset is not None:
         config = resolve_config(ChatConfig, layers, taskset)
+        if chosen is not None:
+            config = _with_task(config, taskset, chosen)
         warn_unsandboxed(taskset, progress_of(False))
     result = chat.chat(config, taskset, Console(highlight=False))
     show(as_json, result.to_json(), Text(""))
+
+
+def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary:
+    """Return the attempt of the run in ``folder`` that ``name`` names. Raise InvalidInput if there is none."""
+    if not is_run(folder):
+        raise InvalidInput("attempt", got=f"{name}, and {folder} is no run", do="give RUN, or leave it out")
+    for key in ("split", "number"):
+        if key in config.model_fields_set:
+            raise InvalidInput(f"--{key}", got=f"it and the attempt {name}", do="leave one out: both choose a task")
+    with closing(RunReader(folder)) as reader:
+        return find_attempt(folder, reader, name, AttemptFilter())
+
+
+def _with_task(config: ChatConfig, taskset: TaskSet, chosen: AttemptSummary) -> ChatConfig:
+    """Return a copy of ``config`` that chooses the task of an attempt.
+
+    Raise InvalidInput if the task is not in ``taskset``.
+    """
+    name = chosen.attempt.task
+    number = next((index for index, task in enumerate(taskset.tasks(chosen.split)) if task.id == name), None)
+    if number is None:
+        do = "give the task set of the run, with its data and seed"
+        raise InvalidInput("attempt", got=f"its task {name}, which {taskset.name} has not in {chosen.split}", do=do)
+    return config.model_copy(update={"split": chosen.split, "number": number})

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, shorten
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
@@ -34,6 +34,9 @@ HELP = """\
 /reset    start a new conversation
 /quit     leave; Ctrl-D and Ctrl-C leave too
 Anything else is sent to the model. A line that ends with \\ continues on the next one."""
+
+MAX_QUESTION = 2000
+"""The largest number of characters of a question that is printed whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,15 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
             has no task with the index ``config.number``.
     """
     torch.set_num_threads(config.threads)
-    env, task = _opening(config, taskset)
+    env, task, question = _opening(config, taskset)
     policy = load_policy(config, taskset, config.engine.dtype)
     engine = resolve_placement(None, config).engine(policy, config)
     agent = policy.agent(engine, config, config.temperature)
-    running = _Chat(agent, env, task, Terminal(console))
+    terminal = Terminal(console)
+    terminal.print(HELP)
+    if question:
+        terminal.print(f"A question of task {task.id}, whose data the tools use:\n{shorten(question, MAX_QUESTION)}")
+    running = _Chat(agent, env, task, terminal)
     try:
         run_protected(running.run())
     except KeyboardInterrupt:  # Ctrl-C while the model or a tool was running
@@ -72,13 +79,13 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
     return ChatResult(running.messages)
 
 
-def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task]:
-    """Return the environment of the chat, and a task with the system message and the data for the conversation.
+def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
+    """Return the environment of the chat, a task with the system message and the data, and the question of the task.
 
-    Without a task set, the environment has no tools, and the task has no messages.
+    Without a task set, the environment has no tools, the task has no messages, and the question is "".
     """
     if taskset is None:
-        return ToolEnv(tools=[]), Task("chat", ())
+        return ToolEnv(tools=[]), Task("chat", ()), ""
     split = config.split or taskset.evaluation[0]
     env, tasks = taskset.env_for_split(split), taskset.tasks(split)
     if not isinstance(env, ToolEnv):
@@ -88,7 +95,8 @@ def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task
         raise InvalidInput("--number", got=config.number, do=f"give one below {len(tasks)}")
     task = tasks[config.number]
     system = tuple(message for message in task.messages if message.role == "system")
-    return env, Task(task.id, system, task.data, task.split)
+    questions = [message.text for message in task.messages if message.role == "user"]
+    return env, Task(task.id, system, task.data, task.split), questions[-1] if questions else ""
 
 
 class _Chat:
@@ -107,7 +115,6 @@ class _Chat:
 
     async def run(self) -> None:
         """Read lines and answer them, until the person leaves."""
-        self._terminal.print(HELP)
         try:
             while (text := self._read()) is not None:
                 match text.strip():

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from agent_r1.cli import main
+from agent_r1.commands import chat as command
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.inference import SamplingParams
+from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.export.model import SavedWeights
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout import Agent, ScriptedEngine
+from agent_r1.store import create_run
 from agent_r1.training import Placement, build, chat
 from agent_r1.training.config import ChatConfig
 
@@ -31,7 +39,10 @@ def weigh(town: str) -> str:
     raise RuntimeError("too heavy")
 
 env = ToolEnv(tools=[search, weigh], rewards=[exact_match], max_turns=3, system="Answer in one word.")
-tasks = [Task("one", (Message.user("What is the capital of Alaban?"),), {"answers": ("Brodra",)})]
+tasks = [
+    Task("one", (Message.user("What is the capital of Alaban?"),), {"answers": ("Brodra",)}),
+    Task("two", (Message.user("What is the capital of Bruno?"),), {"answers": ("Brodra",)}),
+]
 '''
 
 
@@ -55,9 +66,15 @@ def script(monkeypatch: pytest.MonkeyPatch, *texts: str, context: int = 8000) ->
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of an agent, in the working directory."""
+    """The file of an agent, and a run of it, in the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(AGENT)
+    with closing(create_run(tmp_path / "runs/demo", {"taskset": "agent"})) as writer:
+        for group, task in ((3, "one"), (4, "two"), (8, "three")):
+            attempt = AttemptId("demo", task, group, 0)
+            ended = AttemptFinished(Trajectory(attempt, task, (), Status.COMPLETED, rewards={"em": -float(group)}))
+            asyncio.run(writer.record(AttemptStarted(attempt, "train", 0), ended))
+    monkeypatch.setattr(command, "find_weights", lambda *_: SavedWeights(tmp_path, 1, True))
     return Path("agent.py")
 
 
@@ -102,6 +119,24 @@ def test_commands_are_not_sent_to_the_model(agent: Path, talk: Talk, monkeypatch
     assert roles == [("system", "Answer in one word."), ("user", "Hi"), ("assistant", "Hello")]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "question"),
+    [
+        ((), "A question of task one, whose data the tools use:\nWhat is the capital of Alaban?"),
+        (("--number", "1"), "A question of task two, whose data the tools use:\nWhat is the capital of Bruno?"),
+        (("4.0",), "A question of task two, whose data the tools use:\nWhat is the capital of Bruno?"),
+        (("best",), "A question of task one, whose data the tools use:\nWhat is the capital of Alaban?"),
+    ],
+    ids=str,
+)
+def test_the_question_of_the_chosen_task_is_printed(
+    agent: Path, talk: Talk, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], question: str
+) -> None:
+    script(monkeypatch)
+    code, out, err = talk(arguments=("demo", "agent.py", *arguments))
+    assert (code, err) == (0, "") and question in out
+
+
 def test_a_model_alone_has_no_tools(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch)
     code, out, _ = talk("/tools", arguments=("tiny-base",))
@@ -113,10 +148,15 @@ def test_a_model_alone_has_no_tools(talk: Talk, monkeypatch: pytest.MonkeyPatch)
     [
         (("nothing",), "model: got nothing"),
         (("tiny-base", "none.py"), "FILE.py: got none.py, which is not a file"),
-        (("tiny-base", "agent.py", "--number", "5"), "--number: got 5; give one below 1"),
+        (("tiny-base", "agent.py", "--number", "5"), "--number: got 5; give one below 2"),
         (("tiny-base", "agent.py", "--temperature", "-1"), "temperature (command line): got -1"),
         (("tiny-base", "agent.py", "--checkpoint", "newest"), "checkpoint (command line): got 'newest'"),
         (("tiny-base", "--taskset", "tinywki"), "did you mean 'tinywiki'?"),
+        (("tiny-base", "worst"), "attempt: got worst, and runs/tiny-base is no run"),
+        (("tiny-base", "agent.py", "worst"), "attempt: got worst, and runs/tiny-base is no run"),
+        (("demo", "agent.py", "7.7"), "attempt: got '7.7', which is no attempt of runs/demo"),
+        (("demo", "agent.py", "8.0"), "attempt: got its task three, which agent has not in train"),
+        (("demo", "agent.py", "4.0", "--number", "1"), "--number: got it and the attempt 4.0; leave one out"),
     ],
     ids=str,
 )
