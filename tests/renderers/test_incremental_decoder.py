@@ -73,5 +73,8 @@ def test_invalid_characters_are_returned_soon_and_each_token_is_decoded_a_few_ti
 
 def test_tokens_without_text_do_not_collect_and_keep_the_space_after_them():
     decoder = IncrementalDecoder(lambda ids: "".join(" a" for token in ids if token).removeprefix(" "))
-    parts = [decoder.add((token,)) for token in (1, *[0] * 100, 1)]
-    assert "".join(parts) == "a a" and decoder.num_pending == 0
+    parts, largest = [], 0
+    for token in (1, *[0] * 100, 1):
+        parts.append(decoder.add((token,)))
+        largest = max(largest, decoder.num_pending)
+    assert "".join(parts) == "a a" and largest <= 8
