@@ -27,7 +27,7 @@ from agent_r1.commands.init import init
 from agent_r1.commands.serve import serve
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
-from agent_r1.commands.training import evaluate, train
+from agent_r1.commands.training import evaluate, smoke, train
 from agent_r1.commands.verify import verify
 from agent_r1.commands.view import view
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten
@@ -88,6 +88,7 @@ for _command in (
     train,
     evaluate,
     train_critic,
+    smoke,
     check,
     play,
     chat,

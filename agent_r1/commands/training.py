@@ -1,4 +1,4 @@
-"""The commands ``train`` and ``eval``."""
+"""The commands ``train``, ``eval`` and ``smoke``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 import agent_r1.tasksets
 from agent_r1.commands.command import (
     FilePath,
+    Invalid,
     SettingsCommand,
     config_option,
     json_option,
@@ -61,11 +62,36 @@ def train(
     show(as_json, report_json(report) | sandbox_json(taskset), render_report(report))
 
 
-def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
+@click.command(cls=SettingsCommand, config=TrainConfig)
+@file_argument
+@config_option
+@json_option
+@quiet_option
+def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
+    """Check a machine or a cluster before a long run, with the settings of the run.
+
+    The services of the run are started, a few attempts are sampled and trained on, weights are published, and one of
+    several servers is killed. No run is written.
+    """
+    config, taskset = _open(file, with_file(settings, config_file))
+    from agent_r1.training.smoke import render_report, smoke
+
+    report = smoke(config, taskset, warn_unsandboxed(taskset, progress_of(quiet)))
+    show(as_json, report.to_json() | sandbox_json(taskset), render_report(report))
+    if (first := report.first_failure) is not None:
+        raise Invalid(f"{first.name} failed: {first.detail}")
+
+
+def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
+    """Return the configuration of a new run, and its task set."""
     # Report invalid settings before anything is built or torch is imported.
     given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
     taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)
-    config = resolve_config(TrainConfig, layers, taskset)
+    return resolve_config(TrainConfig, layers, taskset), taskset
+
+
+def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
+    config, taskset = _open(file, layers)
     from agent_r1.training import run
 
     return run.train(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset

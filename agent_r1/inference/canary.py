@@ -8,12 +8,16 @@ and a server must have the same ones, up to rounding, before it serves a request
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
@@ -27,6 +31,9 @@ NUM_NEXT = 32
 
 NUM_COMPARED = 5
 """How many of the most likely next tokens a server returns."""
+
+NUM_SAMPLED = 32
+"""How many tokens an engine samples after each prompt, if sampled tokens are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +82,70 @@ def compute_canary(model: PreTrainedModel) -> Canary:
 
     The prompts are the same for all versions of the weights.
     """
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)  # (B, T)
+    ids = _prompts(model)  # (B, T)
     logits = model(input_ids=ids.to(model.device), use_cache=False).logits.cpu().float()  # (B, T, V)
     logprobs = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (B, T - 1)
-    following = (logits[:, -1] / TEMPERATURE).log_softmax(-1).topk(min(NUM_NEXT, vocabulary))  # (B, NUM_NEXT)
+    following = (logits[:, -1] / TEMPERATURE).log_softmax(-1)  # (B, V)
+    following = following.topk(min(NUM_NEXT, following.shape[-1]))  # (B, NUM_NEXT)
     return tuple(
         CanaryPrompt(tuple(prompt), tuple(scores), dict(zip(tokens, values, strict=True)))
         for prompt, scores, tokens, values in zip(
             ids.tolist(), logprobs.tolist(), following.indices.tolist(), following.values.tolist(), strict=True
         )
     )
+
+
+def _prompts(model: PreTrainedModel) -> Tensor:
+    """Return the fixed prompts for a model: (NUM_PROMPTS, PROMPT_LENGTH)."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobGap:
+    """Absolute differences between the log-probabilities of an engine and of the trainer, in nats.
+
+    Example:
+        str(LogprobGap(mean=2e-6, largest=1e-5)) == "2e-06 on average, 1e-05 at most"
+    """
+
+    mean: float
+    largest: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
+
+    def is_rounding(self, dtype: Dtype) -> bool:
+        """Return whether rounding errors of ``dtype`` explain the gap. NaN is no rounding error."""
+        band = BANDS[dtype]
+        return self.mean <= band.mean and self.largest <= band.maximum
+
+
+async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> LogprobGap:
+    """Return the gap between an engine and ``model``, whose weights the engine should have, on sampled tokens.
+
+    The engine samples tokens after fixed prompts, and the model reads them. Raise EngineError if the engine fails.
+    """
+    context = engine.capabilities.max_context or PROMPT_LENGTH + NUM_SAMPLED
+    length = min(PROMPT_LENGTH, context // 2)
+    params = SamplingParams(TEMPERATURE, max_tokens=min(NUM_SAMPLED, context - length))
+    prompts = [tuple(prompt[:length]) for prompt in _prompts(model).tolist()]
+    completions = await asyncio.gather(*(engine.generate(Prompt(prompt), params) for prompt in prompts))
+    gaps: list[float] = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        expected = await run_in_thread(_score, model, prompt, completion.token_ids)
+        gaps += [abs(own - other) for own, other in zip(expected, completion.logprobs, strict=True)]
+    return LogprobGap(sum(gaps) / len(gaps), max(gaps))
+
+
+@torch.no_grad()
+def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """Return the log-probability of each of the ``tokens`` that follow ``prompt``, at ``TEMPERATURE``."""
+    ids = torch.tensor([[*prompt, *tokens]], device=model.device)  # (1, T)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()  # (N, V)
+    scores = (logits / TEMPERATURE).log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])  # (N, 1)
+    return [float(score) for score in scores.squeeze(-1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.canary import compute_canary
 from agent_r1.inference.pool import EnginePool
+from agent_r1.inference.server_process import ServerProcess
 from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.model.adapter import has_adapter, merged_copy
 
@@ -24,10 +25,11 @@ class SharedPool:
 
     Args:
         stop: called when the last engine on the pool is closed. The call can take seconds.
+        servers: the processes of the pool's servers, in the same order; () if another program started them.
     """
 
-    def __init__(self, pool: EnginePool, stop: Callable[[], None]) -> None:
-        self.pool = pool
+    def __init__(self, pool: EnginePool, stop: Callable[[], None], servers: Sequence[ServerProcess] = ()) -> None:
+        self.pool, self.servers = pool, tuple(servers)
         self._stop = stop
         self._engines = 0
         self._owner: PolicyEngine | None = None
@@ -97,6 +99,16 @@ class PolicyEngine:
         self._weights: WeightUpdate | None = None
         self._is_closed = False
         shared.open()
+
+    @property
+    def pool(self) -> EnginePool:
+        """The pool of servers, which other policies use too."""
+        return self._shared.pool
+
+    @property
+    def servers(self) -> tuple[ServerProcess, ...]:
+        """The processes of the servers, in the order of the pool; () if this process did not start them."""
+        return self._shared.servers
 
     @property
     def capabilities(self) -> Capabilities:

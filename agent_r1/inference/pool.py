@@ -114,6 +114,16 @@ class EnginePool:
         return self._members[0].replica.capabilities
 
     @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """The servers, with those that get no requests."""
+        return tuple(member.replica for member in self._members)
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """The number of requests that each server has, in the order of ``replicas``."""
+        return tuple(member.num_requests for member in self._members)
+
+    @property
     def num_serving(self) -> int:
         """The number of servers that get requests. Servers that failed or serve wrong weights get none."""
         return sum(member.fenced is None for member in self._members)

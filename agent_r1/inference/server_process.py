@@ -49,6 +49,11 @@ class ServerProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    def kill(self) -> None:
+        """Send SIGKILL to all processes of the server. Call :meth:`stop` afterwards as for any other server."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """End the server and all its child processes. A second call does nothing.
 

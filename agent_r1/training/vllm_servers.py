@@ -43,6 +43,10 @@ LOGS = "logs"
 FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 
+class ServerRefused(InvalidInput):
+    """The error for a vLLM server that did not start, cannot be reached, or does not serve the policy's weights."""
+
+
 class VllmServers:
     """A factory of engines that generate on the vLLM servers of a run.
 
@@ -130,7 +134,7 @@ def _start(policy: Policy, config: RunConfig, folders: WeightFolders, run_folder
         if not isinstance(error, InvalidInput) or not started:
             shutil.rmtree(logs, ignore_errors=True)  # a refusal of a server that was started names its log
         raise
-    return SharedPool(EnginePool(replicas(), limits), stop)
+    return SharedPool(EnginePool(replicas(), limits), stop, started)
 
 
 def _keep(server: ServerProcess, run_folder: Path | None) -> Path:
@@ -175,16 +179,16 @@ def _environment(gpus: str | None) -> dict[str, str]:
 
 
 def _wait(servers: Sequence[ServerProcess], urls: Sequence[str], seconds: float) -> None:
-    """Wait until all servers are healthy. Raise InvalidInput if a server ends, or is not healthy after ``seconds``."""
+    """Wait until all servers are healthy. Raise ServerRefused if a server ends, or is not healthy after ``seconds``."""
     deadline = time.monotonic() + seconds
     for server, url in zip(servers, urls, strict=True):
         while not _is_healthy(url):
             if not server.is_running:
                 got = f"a server that ended: {server.last_words()}"
-                raise InvalidInput("vLLM", got=got, do=f"read {server.log}, and change engine.vllm.arguments")
+                raise ServerRefused("vLLM", got=got, do=f"read {server.log}, and change engine.vllm.arguments")
             if time.monotonic() > deadline:
                 got = f"a server that did not start within {seconds:g} s: {server.last_words()}"
-                raise InvalidInput("vLLM", got=got, do=f"read {server.log}, or raise engine.vllm.start_seconds")
+                raise ServerRefused("vLLM", got=got, do=f"read {server.log}, or raise engine.vllm.start_seconds")
             time.sleep(POLL_SECONDS)
 
 
@@ -198,7 +202,7 @@ def _is_healthy(url: str) -> bool:
 def _check(url: str, context: int) -> str:
     """Return the name under which the server at ``url`` serves its model.
 
-    Raise InvalidInput if no vLLM server answers, if the server has no tokenizer or lacks an HTTP endpoint, or if it
+    Raise ServerRefused if no vLLM server answers, if the server has no tokenizer or lacks an HTTP endpoint, or if it
     accepts fewer than ``context`` tokens per sequence.
     """
     shown = redact_url(url)
@@ -211,28 +215,28 @@ def _check(url: str, context: int) -> str:
             info, probe = client.get("/weight_info"), client.post("/inference/v1/generate", json={})
             text = client.post("/tokenize", json={"model": name, "prompt": "a"})
         except httpx.HTTPError as error:
-            raise InvalidInput("vLLM server", got=shown, do=f"{do} ({type(error).__name__}: {error})") from error
+            raise ServerRefused("vLLM server", got=shown, do=f"{do} ({type(error).__name__}: {error})") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
             got = f"{shown}, which answers {models.status_code} but is no vLLM server"
-            raise InvalidInput("vLLM server", got=got, do=do) from error
+            raise ServerRefused("vLLM server", got=got, do=do) from error
     for path, answer in (("/weight_info", info), ("/inference/v1/generate", probe)):
         if answer.status_code == 404:
-            raise InvalidInput("vLLM server", got=f"{shown}, without {path}", do=do)
+            raise ServerRefused("vLLM server", got=f"{shown}, without {path}", do=do)
     if not text.is_success:
         got = f"{shown}, which has no tokenizer ({error_message(text)})"
-        raise InvalidInput(
+        raise ServerRefused(
             "vLLM server", got=got, do="start it without --skip-tokenizer-init: it searches for stop strings"
         )
     if longest < context:
         got = f"{shown}, with a context of {longest} tokens"
-        raise InvalidInput("vLLM server", got=got, do=f"start it with --max-model-len {context}, or lower --context")
+        raise ServerRefused("vLLM server", got=got, do=f"start it with --max-model-len {context}, or lower --context")
     return name
 
 
 async def _send_first_weights(pool: EnginePool, size: int, weights: WeightUpdate, logs: Path | None) -> None:
     """Send ``weights`` to all servers of the pool, then close the pool.
 
-    Raise InvalidInput if fewer than ``size`` servers serve the weights. ``logs`` is the folder with the output of the
+    Raise ServerRefused if fewer than ``size`` servers serve the weights. ``logs`` is the folder with the output of the
     servers; None if this process did not start the servers.
     """
     try:
@@ -247,6 +251,6 @@ async def _send_first_weights(pool: EnginePool, size: int, weights: WeightUpdate
                 "start it with this model, its vocabulary and its data type, untied, and with the folder of the weights"
             )
             do += f" in reach: {weights.handle}" if logs is None else f" in reach; its output is in {logs}"
-            raise InvalidInput("vLLM server", got=reasons, do=do)
+            raise ServerRefused("vLLM server", got=reasons, do=do)
     finally:
         await pool.close()

@@ -1,0 +1,361 @@
+"""The checks of ``agent-r1 smoke``: each uses the services that a run with the same settings would use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Literal
+
+from torch import Tensor
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.messages import Message
+from agent_r1.core.reference_solution import Responder, script, tool_call
+from agent_r1.core.tasks import child_task
+from agent_r1.core.threads import run_in_thread
+from agent_r1.core.tool import ToolResult, ToolSpec
+from agent_r1.core.trajectory import STATUS_POLICY, Group, Status, Trajectory
+from agent_r1.core.weights import Canary, Dtype
+from agent_r1.gateway import AgentProgramEnv
+from agent_r1.inference.canary import BANDS, LogprobGap, compute_canary, measure_gap
+from agent_r1.inference.policy_engine import PolicyEngine
+from agent_r1.model.adapter import trained_weights
+from agent_r1.rollout.collector import Collector, GroupRequest
+from agent_r1.rollout.scripted_agent import ScriptedAgent
+from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
+from agent_r1.trainer.oom_retry import OutOfMemory
+from agent_r1.trainer.outcomes import Trained
+from agent_r1.trainer.updater import SelectedGroup, UpdateReport
+from agent_r1.training.build import Runtime, group_requests, rebuild_trainer, rollout_limits
+from agent_r1.training.loop import make_collector
+from agent_r1.training.null_recorder import NullRecorder, no_gate
+from agent_r1.training.publisher import WeightPublisher
+from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_change, relative_difference, with_noise
+
+GROUPS, MAX_GROUP_SIZE = 2, 4
+"""The number of groups of the sampled batch, and the largest number of attempts of a group."""
+
+GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
+"""The largest relative difference between the gradients, and the largest difference between the losses, of one rank and
+of several, by the data type of the passes."""
+
+VISIBLE_CHANGE = 4.0
+"""How far changed weights must move the log-probabilities, as a multiple of the limit for rounding errors."""
+
+MAX_DOUBLINGS = 16
+"""How often the change of the weights is doubled until the log-probabilities move far enough."""
+
+DRILL_TOKENS = 64
+"""How many tokens each request asks for while a server is killed."""
+
+OutcomeName = Literal["passed", "failed", "not applicable"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutcome:
+    """The outcome of a check, the reason in one line, and the measured numbers by name."""
+
+    outcome: OutcomeName
+    detail: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def accept(detail: str, **figures: float) -> CheckOutcome:
+    return CheckOutcome("passed", detail, figures)
+
+
+def reject(detail: str, **figures: float) -> CheckOutcome:
+    return CheckOutcome("failed", detail, figures)
+
+
+def skip(reason: str) -> CheckOutcome:
+    return CheckOutcome("not applicable", reason)
+
+
+class SmokeChecks:
+    """The checks of the services of a run. Later checks use the batch that earlier ones sampled and trained on.
+
+    Call the methods in the order in which they are defined. Each raises AgentR1Error or TimeoutError if a service
+    fails.
+
+    Args:
+        runtime: the services. The trainer is closed by the last check.
+        publisher: sends the trainer's weights to the engine.
+    """
+
+    def __init__(self, runtime: Runtime, publisher: WeightPublisher) -> None:
+        self._runtime, self._publisher = runtime, publisher
+        self._limit = runtime.config.engine.vllm.stall_seconds
+        self._groups: list[Group] = []
+        self._update: UpdateReport | None = None
+        self._gradient: Mapping[str, Tensor] = {}
+
+    async def check_canary(self) -> CheckOutcome:
+        """Check that each replica has the log-probabilities of the trainer, for tokens that the replica samples."""
+        update = await run_in_thread(self._runtime.updater.publish)
+        served = await self._publisher.publish(update)
+        if served != update.version:
+            return reject(f"the engine reports {served} instead of {update.version}")
+        return await self._compare_replicas()
+
+    async def check_tools(self) -> CheckOutcome:
+        """Check that each tool of the environment answers a call, in scripted episodes at a training task."""
+        taskset = self._runtime.taskset
+        env, task = taskset.env_for_split("train"), taskset.tasks("train")[0]
+        if isinstance(env, AgentProgramEnv):
+            return skip("an agent of your own calls its tools itself")
+        if not env.tools:
+            return skip("the environment lists no tools")
+        gold = () if taskset.solutions is None else taskset.solutions(task).gold
+        scripts: list[Responder] = [solution.respond for solution in gold]
+        known = [call for trajectory in await self._play(scripts) for call in _tool_calls(trajectory)]
+        rest = [tool for tool in env.tools if tool.name not in {name for name, _ in known}]
+        made_up = [script(tool_call(tool.name, **_arguments(tool)), Message.assistant("")) for tool in rest]
+        others = await self._play(made_up)
+        for trajectory in others:
+            if trajectory.status is Status.ENVIRONMENT_FAILED:
+                return reject(f"the environment failed: {trajectory.reason}")
+        calls = [call for trajectory in others for call in _tool_calls(trajectory)]
+        broken = [*_broken(known, INVALID_CALL_KINDS), *_broken(calls, {*INVALID_CALL_KINDS, ToolErrorKind.RAISED})]
+        silent = {tool.name for tool in env.tools} - {name for name, _ in (*known, *calls)}
+        if broken or silent:
+            return reject("; ".join([*broken, *(f"{name} was not called" for name in sorted(silent))]))
+        sandbox = "" if taskset.sandbox is None else f"; sandbox {taskset.sandbox}"
+        names = ", ".join(tool.name for tool in env.tools)
+        return accept(f"each of {names} answered{sandbox}", calls=len(known) + len(calls))
+
+    async def check_episodes(self) -> CheckOutcome:
+        """Sample a small batch of attempts as training does, and check that all of them end and are scored."""
+        config, taskset = self._runtime.config, self._runtime.taskset
+        small = config.model_copy(update={"group_size": min(config.group_size, MAX_GROUP_SIZE)})
+        requests = islice(group_requests(taskset.tasks("train"), small, kind=taskset.kind), GROUPS)
+        collector = make_collector(self._runtime, NullRecorder(), "smoke")
+        async with aclosing(collector.collect(requests, no_gate)) as groups:
+            self._groups = [group async for group in groups]
+        attempts = [trajectory for group in self._groups for trajectory in group.trajectories]
+        bad = [attempt for attempt in attempts if STATUS_POLICY[attempt.status] != "train" or not _is_scored(attempt)]
+        if bad:
+            reason = bad[0].reason or "a reward is missing"
+            return reject(f"{len(bad)} of {len(attempts)} attempts cannot be trained: {bad[0].status.value}: {reason}")
+        turns = [turn for attempt in attempts for turn in attempt.turns]
+        tokens = sum(len(turn.action_ids) for turn in turns)
+        return accept(f"{len(attempts)} attempts, {len(turns)} turns, {tokens} tokens", attempts=len(attempts))
+
+    async def check_update(self) -> CheckOutcome:
+        """Take one optimizer step on the sampled batch, with rewards that differ within each group."""
+        if not self._groups:
+            return skip("no attempts were sampled")
+        updater = self._runtime.updater
+        self._update = update = await updater.update(self._batch())
+        metrics = update.metrics
+        trained = [outcome for outcome in update.outcomes if isinstance(outcome, Trained)]
+        if metrics.get("skipped_steps", 0.0) or not trained:
+            reasons = [outcome.reason for outcome in update.outcomes if not isinstance(outcome, Trained)]
+            return reject(reasons[0] if reasons else "a loss or a gradient is not finite")
+        if self._runtime.config.trainer.ranks > 1:
+            self._gradient = first_moments((await run_in_thread(updater.state)).tensors)
+        norm = metrics.get("policy_gradient_norm", 0.0)
+        return accept(f"{len(trained)} attempts trained, gradient norm {norm:.3g}", gradient_norm=norm)
+
+    async def check_logprobs(self) -> CheckOutcome:
+        """Check the gap between engine and trainer on the tokens of the sampled batch, by the limit of the monitor."""
+        if self._update is None or "logprob_gap" not in self._update.metrics:
+            return skip("no update of the policy was made")
+        config, gap = self._runtime.config, self._update.metrics["logprob_gap"]
+        limit = config.monitor.gap_limit(config.trainer.dtype, config.engine.dtype)
+        shown = f"{self._update.metrics['logprob_gap_mean']:.2g} on average, {gap:.2g} at most (limit {limit:g})"
+        return (accept if gap <= limit else reject)(shown, gap=gap, limit=limit)
+
+    async def check_publication(self) -> CheckOutcome:
+        """Check that the engine serves weights that were changed so much that rounding cannot hide old ones.
+
+        Afterwards, trainer and engine have the weights from before the check.
+        """
+        updater, model = self._runtime.updater, self._runtime.policy.model
+        original = {name: weight.detach().cpu().clone() for name, weight in trained_weights(model).items()}
+        before = await run_in_thread(compute_canary, model)
+        change = await run_in_thread(self._change_weights, original, before)
+        loop = asyncio.get_running_loop()
+        try:
+            update = await run_in_thread(updater.publish)
+            began = loop.time()
+            served = await self._publisher.publish(update)
+            seconds = loop.time() - began
+            found = await self._compare_replicas()
+        finally:
+            await run_in_thread(updater.load_weights, original)
+        if served != update.version or found.outcome == "failed":
+            return found if served == update.version else reject(f"the engine reports {served}, not {update.version}")
+        await self._publisher.publish(await run_in_thread(updater.publish))
+        if lost := self._lost_replicas():
+            return reject(lost)
+        detail = f"log-probabilities moved by {change:.2g}, and the gap is {found.detail}; {seconds:.2g} s"
+        return accept(detail, change=change, publish_seconds=seconds, **found.figures)
+
+    async def check_lost_replica(self) -> CheckOutcome:
+        """Kill a server that has requests, and check that the others complete its requests and serve on."""
+        engine = self._runtime.engine
+        if not isinstance(engine, PolicyEngine):
+            return skip("the engine is not a pool of servers")
+        if len(engine.servers) < 2:
+            why = "this run starts one server" if engine.servers else "this run did not start the servers"
+            return skip(why)
+        if lost := self._lost_replicas():
+            return skip(f"not all servers work: {lost}")
+        length = self._runtime.policy.context_length // 2
+        params = SamplingParams(max_tokens=min(DRILL_TOKENS, length))
+        canary = await run_in_thread(compute_canary, self._runtime.policy.model)
+        prompt = Prompt(canary[0].token_ids[:length])
+        names = [f"smoke {number}" for number in range(2 * len(engine.servers))]
+        requests = [child_task(engine.generate(prompt, params, session_id=name)) for name in names]
+        async with asyncio.timeout(self._limit):
+            while not engine.pool.loads[0] and not all(request.done() for request in requests):
+                await asyncio.sleep(0)
+            engine.servers[0].kill()
+            await asyncio.gather(*requests)
+            # the sessions of the killed server go on, on other servers
+            again = await asyncio.gather(*(engine.generate(prompt, params, session_id=name) for name in names))
+        if engine.pool.num_serving != len(engine.servers) - 1:
+            return reject(f"{engine.pool.num_serving} of {len(engine.servers)} servers serve after one was killed")
+        return accept(f"{len(requests) + len(again)} requests completed; {engine.pool.reasons()}")
+
+    async def check_ranks(self) -> CheckOutcome:
+        """Check that one rank computes the loss and the gradient that all ranks computed for the sampled batch.
+
+        The gradients are compared by their norms, and by the first moments of AdamW, which are proportional to the
+        clipped gradients after one step. The trainer is closed, and a trainer of one rank takes its place.
+        """
+        config = self._runtime.config
+        if config.trainer.ranks == 1:
+            return skip("trainer.ranks is 1")
+        if self._update is None or not self._gradient:
+            return skip("the ranks made no update")
+        alone = config.model_copy(update={"trainer": config.trainer.model_copy(update={"ranks": 1})})
+        self._runtime.trainer.close()
+        runtime = await run_in_thread(rebuild_trainer, replace(self._runtime, config=alone))
+        try:
+            expected = await runtime.updater.update(self._batch())
+        except OutOfMemory as error:
+            return skip(f"one process cannot hold the update ({error})")
+        gradient = first_moments((await run_in_thread(runtime.updater.state)).tensors)
+        norms, losses = (largest_gap(self._update, expected, ending) for ending in ("_gradient_norm", "_loss"))
+        difference = max(relative_difference(self._gradient, gradient), norms)
+        limit, ranks = GRADIENT_TOLERANCE[config.trainer.dtype], config.trainer.ranks
+        shown = f"between 1 and {ranks} ranks, gradients differ by {difference:.2g} and losses by {losses:.2g}"
+        is_same = difference <= limit and losses <= limit
+        return (accept if is_same else reject)(f"{shown} (limit {limit:g})", gradient=difference, loss=losses)
+
+    async def _compare_replicas(self) -> CheckOutcome:
+        """Compare the log-probabilities of each replica with the trainer's. Name all replicas that differ."""
+        if lost := self._lost_replicas():
+            return reject(lost)
+        dtype, model = self._runtime.config.engine.dtype, self._runtime.policy.model
+        band = BANDS[dtype]
+        limits = f"limits {band.mean:g} and {band.maximum:g} in {dtype}"
+        gaps, wrong = list[LogprobGap](), list[str]()
+        for name, replica in _replicas(self._runtime.engine).items():
+            try:
+                async with asyncio.timeout(self._limit):
+                    gaps.append(await measure_gap(replica, model))
+            except EngineError as error:
+                wrong.append(f"{name}: {error}")
+            except TimeoutError:
+                wrong.append(f"{name} answered nothing for {self._limit:g} s")
+            else:
+                differs = f"{name}: its log-probabilities differ from the trainer's by {gaps[-1]} ({limits})"
+                wrong += [] if gaps[-1].is_rounding(dtype) else [differs]
+        if wrong:
+            return reject("; ".join(wrong))
+        worst = max(gaps, key=lambda gap: gap.mean)
+        return accept(f"{worst} ({limits})", gap_mean=worst.mean, gap=worst.largest)
+
+    def _lost_replicas(self) -> str:
+        """Return why servers of a pool get no requests; "" if all serve, or if the engine is not a pool."""
+        engine = self._runtime.engine
+        return engine.pool.reasons() if isinstance(engine, PolicyEngine) else ""
+
+    async def _play(self, scripts: Sequence[Responder]) -> list[Trajectory]:
+        """Play one episode for each of the ``scripts``, at the first training task."""
+        taskset, limits = self._runtime.taskset, rollout_limits(self._runtime.config)
+        agent = ScriptedAgent(taskset.env_for_split("train"), lambda attempt: scripts[attempt.group_id])
+        collector = Collector(agent, (), NullRecorder(), "smoke", replace(limits, retries=0))
+        task = taskset.tasks("train")[0]
+        requests = (GroupRequest(number, task, 1) for number in range(len(scripts)))
+        async with aclosing(collector.collect(requests, no_gate)) as groups:
+            return [group.trajectories[0] async for group in groups]
+
+    def _batch(self) -> list[SelectedGroup]:
+        """Return the sampled groups with rewards 0 and 1 in turn, so that every group has a training signal."""
+        rewarded = [
+            replace(group, trajectories=tuple(map(_with_reward, group.trajectories, _alternating(group.group_id))))
+            for group in self._groups
+        ]
+        return [self._runtime.updater.select(group) for group in rewarded]
+
+    def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
+        """Add noise to the trainer's weights until log-probabilities move visibly. Return how far they move."""
+        wanted = VISIBLE_CHANGE * BANDS[self._runtime.config.engine.dtype].mean
+        scale, change = 0.01, 0.0
+        for _ in range(MAX_DOUBLINGS):
+            self._runtime.updater.load_weights(with_noise(original, scale))
+            self._runtime.updater.publish()  # copies the weights of ranks into the model of this process
+            change = mean_change(before, compute_canary(self._runtime.policy.model))
+            if change >= wanted:
+                break
+            scale *= 2
+        return change
+
+
+def _replicas(engine: InferenceEngine) -> dict[str, InferenceEngine]:
+    """Return the replicas of an engine by name. An engine that is no pool is its own only replica."""
+    if isinstance(engine, PolicyEngine):
+        return {replica.name: replica for replica in engine.pool.replicas}
+    return {"the engine": engine}
+
+
+def _tool_calls(trajectory: Trajectory) -> Iterator[tuple[str, ToolResult]]:
+    for turn in trajectory.turns:
+        yield from zip((call.name for call in turn.action.message.calls), turn.results, strict=False)
+
+
+def _broken(calls: Sequence[tuple[str, ToolResult]], tolerated: Collection[str]) -> list[str]:
+    """Return a line for each call that failed, unless its kind of failure is one of ``tolerated``."""
+    lines = [
+        f"{name}: {result.error}: {Message('tool', result.parts).text}"
+        for name, result in calls
+        if not result.ok and result.error not in tolerated
+    ]
+    return list(dict.fromkeys(lines))
+
+
+EXAMPLES: Mapping[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+"""A value of each JSON type, as an argument of a call."""
+
+
+def _arguments(tool: ToolSpec) -> dict[str, Any]:
+    """Return made-up values of the required arguments of a tool, such as {"query": "1"}."""
+    properties = tool.parameters.get("properties", {})
+    required = {name: properties.get(name, {}) for name in tool.parameters.get("required", ())}
+    return {
+        name: schema["enum"][0] if schema.get("enum") else EXAMPLES.get(str(schema.get("type")), "1")
+        for name, schema in required.items()
+    }
+
+
+def _is_scored(attempt: Trajectory) -> bool:
+    return all(value is not None for value in attempt.rewards.values())
+
+
+def _alternating(first: int) -> Iterator[float]:
+    """Yield 0, 1, 0, .. if ``first`` is even; otherwise yield 1, 0, 1, .. without an end."""
+    while True:
+        yield float(first % 2)
+        first += 1
+
+
+def _with_reward(trajectory: Trajectory, reward: float) -> Trajectory:
+    return replace(trajectory, rewards={"smoke": reward})
