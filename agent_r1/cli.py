@@ -24,6 +24,7 @@ from agent_r1.commands.command import underscored
 from agent_r1.commands.critic import train_critic
 from agent_r1.commands.export import export
 from agent_r1.commands.init import init
+from agent_r1.commands.plan import plan
 from agent_r1.commands.serve import serve
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
@@ -89,6 +90,7 @@ for _command in (
     evaluate,
     train_critic,
     smoke,
+    plan,
     check,
     play,
     chat,

@@ -78,7 +78,7 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
     because they are already in memory.
 
     Args:
-        model: the policy.
+        model: the policy. A model without weights (on the device "meta") stands for a model on a GPU.
         config: the settings of the run.
         context: the maximum number of tokens in a sequence. A sequence is never divided.
         available: the available memory in bytes.
@@ -210,7 +210,7 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         settings=settings_of(model),
         lora=config.trainer.lora,
         dtype=config.trainer.dtype,
-        device=model.device.type,
+        device="cpu" if model.device.type == "meta" else model.device.type,
         checkpointing=config.trainer.activation_checkpointing,
         with_critic="critic" in config.algorithm.needs,
         with_mask=shares or config.context_policy.name != "append",

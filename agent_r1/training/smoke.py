@@ -23,6 +23,7 @@ from agent_r1.training.build import Placement, Runtime, build_runtime
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import Progress
 from agent_r1.training.publisher import WeightPublisher
+from agent_r1.training.run import with_splits
 from agent_r1.training.smoke_checks import CheckOutcome, OutcomeName, SmokeChecks, reject
 from agent_r1.training.vllm_servers import ServerRefused
 
@@ -95,7 +96,8 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     Raises:
         InvalidInput: the settings cannot be used.
     """
-    config, taskset = _one_optimizer_step(config), with_agent(taskset, config)
+    config = _one_optimizer_step(config)
+    taskset = with_agent(with_splits(taskset, config.splits), config)
     began = time.perf_counter()
     try:
         runtime = build_runtime(config, taskset, placement)
