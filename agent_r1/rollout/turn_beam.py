@@ -60,22 +60,24 @@ class _TurnEnd(Exception):
 
 
 @dataclass(slots=True)
-class _RepeatingEngine:
+class RepeatingEngine:
     """An engine that returns recorded actions, then samples one action, and then ends the attempt.
 
     Attributes:
         engine: samples the new action.
-        actions: the recorded actions, to which the new one is added.
         number: the number of the continuation among all continuations of this turn. Number 0 samples as plain decoding.
         temperature: the temperature of the other continuations if decoding is greedy.
+        actions: the recorded actions, to which the new one is added.
+        repeated: how many of them were returned.
         state: the tokens after the new action, with the answer of the environment if the episode goes on.
+        is_sampled: whether the new action was sampled.
         goes_on: whether the episode goes on after the new action.
     """
 
     engine: InferenceEngine
-    actions: list[RecordedAction]
     number: int
     temperature: float
+    actions: list[RecordedAction] = field(default_factory=list)
     repeated: int = 0
     state: ScoredTokens = field(default_factory=lambda: ScoredTokens((), ()))
     is_sampled: bool = False
@@ -173,7 +175,7 @@ class TurnBeam:
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
         """Return the conversation with one more turn. A failed attempt has the value minus infinity."""
-        engine = _RepeatingEngine(self.agent.engine, [*conversation.actions], number, self.search.temperature)
+        engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)
         if STATUS_POLICY[trajectory.status] != "train" and not engine.goes_on:
             return Conversation(tuple(engine.actions), -math.inf, trajectory)

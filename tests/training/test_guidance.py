@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,31 @@ from scenarios import micro_taskset
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import EngineError, InvalidInput
+from agent_r1.core.inference import (
+    Completion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    ScoredTokens,
+    ValueFunction,
+)
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import Trajectory
 from agent_r1.inference.config import DecodeConfig
+from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.load import load_model
+from agent_r1.rollout.turn_beam import RecordedAction, RepeatingEngine
 from agent_r1.store import RunReader
 from agent_r1.store.manifest import list_checkpoints
 from agent_r1.store.verification import verify
 from agent_r1.training import run
+from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.critic_config import CriticConfig
 from agent_r1.training.critics import TRAINER_STATE, load_critic, open_critic
-from agent_r1.training.evaluate import TRAINED, VALUE_GUIDED, evaluate
+from agent_r1.training.evaluate import TRAINED, VALUE_GUIDED, Method, attempts, evaluate, guided_method
+from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.tables import Table
 from agent_r1.training.train_critic import RecordedReturns, predict, recorded_returns, split_tasks, train_critic
@@ -106,10 +122,81 @@ def test_the_critic_of_a_run_has_its_trained_weights(ppo: Path) -> None:
     assert bool(model.head.weight.any())
 
 
-def test_one_candidate_gives_the_results_of_plain_decoding(taskset: TaskSet, ppo: Path, critic: Path) -> None:
-    for method in ("step", "beam"):
-        table = evaluated(taskset, ppo, method=method, critic=str(critic), candidates=1, beams=1)
-        assert table.cells[VALUE_GUIDED] == table.cells[TRAINED]
+class Lengths:
+    """A value function: the number of tokens after the context, or of the context if there are no branches."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[int, ...]] = []
+
+    async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
+        self.states += [(context + branch).token_ids for branch in branches]
+        return [float(len((context + branch).token_ids)) for branch in branches]
+
+    async def release(self, session_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def sample_attempts(
+    taskset: TaskSet, decode: DecodeConfig | None, values: ValueFunction, temperature: float = 1.0, count: int = 3
+) -> list[Trajectory]:
+    """Return an attempt of tiny-base at each of the first tasks."""
+    config = resolve(EvalConfig, [Layer("test", {"model": "tiny-base", "max_tokens": 20, "context": 512})])
+    policy = load_policy(config, taskset)
+
+    async def sample() -> list[Trajectory]:
+        engine = TorchEngine(policy.model, policy.context_length, config.engine)
+        agent = policy.agent(engine, config, temperature)
+        plain = Method("plain", agent, taskset.env)
+        method = plain if decode is None else guided_method(agent, taskset.env, values, decode)
+        groups = await attempts(
+            replace(method, name="plain"), taskset.scorers, taskset.tasks("style-a")[:count], 1, rollout_limits(config)
+        )
+        await engine.close()
+        return [group.trajectories[0] for group in groups]
+
+    return asyncio.run(sample())
+
+
+def tokens(sampled: Sequence[Trajectory]) -> list[list[tuple[tuple[int, ...], ...]]]:
+    return [[(turn.new_ids, turn.action_ids) for turn in attempt.turns] for attempt in sampled]
+
+
+def logprobs(sampled: Sequence[Trajectory]) -> list[float]:
+    return [logprob for attempt in sampled for turn in attempt.turns for logprob in turn.logprobs]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_attempts_with_one_candidate_have_the_tokens_of_plain_decoding(taskset: TaskSet, temperature: float) -> None:
+    plain = sample_attempts(taskset, None, Lengths(), temperature)
+    for method in ("token", "step", "smc", "beam"):
+        decode = DecodeConfig.model_validate({"method": method, "critic": "a", "candidates": 1, "beams": 1})
+        guided = sample_attempts(taskset, decode, Lengths(), temperature)
+        assert tokens(guided) == tokens(plain), method
+        # A beam search computes the context of each turn anew, which can change the last bits.
+        assert logprobs(guided) == pytest.approx(logprobs(plain), abs=1e-4 if method == "beam" else 0), method
+
+
+def test_a_beam_search_continues_the_conversations_of_largest_value(taskset: TaskSet) -> None:
+    values = Lengths()
+    decode = DecodeConfig(method="beam", critic="a", candidates=3, beams=1)
+    (attempt,) = sample_attempts(taskset, decode, values, count=1)
+    assert len(values.states) == 3 * len(attempt.turns)
+    for number, turn in enumerate(attempt.turns):
+        longest = max(values.states[3 * number : 3 * number + 3], key=len)
+        state = attempt.prompt_ids(turn) + turn.action_ids
+        assert longest[: len(state)] == state
+
+
+def test_a_beam_search_refuses_an_environment_that_does_not_repeat_its_answers() -> None:
+    async def repeat() -> None:
+        completion = Completion((5,), (-1.0,), "stop", (PolicyVersionSpan(0, 0),))
+        engine = RepeatingEngine(TorchEngine(load_model("tiny-base", torch.float32), 64), 0, 1.0)
+        engine.actions.append(RecordedAction((1, 2), completion))
+        await engine.generate(Prompt((1, 3)), SamplingParams(), session_id="a")
+
+    with pytest.raises(EngineError, match="beam search needs one that repeats its answers"):
+        asyncio.run(repeat())
 
 
 @pytest.mark.parametrize("method", ["token", "step", "smc", "beam"])
@@ -123,6 +210,7 @@ def test_attempts_sampled_with_guided_tokens_are_trained_on(taskset: TaskSet, pp
     settings = {
         "algorithm": {"name": "grpo", "correction.level": "token"},
         "decode": {"method": "token", "critic": str(ppo), "candidates": 4, "beta": 0.05},
+        "monitor.patience": 1,
         "steps": 1,
     }
     run.train(config_of(taskset, tmp_path / "guided", settings), taskset, SilentProgress())
