@@ -28,6 +28,7 @@ from agent_r1.commands.plan import plan
 from agent_r1.commands.serve import serve
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
+from agent_r1.commands.train_reward import train_reward
 from agent_r1.commands.training import evaluate, smoke, train
 from agent_r1.commands.verify import verify
 from agent_r1.commands.view import view
@@ -87,6 +88,7 @@ def cli() -> None:
 for _command in (
     init,
     train,
+    train_reward,
     evaluate,
     train_critic,
     smoke,

@@ -27,17 +27,20 @@ SEES = {
     "trainer": {"core", "data", "algorithms", "model"},
     "rollout": {"core", "tools", "envs", "renderers"},
     "gateway": {"core", "rollout", "renderers", "web"},
+    "reward_models": {"core", "config", "data", "model", "rewards", "store", "trainer"},
     "retrieval": {"core", "tools", "model", "config", "web"},
     "tasksets": {"core", "envs", "tools", "rewards", "retrieval", "sandbox", "config"},
     "training": {
         *("core", "store", "sandbox", "tools", "rewards", "envs", "renderers", "model", "inference", "data"),
         *("algorithms", "trainer", "rollout", "retrieval", "gateway", "tasksets", "config", "trackers"),
+        "reward_models",
     },
     "export": {"core", "store", "model", "training"},
     "config": {"core"},
     "viewer": {"core", "store", "web"},
     "commands": {
-        *("core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "export", "config")
+        *("core", "store", "algorithms", "tasksets", "retrieval", "training", "viewer", "model", "export", "config"),
+        "reward_models",
     },
     "cli": {"core", "commands", "config"},
     "__init__": {"core", "envs", "tools", "rewards", "training", "config"},

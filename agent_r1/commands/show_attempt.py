@@ -45,6 +45,7 @@ class AttemptReport:
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
         record_tokens: the setting ``record_tokens`` of the run: the number of groups per step with token records.
+        values: the critic's value of the state before each action, by the index of the turn; {} if none was recorded.
     """
 
     summary: AttemptSummary
@@ -52,6 +53,7 @@ class AttemptReport:
     siblings: tuple[AttemptSummary, ...]
     tokens: tuple[TurnTokens, ...] | None
     record_tokens: int
+    values: Mapping[int, float]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object, with the texts as they were recorded.
@@ -64,7 +66,9 @@ class AttemptReport:
             data["answer"] = self.trajectory.answer
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}
             data["start"] = [_message_json(message) for message in self.trajectory.start]
-            data["turns"] = [_turn_json(turn, self.trajectory) for turn in self.trajectory.turns]
+            data["turns"] = [
+                _turn_json(turn, self.trajectory, self.values.get(turn.index)) for turn in self.trajectory.turns
+            ]
             for turn, tokens in zip(data["turns"], self.tokens or (), strict=False):
                 turn.update(tokens.to_json())
         data["siblings"] = [summary_json(sibling) for sibling in self.siblings]
@@ -85,12 +89,14 @@ def read_attempt(
     """
     trajectory = reader.trajectory(summary.attempt)
     tokens = None
+    records = {record.turn: record for record in reader.token_records(summary.attempt)}
     if with_tokens and trajectory is not None:
-        records = {record.turn: record for record in reader.token_records(summary.attempt)}
         tokenizer = read_tokenizer(folder, model)
         tokens = tuple(_turn_tokens(turn, records.get(turn.index), tokenizer) for turn in trajectory.turns)
     groups = int(reader.config().get("record_tokens", 0))
-    return AttemptReport(summary, trajectory, reader.siblings(summary.attempt), tokens, groups)
+    firsts = {turn: record.values[0] for turn, record in records.items() if record.values}
+    values = {turn: value for turn, value in firsts.items() if math.isfinite(value)}
+    return AttemptReport(summary, trajectory, reader.siblings(summary.attempt), tokens, groups, values)
 
 
 def _turn_tokens(turn: Turn, record: TokenRecord | None, tokenizer: Tokenizer | None) -> TurnTokens:
@@ -102,7 +108,7 @@ def _message_json(message: Message) -> dict[str, Any]:
     return {"role": message.role, "text": message.text}
 
 
-def _turn_json(turn: Turn, trajectory: Trajectory) -> dict[str, Any]:
+def _turn_json(turn: Turn, trajectory: Trajectory, value: float | None) -> dict[str, Any]:
     return {
         "turn": turn.index,
         "parent": turn.parent,
@@ -112,6 +118,7 @@ def _turn_json(turn: Turn, trajectory: Trajectory) -> dict[str, Any]:
         "text": turn.action.text,
         "calls": [_call_json(turn, index, call) for index, call in enumerate(turn.action.message.calls)],
         "rewards": dict(turn.rewards),
+        "value": value,
         "observation": [_message_json(message) for message in turn.observation],
     }
 
@@ -163,7 +170,8 @@ class AttemptText:
         largest = largest_advantage(line for turn in tokens or () for line in turn.action)
         contexts = _context_lengths(trajectory.turns)
         for turn in trajectory.turns:
-            yield Rule(Text(_turn_title(turn, contexts[turn.index]), "bold"), align="left", style="dim")
+            title = _turn_title(turn, contexts[turn.index], self.report.values.get(turn.index))
+            yield Rule(Text(title, "bold"), align="left", style="dim")
             if tokens is not None:
                 yield _labelled([("state", state_text(tokens[turn.index].state, self.prints_all_tokens))])
             yield _labelled(_message_lines(trajectory.new_context(turn)))
@@ -232,11 +240,12 @@ def _context_lengths(turns: Sequence[Turn]) -> list[int]:
     return lengths
 
 
-def _turn_title(turn: Turn, context: int) -> str:
+def _turn_title(turn: Turn, context: int, value: float | None) -> str:
     parts = [f"turn {turn.index}", f"{len(turn.action_ids)} tokens after {context}", turn.finish_reason]
     if turn.parent != (turn.index - 1 if turn.index else None):
         parts.append("a new branch" if turn.parent is None else f"continues turn {turn.parent}")
     parts += [turn.kind] if turn.kind != "act" else []
+    parts += [] if value is None else [f"value {number(value, 3)}"]
     return " · ".join(parts)
 
 

@@ -12,8 +12,10 @@ from agent_r1.rewards.answers import (
 )
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
 from agent_r1.rewards.shuffled import ShuffledScorer
+from agent_r1.rewards.terms import TERMS
 
 __all__ = [
+    "TERMS",
     "FunctionScorer",
     "RewardFunction",
     "ShuffledScorer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.reward_schedule import RewardSchedule, weights_at
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Group
@@ -28,6 +30,8 @@ from agent_r1.trainer.outcomes import MASKED, REJECTED, Outcome, batch_outcomes,
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Trainer, TrainerState
 from agent_r1.trainer.schedule import learning_rate_factor
 from agent_r1.trainer.token_records import make_token_records
+
+NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 
 ROLE_BASELINE = "role_baseline/"
 """Prefix of the names under which the state holds the baselines of roles."""
@@ -80,6 +84,7 @@ class PolicyUpdater:
         algorithm: defines the advantages, the loss, the filters and the number of epochs.
         config: defines the number of minibatches and the schedule of the learning rates.
         reward_weights: the weight of each reward by the reward's name. A reward without an entry has weight 1.
+        reward_schedules: factors on these weights by step, by the reward's name.
         seed: the seed of the random division of trajectories into minibatches.
         steps: the number of updates of the whole run, for the schedule of the learning rates.
         record_groups: the maximum number of groups per update whose attempts get token records.
@@ -93,6 +98,7 @@ class PolicyUpdater:
         config: TrainerConfig,
         *,
         reward_weights: Mapping[str, float],
+        reward_schedules: Mapping[str, RewardSchedule] = NO_SCHEDULES,
         seed: int,
         steps: int,
         record_groups: int = 0,
@@ -101,7 +107,8 @@ class PolicyUpdater:
         check_algorithm(algorithm)
         self._trainer, self._algorithm, self._config = trainer, algorithm, config
         self._seed, self._steps, self._record_groups = seed, steps, record_groups
-        self._reward_weights, self._profiler = dict(reward_weights), profiler
+        self._reward_weights, self._reward_schedules = dict(reward_weights), dict(reward_schedules)
+        self._profiler = profiler
         self._step = self._version = 0
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
         self._role_baselines: dict[str, float] = {}
@@ -127,7 +134,8 @@ class PolicyUpdater:
 
         Call this method once for each group, when the group arrives.
         """
-        selection = select_trainable([group], self._reward_weights)
+        weights = weights_at(self._reward_weights, self._reward_schedules, self._step + 1)
+        selection = select_trainable([group], weights)
         kept = self._algorithm.select(selection, self._version)
         return SelectedGroup(group, selection, has_signal=bool(kept.samples))
 
@@ -212,7 +220,8 @@ class PolicyUpdater:
         distillation = algorithm.distillation
         loss_excluded = algorithm.filters.loss_excluded(samples)
         with self._profiler.measure(Part.PACKING):
-            batch = assemble_batch(samples, self._packing, algorithm.token_scope, self._reward_weights, loss_excluded)
+            reward_weights = weights_at(self._reward_weights, self._reward_schedules, self._step)
+            batch = assemble_batch(samples, self._packing, algorithm.token_scope, reward_weights, loss_excluded)
 
         if isinstance(algorithm.advantage, AgainstRole):
             roles = [sample.role for sample in samples]

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import NO_PROFILER, Profiler
+from agent_r1.core.reward_schedule import RewardSchedule
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import Scorer
 from agent_r1.inference.profiled_engine import ProfiledEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.inference.value_guided import ValueGuidedEngine
@@ -33,6 +35,7 @@ from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.critics import open_critic
 from agent_r1.training.devices import DevicePlan, find_hardware, plan_devices
+from agent_r1.training.extra_rewards import extra_scorers
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.precision import precision_events
@@ -120,6 +123,7 @@ class Runtime:
     Attributes:
         engines: the inference engines by role. The engine "policy" serves the policy's weights. If there is an engine
             "guided", it samples the attempts that are trained: the policy, guided by a critic.
+        extra_scorers: the scorers of the rewards that the run adds to those of its task set.
         events: reports of decisions that were made during the build. The run records these events first.
         profiler: measures where the time of a step goes.
     """
@@ -131,6 +135,7 @@ class Runtime:
     updater: PolicyUpdater
     engines: Mapping[str, InferenceEngine]
     placement: Placement
+    extra_scorers: tuple[Scorer, ...] = ()
     events: tuple[LogEvent, ...] = ()
     profiler: Profiler = NO_PROFILER
 
@@ -181,6 +186,7 @@ def build_runtime(
     check_reward_weights(config, taskset)
     policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
+    extra = extra_scorers(config, taskset, policy.tokenizer)
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
     trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens, profiler)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
@@ -190,7 +196,7 @@ def build_runtime(
         engines["guided"] = ValueGuidedEngine(engines["policy"], values, config.decode)
     precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
     events = (*_device_events(devices), *_adapter_events(config, policy), *precision, *_events(config, plan))
-    return Runtime(config, taskset, policy, trainer, updater, engines, placement, events, profiler)
+    return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, profiler)
 
 
 def rebuild_trainer(runtime: Runtime) -> Runtime:
@@ -217,6 +223,7 @@ def _make_trainer(
         config.algorithm,
         fitting,
         reward_weights=config.reward_weights,
+        reward_schedules={name: RewardSchedule.parse(text) for name, text in config.reward_schedules.items()},
         seed=config.seed,
         steps=config.steps,
         record_groups=config.record_tokens,

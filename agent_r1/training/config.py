@@ -20,10 +20,12 @@ from pydantic import (
 from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.redaction import redact_url
+from agent_r1.core.reward_schedule import RewardSchedule
 from agent_r1.core.taskset import TaskSet
 from agent_r1.gateway.config import GatewayConfig
 from agent_r1.inference.config import DecodeConfig, EngineConfig
 from agent_r1.renderers.config import TagsConfig
+from agent_r1.rewards import TERMS
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.hub import is_hub
@@ -52,6 +54,16 @@ def _absolute_file(agent: str) -> str:
     """
     file, colon, name = agent.rpartition(":")
     return f"{Path(file).absolute()}{colon}{name}" if file else agent
+
+
+def _absolute_source(source: str) -> str:
+    """Return the source of an extra reward. A path becomes absolute, so that it is valid in every working directory."""
+    return source if source in TERMS else str(Path(source).absolute())
+
+
+def _checked_schedule(text: str) -> str:
+    RewardSchedule.parse(text)
+    return text
 
 
 def _as_algorithm(value: object) -> object:
@@ -253,6 +265,15 @@ class TrainSettings(GuidedConfig):
     reward_weights: dict[str, float] = Field(default_factory=dict)
     """Weights of rewards by name, as --reward_weights.NAME X. A reward without a weight has weight 1. A reward with
     weight 0 is recorded and shown, but not trained on."""
+
+    extra_rewards: dict[str, Annotated[str, AfterValidator(_absolute_source)]] = Field(default_factory=dict)
+    """Rewards beside those of the task set, in training only, as --extra_rewards.NAME SOURCE: the folder of a reward
+    model, a judge as FILE.toml, or calls, repeated_calls, failed_calls, tokens, format or grounded. A name that
+    reward_weights does not list has weight 1."""
+
+    reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
+    """Factors on the weights of rewards by step, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR: linear between the
+    given steps, and constant before and after them. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
 
     shuffle_rewards: bool = False
     """Control run: shuffle the rewards among the attempts at each task, so that they say nothing about an attempt.

@@ -39,6 +39,7 @@ from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.evaluate import extra_measures, with_temperature
 from agent_r1.training.monitor.health_monitor import HealthMonitor
+from agent_r1.training.monitor.reward_hacking import proxy_metrics
 from agent_r1.training.profile_log import ProfileLog
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.publisher import WeightPublisher
@@ -65,9 +66,10 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
     A collector belongs to one segment of a run, which is a stretch of training without a stop.
     """
     config, taskset, env = runtime.config, runtime.taskset, runtime.taskset.env_for_split("train")
+    scorers = (*taskset.scorers, *runtime.extra_scorers)
     return Collector(
         make_rollout(runtime.training_agent, env),
-        tuple(map(ShuffledScorer, taskset.scorers)) if config.shuffle_rewards else taskset.scorers,
+        tuple(map(ShuffledScorer, scorers)) if config.shuffle_rewards else scorers,
         recorder,
         run,
         rollout_limits(config),
@@ -122,7 +124,8 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             with measure(Part.PUBLISH):
                 served = await publisher.publish(updater.publish())
             watch.lap("load_seconds")
-            findings = monitor.on_step(update, served)
+            proxy = proxy_metrics(batch, config.monitor.true_reward) if config.monitor.true_reward else {}
+            findings = monitor.on_step(update, served) + monitor.on_proxy(proxy)
             watch.lap("monitor_seconds")
             progress = TrainProgress(update.step, progress.groups + len(batch))
             with measure(Part.VALIDATION):
@@ -133,7 +136,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
                 await manager.copy_if_due(monitor.state())
             watch.lap("checkpoint_seconds")
             published = [PolicyPublished(update.version)] if update.version.number > before else []
-            await _record_step(run, batch, update, published, validation, watch.take() | profiles.take())
+            await _record_step(run, batch, update, published, validation | proxy, watch.take() | profiles.take())
             profiles.on_step(update.step, is_last=update.step == config.steps)
             await monitor.report(findings)
             manager.start_saving()
@@ -206,14 +209,14 @@ async def _record_step(
     batch: Sequence[SelectedGroup],
     update: UpdateReport,
     published: Sequence[Event],
-    validation: dict[str, float],
+    measured: dict[str, float],
     seconds: dict[str, float],
 ) -> None:
     """Record the events of a step in one transaction, and show the step on the progress display.
 
     Args:
         published: the event about the new weights, or () if the weights did not change.
-        validation: the validation metrics, or {} if the step was not validated.
+        measured: the validation metrics if the step was validated, and the metrics of the check of the true reward.
         seconds: the duration of each phase of the step, by the name of the phase.
     """
     groups = [selected.group for selected in batch]
@@ -224,7 +227,7 @@ async def _record_step(
     tokens_per_second = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
     metrics = {
         **update.metrics,
-        **validation,
+        **measured,
         "groups": float(len(groups)),
         "refilled_groups": float(len(groups) - run.runtime.config.groups_per_step),
         **compute_rollout_metrics(groups),

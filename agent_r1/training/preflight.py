@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agent_r1.algorithms.registry import own_classes, own_modules
 from agent_r1.algorithms.validation import check_context_rewriting
@@ -80,14 +80,21 @@ def check_guidance(config: TrainConfig) -> None:
 
 
 def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
-    """Raise InvalidInput if ``config.reward_weights`` has a weight for a reward that the task set does not have.
+    """Raise InvalidInput if a weight, a schedule or the monitor names a reward that the run does not have.
 
     A task set without a list of rewards is not checked.
     """
-    for name in config.reward_weights:
-        if taskset.rewards and name not in taskset.rewards:
-            do = f"{suggest(name, taskset.rewards)} there are: {', '.join(taskset.rewards)}".strip()
-            raise InvalidInput("reward_weights", got=repr(name), do=do)
+    known = (*taskset.rewards, *config.extra_rewards)
+    true_reward = [config.monitor.true_reward] if config.monitor.true_reward else []
+    settings: dict[str, Iterable[str]] = {
+        "reward_weights": config.reward_weights,
+        "reward_schedules": config.reward_schedules,
+        "monitor.true_reward": true_reward,
+    }
+    for setting, name in ((setting, name) for setting, names in settings.items() for name in names):
+        if taskset.rewards and name not in known:
+            do = f"{suggest(name, known)} there are: {', '.join(known)}".strip()
+            raise InvalidInput(setting, got=repr(name), do=do)
 
 
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:

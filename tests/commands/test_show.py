@@ -272,6 +272,11 @@ def test_a_conversation_has_calls_with_results_rewards_and_the_group(show: Show)
         assert part in words
 
 
+def test_turns_have_the_critics_value_of_the_state_before_their_action(show: Show) -> None:
+    assert "turn 1 · 2 tokens after 6 · stop · value 0.3" in show("demo", "10.0").words
+    assert [turn["value"] for turn in show("demo", "10.0", "--json").data["turns"]] == [0.3, 0.3]
+
+
 def test_a_failed_attempt_has_its_reason(show: Show) -> None:
     words = show("demo", "failed").words
     assert "30.11.0:style-a/3 engine failed reason gone Bruno" in words

@@ -47,6 +47,13 @@ class MonitorConfig(BaseModel):
     critic_steps: int = Field(default=10, ge=1)
     """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
 
+    true_reward: str = ""
+    """Name of a reward that measures what the run is meant for, such as em with weight 0 beside a reward model. Warn if
+    it falls while the reward that is trained on rises. Empty: no check."""
+
+    true_reward_steps: int = Field(default=5, ge=2)
+    """Number of steps in the means that the check of true_reward compares."""
+
     def ratio_limit(self, trainer: Dtype) -> float:
         """Return the limit of abs(importance ratio - 1) for a trainer that computes in the data type ``trainer``."""
         return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)

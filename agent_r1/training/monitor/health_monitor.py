@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent_r1.core.errors import RunStopped
@@ -33,6 +33,7 @@ from agent_r1.training.monitor.learning_checks import (
     check_entropy,
     check_validation,
 )
+from agent_r1.training.monitor.reward_hacking import PROXY, TRUE, check_reward_hacking
 from agent_r1.training.monitor.state import MonitorState
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class HealthMonitor:
         self._start_entropies: tuple[float, ...] = ()
         self._rewards: deque[float] = deque(maxlen=REWARD_HISTORY)
         self._validation_warned = 0
+        self._proxies: deque[tuple[float, float]] = deque(maxlen=REWARD_HISTORY)
+        self._hacking_warned = False
         self._spikes = GradientSpikeDetector(limits.gradient_spike)
         self._micro_tokens = updater.micro_tokens
         self._groups = 0
@@ -132,6 +135,20 @@ class HealthMonitor:
         self._validation_warned = best_step
         return (finding,)
 
+    def on_proxy(self, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
+        """Check whether the policy exploits its reward, and return the findings to report: one in a run at most.
+
+        ``metrics`` are the result of :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
+        """
+        if TRUE not in metrics:
+            return ()
+        self._proxies.append((metrics[PROXY], metrics[TRUE]))
+        finding = check_reward_hacking(tuple(self._proxies), self._limits.true_reward_steps)
+        if finding is None or self._hacking_warned:
+            return ()
+        self._hacking_warned = True
+        return (finding,)
+
     async def report(self, findings: Sequence[Finding]) -> None:
         """Record the findings of the last step as warnings, and print them.
 
@@ -155,6 +172,8 @@ class HealthMonitor:
             start_entropies=self._start_entropies,
             rewards=tuple(self._rewards),
             validation_warned=self._validation_warned,
+            proxies=tuple(self._proxies),
+            hacking_warned=self._hacking_warned,
         )
 
     def load_state(self, state: MonitorState) -> None:
@@ -164,6 +183,8 @@ class HealthMonitor:
         self._spikes.norms.extend(state.gradient_norms)
         self._start_entropies, self._validation_warned = state.start_entropies, state.validation_warned
         self._rewards.extend(state.rewards)
+        self._proxies.extend(state.proxies)
+        self._hacking_warned = state.hacking_warned
 
     def _stopped(self, reason: str) -> RunStopped:
         version = self._updater.publish().version.number

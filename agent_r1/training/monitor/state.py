@@ -24,6 +24,8 @@ class MonitorState:
         rewards: the mean rewards of the last steps, oldest first.
         validation_warned: the step that was the best step when the monitor last warned about validation; 0 if the
             monitor has not warned.
+        proxies: (mean reward, mean true reward) of the last steps, oldest first; () without ``monitor.true_reward``.
+        hacking_warned: whether the monitor has warned that the policy exploits the reward.
 
     Example:
         MonitorState(16, CircuitBreakerState((None, FailedAttempt(..), None)), (0.42, 0.4), {"logprob_gap": 2})
@@ -36,3 +38,5 @@ class MonitorState:
     start_entropies: tuple[float, ...] = ()
     rewards: tuple[float, ...] = ()
     validation_warned: int = 0
+    proxies: tuple[tuple[float, float], ...] = ()
+    hacking_warned: bool = False

@@ -1,0 +1,26 @@
+"""Reward models: transformers that judge a whole trace, trained on recorded runs, and used as rewards of other runs.
+
+Python imports each public name on first use, so that ``agent_r1.reward_models.config`` does not load torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from agent_r1.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from agent_r1.reward_models.config import RewardModelConfig
+    from agent_r1.reward_models.folder import is_reward_model, load_reward_model
+    from agent_r1.reward_models.scorer import RewardModelScorer
+    from agent_r1.reward_models.train import train_reward_model
+
+__all__ = ["RewardModelConfig", "RewardModelScorer", "is_reward_model", "load_reward_model", "train_reward_model"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "config": ("RewardModelConfig",),
+        "folder": ("is_reward_model", "load_reward_model"),
+        "scorer": ("RewardModelScorer",),
+        "train": ("train_reward_model",),
+    },
+)

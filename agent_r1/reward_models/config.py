@@ -1,0 +1,99 @@
+"""Settings of ``agent-r1 train-reward``. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agent_r1.core.weights import Dtype
+
+Kind = Literal["trajectory", "turns", "implicit"]
+"""What a reward model predicts.
+
+- trajectory: one number for the whole trace, by a scalar head at its last token.
+- turns: one number after each turn, by the same head: the value of the trace so far.
+- implicit: no head. The reward of a turn is beta * log(pi / pi_ref), summed over the tokens of its action.
+"""
+
+LossName = Literal["outcome", "regression", "pairs"]
+"""The loss of a reward model.
+
+- outcome: binary cross-entropy between the prediction and success or failure.
+- regression: squared error between the prediction and the recorded reward.
+- pairs: Bradley-Terry, -log sigmoid(s+ - s-), over the pairs of a success and a failure in one group.
+"""
+
+
+class RewardModelConfig(BaseModel):
+    """Settings of ``agent-r1 train-reward``. The defaults fit a model of 0.5B parameters."""
+
+    section: ClassVar[str] = "Reward model"
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    out: Path
+    """New folder for the reward model."""
+
+    reward: str = ""
+    """Recorded reward to predict, such as em; empty: the weighted sum of all rewards, as the run was trained on it."""
+
+    model: str = ""
+    """Model to start from, with the tokens of the runs: a Hugging Face name or a folder. Empty: the model that the
+    first run started from."""
+
+    kind: Kind = "trajectory"
+    """trajectory: a scalar head at the end of the trace. turns: the head at the end of each turn. implicit: the log
+    ratio of two language models, for each turn (PRIME, iStar)."""
+
+    loss: LossName = "outcome"
+    """outcome: cross-entropy with success or failure. regression: squared error. pairs: successes against failures of
+    the same group."""
+
+    success: float = 0.5
+    """An attempt whose reward is above this number is a success."""
+
+    beta: float = Field(default=0.05, gt=0)
+    """Factor on the log ratio of an implicit reward model."""
+
+    held_out: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the tasks that are held out: no attempt at such a task is trained on, in any of the runs."""
+
+    epochs: int = Field(default=2, ge=1)
+    """Number of passes over the attempts for training."""
+
+    batch_size: int = Field(default=64, ge=1)
+    """Attempts per optimizer step. With loss pairs, whole groups are added until the batch has so many."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, le=1)
+    """Learning rate of AdamW, after a linear warm-up over the first tenth of the steps."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW."""
+
+    max_attempts: int = Field(default=0, ge=0)
+    """Maximum number of attempts of all runs together, drawn at random by task; 0: all attempts."""
+
+    micro_tokens: int = Field(default=16384, ge=1)
+    """Maximum number of tokens in one forward and backward pass, with padding."""
+
+    dtype: Dtype = "float32"
+    """Data type of forward and backward passes. The trained weights are in float32."""
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
+
+    threads: int = Field(default=1, ge=1, le=256)
+    """Number of torch threads."""
+
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Seed of the division into tasks for training and held-out tasks, of the order of attempts, and of intervals."""
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind == "turns" and self.loss == "pairs":
+            raise ValueError("kind turns has no pairs: turns of two attempts do not correspond; give loss outcome")
+        if self.kind == "implicit" and self.loss == "regression":
+            raise ValueError("kind implicit predicts log-odds: give loss outcome or pairs")
+        return self

@@ -1,0 +1,179 @@
+"""How well scores of held-out traces separate successes from failures, beside the simplest scores that could."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from agent_r1.core.trajectory import Trajectory
+
+RESAMPLES = 500
+"""The number of bootstrap samples of an interval."""
+
+BINS = 10
+"""The number of bins of equal width in the table of the calibration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Separation:
+    """How well a score separates successes from failures.
+
+    Attributes:
+        auc: the probability that a success has a higher score than a failure; ties count one half.
+        low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
+        within_tasks: the same probability for a success and a failure at the same task; NaN if no task has both. It
+            does not count that some tasks are easier than others.
+
+    Example:
+        Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)
+    """
+
+    auc: float
+    low: float
+    high: float
+    within_tasks: float
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationBin:
+    """The held-out traces whose prediction is in one bin: their number, mean prediction, and share of successes."""
+
+    count: int
+    prediction: float
+    successes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The quality of a reward model on held-out traces.
+
+    Attributes:
+        traces: the number of held-out traces.
+        tasks: the number of held-out tasks.
+        successes: the share of successes.
+        model: the reward model.
+        baselines: scores that need no model, by name.
+        accuracy: the share of traces for which the prediction is on the right side of 0.5.
+        majority: the accuracy of the more frequent outcome.
+        calibration_error: the mean distance between prediction and share of successes, over the bins, weighted by
+            their counts (ECE).
+        bins: the bins that have traces.
+    """
+
+    traces: int
+    tasks: int
+    successes: float
+    model: Separation
+    baselines: Mapping[str, Separation]
+    accuracy: float
+    majority: float
+    calibration_error: float
+    bins: tuple[CalibrationBin, ...]
+
+
+BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
+    "tokens": lambda trajectory: sum(len(turn.new_ids) + len(turn.action_ids) for turn in trajectory.turns),
+    "turns": lambda trajectory: len(trajectory.turns),
+    "calls": lambda trajectory: sum(len(turn.results) for turn in trajectory.turns),
+    "log-probability": lambda trajectory: fmean(value for turn in trajectory.turns for value in turn.logprobs),
+}
+"""Scores that need no model: the length of the trace, its turns, its tool calls, and the mean log-probability with
+which its tokens were sampled."""
+
+
+def evaluate_scores(
+    predictions: Sequence[float],
+    successes: Sequence[bool],
+    tasks: Sequence[str],
+    baselines: Mapping[str, Sequence[float]],
+    seed: int,
+) -> Evaluation:
+    """Return the evaluation of predictions in [0, 1] on held-out traces.
+
+    Args:
+        predictions: the prediction for each trace.
+        successes: whether each trace is a success.
+        tasks: the id of the task of each trace.
+        baselines: other scores of the traces, by name.
+        seed: the seed of the bootstrap.
+    """
+    labels = torch.tensor(successes)
+    share = float(labels.double().mean())
+    bins = tuple(_calibration_bins(predictions, successes))
+    error = math.fsum(one.count * abs(one.prediction - one.successes) for one in bins) / len(predictions)
+    right = [(value > 0.5) == success for value, success in zip(predictions, successes, strict=True)]
+    return Evaluation(
+        traces=len(predictions),
+        tasks=len(set(tasks)),
+        successes=share,
+        model=separation(predictions, labels, tasks, seed),
+        baselines={name: separation(scores, labels, tasks, seed) for name, scores in baselines.items()},
+        accuracy=fmean(right),
+        majority=max(share, 1 - share),
+        calibration_error=error,
+        bins=bins,
+    )
+
+
+def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], seed: int) -> Separation:
+    """Return how well ``scores`` separate the traces with the label True from the others.
+
+    ``tasks`` are the ids of the tasks. The bootstrap draws whole tasks, because attempts at one task are not
+    independent.
+    """
+    values = torch.tensor(scores, dtype=torch.float64)
+    indices: dict[str, list[int]] = {}
+    for index, task in enumerate(tasks):
+        indices.setdefault(task, []).append(index)
+    rows = [torch.tensor(one) for one in indices.values()]
+    generator = random.Random(seed)
+    drawn = (torch.cat(generator.choices(rows, k=len(rows))) for _ in range(RESAMPLES))
+    resampled = sorted(area for one in drawn if not math.isnan(area := auc(values[one], labels[one])))
+    low, high = (resampled[int(q * (len(resampled) - 1))] if resampled else math.nan for q in (0.025, 0.975))
+    return Separation(auc(values, labels), low, high, _auc_within_tasks(values, labels, rows))
+
+
+def auc(scores: Tensor, labels: Tensor) -> float:
+    """Return the area under the ROC curve: the probability that a success has a higher score than a failure.
+
+    ``scores`` and ``labels`` have the shape (R,). Ties count one half. The result is NaN without a success or without a
+    failure.
+
+    With the ranks r of the P successes among all scores, the area is (sum r - P (P + 1) / 2) / (P N), for N failures
+    (Mann-Whitney).
+    """
+    positives, negatives = int(labels.sum()), int((~labels).sum())
+    if not positives or not negatives:
+        return math.nan
+    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
+    ranks = counts.cumsum(0) - (counts - 1) / 2  # tied scores share their mean rank
+    return float((ranks[place][labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def _auc_within_tasks(scores: Tensor, labels: Tensor, rows: Sequence[Tensor]) -> float:
+    """Return the share of right pairs among all pairs of a success and a failure at one task.
+
+    ``rows`` are the indices of the traces of each task.
+    """
+    right = pairs = 0.0
+    for indices in rows:
+        count = float(labels[indices].sum() * (~labels[indices]).sum())
+        if count:
+            right, pairs = right + count * auc(scores[indices], labels[indices]), pairs + count
+    return right / pairs if pairs else math.nan
+
+
+def _calibration_bins(predictions: Sequence[float], successes: Sequence[bool]) -> list[CalibrationBin]:
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for prediction, success in zip(predictions, successes, strict=True):
+        bins.setdefault(min(max(int(prediction * BINS), 0), BINS - 1), []).append((prediction, success))
+    return [
+        CalibrationBin(len(pairs), fmean(value for value, _ in pairs), fmean(success for _, success in pairs))
+        for _, pairs in sorted(bins.items())
+    ]

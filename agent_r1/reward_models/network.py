@@ -1,0 +1,193 @@
+"""The networks of reward models, and the losses by which they are trained.
+
+Shapes: S turns with action tokens, R traces, s turns and n action tokens of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.data import MicroBatch, by_sequence, make_micro_batches
+from agent_r1.model.forward import hidden_states, token_logprobs
+from agent_r1.model.value_head import ValueModel
+from agent_r1.reward_models.config import Kind, LossName
+from agent_r1.reward_models.traces import PackedTraces, pack_traces
+
+
+class Network(Protocol):
+    """A network that computes one score for each turn with action tokens."""
+
+    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor) -> Tensor:
+        """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
+
+        ``turn_of_token`` (N,) is the number of the turn of each action token.
+        """
+        ...
+
+    def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
+        """Return the score (R,) of each trace, given the scores (S,) of all turns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadNetwork:
+    """A transformer with a scalar head: the score of a turn is the value at the last token of its action.
+
+    The value reads the trace up to this token: prompts, actions and tool results. The score of a trace is the score of
+    its last turn.
+    """
+
+    model: ValueModel
+
+    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor) -> Tensor:
+        micro = micro.to(self.model.head.weight.device)
+        values = self.model(micro.ids, micro.position_ids, micro.attention_mask)  # (B, T)
+        return values.flatten()[micro.post_action_states].cpu()
+
+    def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
+        return scores[packed.last_turn]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImplicitNetwork:
+    """Two language models: the score of a turn is the sum of beta * log(pi / pi_ref) over its action tokens.
+
+    PRIME (2502.01456) gives each token its own log ratio; iStar (2509.19199) adds them up for each turn, as here. The
+    score of a trace is the sum over its turns.
+    """
+
+    model: PreTrainedModel
+    reference: PreTrainedModel
+    beta: float
+
+    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor) -> Tensor:
+        micro = micro.to(self.model.device)
+        with torch.no_grad():
+            reference = self._logprobs(self.reference, micro)
+        ratio = self.beta * (self._logprobs(self.model, micro) - reference)  # (n,)
+        sums = torch.zeros(int(turn_of_token.max()) + 1, device=ratio.device, dtype=ratio.dtype)
+        turns = turn_of_token[micro.tokens].to(ratio.device)
+        return sums.index_add(0, turns, ratio)[micro.turns.to(ratio.device)].cpu()
+
+    def _logprobs(self, model: PreTrainedModel, micro: MicroBatch) -> Tensor:
+        hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)
+        targets = micro.ids.flatten()[micro.token_positions]
+        return token_logprobs(model, hidden[micro.logit_positions], targets, temperature=1.0)
+
+    def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
+        return scores.new_zeros(len(packed.last_turn)).index_add(0, packed.trace_of_turn, scores)
+
+
+def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Tensor:
+    """Return the score (S,) of each turn, without a gradient, in passes of at most ``micro_tokens`` tokens."""
+    scores = torch.zeros(len(packed.trace_of_turn))
+    with torch.no_grad():
+        for micro in make_micro_batches(by_sequence(packed.sequences), micro_tokens):
+            scores[micro.turns] = network.turn_scores(micro, packed.turn_of_token).float()
+    return scores
+
+
+TurnLoss = Callable[[Tensor], Tensor]
+"""A function from the scores (S,) of all turns of a batch to the loss."""
+
+
+def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:
+    """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss.
+
+    A loss can compare traces of different micro-batches. If the batch has more than ``micro_tokens`` tokens, the scores
+    of all traces are computed first without a gradient, then dL/dscore, and then the passes are repeated one by one,
+    with sum(score * dL/dscore) as their loss. Otherwise one backward pass goes through all of them.
+    """
+    micros = list(make_micro_batches(by_sequence(packed.sequences), micro_tokens))
+    if sum(micro.padded_size for micro in micros) <= micro_tokens:
+        turns = torch.cat([micro.turns for micro in micros])
+        computed = torch.cat([network.turn_scores(micro, packed.turn_of_token) for micro in micros]).float()
+        value = loss(torch.zeros(len(packed.trace_of_turn)).index_copy(0, turns, computed))
+        value.backward()
+        return float(value.detach())
+    scores = score_turns(network, packed, micro_tokens).requires_grad_()
+    value = loss(scores)
+    value.backward()
+    assert scores.grad is not None
+    for micro in micros:
+        (network.turn_scores(micro, packed.turn_of_token).float() * scores.grad[micro.turns]).sum().backward()
+    return float(value.detach())
+
+
+def trace_loss(
+    network: Network, packed: PackedTraces, targets: Tensor, groups: Sequence[object], kind: Kind, loss: LossName
+) -> TurnLoss:
+    """Return the loss of a batch of R traces, as a function of the scores (S,) of its turns.
+
+    Args:
+        network: the network.
+        packed: the traces.
+        targets: (R,) the numbers to predict: 0 and 1, except for regression.
+        groups: (R,) the group of each trace.
+        kind: the kind of the reward model.
+        loss: the name of the loss.
+    """
+
+    def pointwise(scores: Tensor, aims: Tensor) -> Tensor:
+        if loss == "regression":
+            return (scores - aims).square()
+        return functional.binary_cross_entropy_with_logits(scores, aims, reduction="none")
+
+    def of_turns(scores: Tensor) -> Tensor:
+        turns = torch.bincount(packed.trace_of_turn, minlength=len(targets))  # (R,)
+        each = pointwise(scores, targets[packed.trace_of_turn]) / turns[packed.trace_of_turn]  # (S,)
+        return each.sum() / len(targets)
+
+    def of_traces(scores: Tensor) -> Tensor:
+        return pointwise(network.trace_scores(scores, packed), targets).mean()
+
+    def of_pairs(scores: Tensor) -> Tensor:
+        return bradley_terry(network.trace_scores(scores, packed), targets, groups)
+
+    return of_pairs if loss == "pairs" else of_turns if kind == "turns" else of_traces
+
+
+def bradley_terry(scores: Tensor, targets: Tensor, groups: Sequence[object]) -> Tensor:
+    """Return the mean of -log sigmoid(s_i - s_j) over the pairs (i, j) of one group with target_i > target_j.
+
+    ``scores``, ``targets`` and ``groups`` have one entry per trace. Without such a pair, the result is 0.
+    """
+    number = {group: index for index, group in enumerate(dict.fromkeys(groups))}
+    group = torch.tensor([number[one] for one in groups])  # (R,)
+    better = (targets[:, None] > targets[None, :]) & (group[:, None] == group[None, :])  # (R, R)
+    differences = (scores[:, None] - scores[None, :])[better]
+    return -functional.logsigmoid(differences).sum() / max(len(differences), 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RewardModel:
+    """A trained reward model.
+
+    Attributes:
+        kind: what the scores of turns mean.
+        loss: the loss by which the model was trained.
+    """
+
+    network: Network
+    kind: Kind
+    loss: LossName
+
+    def score(self, trajectories: Sequence[Trajectory], micro_tokens: int) -> list[tuple[float, tuple[float, ...]]]:
+        """Return (score of the trace, scores of its turns with action tokens) for each trajectory."""
+        packed = pack_traces(trajectories)
+        turns = score_turns(self.network, packed, micro_tokens)
+        traces = self.network.trace_scores(turns, packed).tolist()
+        sizes = torch.bincount(packed.trace_of_turn, minlength=len(trajectories)).tolist()
+        return list(zip(traces, (tuple(part.tolist()) for part in turns.split(sizes)), strict=True))
+
+    def prediction(self, score: float) -> float:
+        """Return the prediction that a score means: a probability, or with a regression the score itself."""
+        return score if self.loss == "regression" else float(torch.sigmoid(torch.tensor(score, dtype=torch.float64)))

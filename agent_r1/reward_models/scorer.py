@@ -1,0 +1,55 @@
+"""A reward model as a scorer of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from agent_r1.core.task import Task
+from agent_r1.core.threads import run_in_thread
+from agent_r1.core.trajectory import RewardValue, Scores, Trajectory, Unscored
+from agent_r1.reward_models.network import RewardModel
+
+MICRO_TOKENS = 16384
+"""The maximum number of tokens in one forward pass of a reward model in a run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RewardModelScorer:
+    """A scorer whose reward ``name`` is the output of a reward model, by the kind of the model:
+
+    - trajectory: one number per trajectory: the predicted probability of success, or the predicted reward.
+    - turns: one number per turn: how much the prediction rose, V_k - V_(k-1). V_k is the prediction after turn k, and
+      V_0 = 0, so that the numbers add up to the prediction at the end.
+    - implicit: one number per turn: beta * log(pi / pi_ref), summed over the tokens of its action.
+
+    Example:
+        RewardModelScorer("quality", load_reward_model(Path("rm"), tokenizer))
+    """
+
+    name: str
+    model: RewardModel
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
+        readable = [trajectory for trajectory in group if any(turn.action_ids for turn in trajectory.turns)]
+        values = iter(await run_in_thread(self._values, readable) if readable else [])
+        nothing = Unscored("there is no sampled token to read")
+        return tuple(
+            {self.name: next(values) if any(turn.action_ids for turn in trajectory.turns) else nothing}
+            for trajectory in group
+        )
+
+    def _values(self, trajectories: Sequence[Trajectory]) -> list[RewardValue]:
+        scores = self.model.score(trajectories, MICRO_TOKENS)
+        if self.model.kind == "trajectory":
+            return [self.model.prediction(score) for score, _ in scores]
+        return [self._of_turns(one, turns) for one, (_, turns) in zip(trajectories, scores, strict=True)]
+
+    def _of_turns(self, trajectory: Trajectory, scores: tuple[float, ...]) -> tuple[float, ...]:
+        """Return one number for each turn of a trajectory. A turn without action tokens gets 0."""
+        values = scores
+        if self.model.kind == "turns":
+            values = tuple(after - before for before, after in pairwise((0.0, *map(self.model.prediction, scores))))
+        remaining = iter(values)
+        return tuple(next(remaining) if turn.action_ids else 0.0 for turn in trajectory.turns)

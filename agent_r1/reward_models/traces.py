@@ -1,0 +1,170 @@
+"""Recorded attempts as examples for a reward model: targets, the division by task, and token sequences.
+
+The tokens are those that the policy read and sampled, as recorded. Nothing is tokenized again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.suggest import suggest
+from agent_r1.core.trajectory import STATUS_POLICY, Trajectory
+from agent_r1.core.weighted_rewards import total_reward, weighted_rewards
+from agent_r1.data import TokenSequence, TurnPlace, pack_causal
+from agent_r1.store import RunReader
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded attempt with the number to predict.
+
+    Attributes:
+        group: (index of the run, number of the group in the run).
+        target: the recorded reward.
+    """
+
+    trajectory: Trajectory
+    group: tuple[int, int]
+    target: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSplit:
+    """Traces for training and held-out traces. No task is in both parts."""
+
+    training: tuple[Trace, ...]
+    held_out: tuple[Trace, ...]
+
+
+def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
+    """Return the attempts of ``runs`` that can be trained on and have the reward, in the order of the runs.
+
+    ``reward`` is the name of a recorded reward; "" for the weighted sum of all rewards. Raise InvalidInput if no
+    attempt has such a reward.
+    """
+    traces: list[Trace] = []
+    names: set[str] = set()
+    for index, folder in enumerate(runs):
+        with closing(RunReader(folder)) as reader:
+            weights = reader.config().get("reward_weights", {})
+            for trajectory in reader.trajectories():
+                if not _is_usable(trajectory):
+                    continue
+                values = {one.name: 0.0 for one in weighted_rewards(trajectory, {})}
+                for one in weighted_rewards(trajectory, {}):
+                    values[one.name] += one.value
+                names |= values.keys()
+                target = values.get(reward) if reward else total_reward(trajectory, weights)
+                if target is not None:
+                    traces.append(Trace(trajectory, (index, trajectory.attempt.group_id), target))
+    if not traces:
+        do = f"{suggest(reward, names)} the runs have: {', '.join(sorted(names)) or 'no scored attempts'}".strip()
+        raise InvalidInput("reward", got=repr(reward), do=do)
+    return tuple(traces)
+
+
+def _is_usable(trajectory: Trajectory) -> bool:
+    return STATUS_POLICY[trajectory.status] == "train" and any(turn.action_ids for turn in trajectory.turns)
+
+
+def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceSplit:
+    """Return ``traces`` divided by the id of the task. About the share ``held_out`` of the tasks is held out.
+
+    Whether a task is held out depends only on its id and on ``seed``, so that it is the same for all runs. Raise
+    InvalidInput if one of the parts is empty.
+    """
+    parts: tuple[list[Trace], list[Trace]] = ([], [])
+    for trace in traces:
+        parts[_place(trace.trajectory.task_id, seed) < held_out].append(trace)
+    if not all(parts):
+        tasks = len({trace.trajectory.task_id for trace in traces})
+        raise InvalidInput("held_out", got=f"{held_out:g} of {tasks} tasks", do="give runs with more tasks")
+    return TraceSplit(tuple(parts[0]), tuple(parts[1]))
+
+
+def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
+    """Return about ``most`` traces: all attempts at tasks that are drawn at random; all traces if ``most`` is 0."""
+    if most == 0 or len(traces) <= most:
+        return tuple(traces)
+    tasks = sorted({trace.trajectory.task_id for trace in traces})
+    random.Random(seed).shuffle(tasks)
+    by_task: dict[str, list[Trace]] = {}
+    for trace in traces:
+        by_task.setdefault(trace.trajectory.task_id, []).append(trace)
+    drawn: list[Trace] = []
+    for task in tasks:
+        if len(drawn) >= most:
+            break
+        drawn += by_task[task]
+    return tuple(drawn)
+
+
+def _place(task: str, seed: int) -> float:
+    """Return a number in [0, 1) that depends only on the id of a task and on the seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}|{task}".encode()).digest()[:6]) / 2**48
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTraces:
+    """Token sequences of several traces. S turns have action tokens, and N is the number of all action tokens.
+
+    Attributes:
+        sequences: the tokens, as the models read them.
+        trace_of_turn: (S,) the number of the trace that each turn belongs to.
+        turn_of_token: (N,) the number, from 0 to S - 1, of the turn that each action token belongs to.
+        last_turn: (number of traces,) the number of the last turn of each trace.
+    """
+
+    sequences: tuple[TokenSequence, ...]
+    trace_of_turn: Tensor
+    turn_of_token: Tensor
+    last_turn: Tensor
+
+
+def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:
+    """Return the token sequences of trajectories. Each trajectory needs a turn with action tokens."""
+    sequences: list[TokenSequence] = []
+    trace_of_turn: list[int] = []
+    turn_of_token: list[int] = []
+    last_turn: list[int] = []
+    for number, trajectory in enumerate(trajectories):
+        places: list[TurnPlace] = []
+        for turn in trajectory.turns:
+            if turn.action_ids:
+                trace_of_turn.append(number)
+            places.append(TurnPlace(len(trace_of_turn) - 1, len(turn_of_token)))
+            turn_of_token += [len(trace_of_turn) - 1] * len(turn.action_ids)
+        sequences += pack_causal(trajectory, number, places)
+        last_turn.append(len(trace_of_turn) - 1)
+    return PackedTraces(
+        tuple(sequences), torch.tensor(trace_of_turn), torch.tensor(turn_of_token), torch.tensor(last_turn)
+    )
+
+
+def batches(traces: Sequence[Trace], size: int, by_group: bool, shuffle: random.Random) -> Iterator[list[Trace]]:
+    """Yield the traces once, in random order, in batches of at least ``size`` traces; the last batch can be smaller.
+
+    If ``by_group`` is true, the traces of a group stay together, and a group without two different targets is left out.
+    """
+    units: dict[object, list[Trace]] = {}
+    for number, trace in enumerate(traces):
+        units.setdefault(trace.group if by_group else number, []).append(trace)
+    kept = [unit for unit in units.values() if not by_group or len({trace.target for trace in unit}) > 1]
+    shuffle.shuffle(kept)
+    batch: list[Trace] = []
+    for unit in kept:
+        batch += unit
+        if len(batch) >= size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,200 @@
+"""Train a reward model on recorded runs, and evaluate it on held-out tasks."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.model.load import load_model, load_tokenizer
+from agent_r1.model.precision import MixedPrecision, cast_parameters, mixed_precision
+from agent_r1.model.value_head import build_value_model
+from agent_r1.reward_models.config import RewardModelConfig
+from agent_r1.reward_models.evaluation import BASELINES, Evaluation, auc, evaluate_scores
+from agent_r1.reward_models.folder import save_reward_model
+from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, RewardModel, backward, trace_loss
+from agent_r1.reward_models.traces import (
+    Trace,
+    TraceSplit,
+    batches,
+    draw_traces,
+    pack_traces,
+    read_traces,
+    split_by_task,
+)
+from agent_r1.store import RunReader
+from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
+from agent_r1.trainer.protocol import CRITIC
+
+WARMUP = 0.1
+"""The share of the optimizer steps in which the learning rate rises."""
+
+BETAS, MAX_GRAD_NORM = (0.9, 0.95), 1.0
+"""The decay rates of AdamW's moments, and the maximum norm of a gradient, as in the defaults of the trainer."""
+
+SCORED_AT_ONCE = 256
+"""The number of held-out traces that are packed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModelReport:
+    """The result of ``agent-r1 train-reward``.
+
+    Attributes:
+        out: the folder of the reward model.
+        training_traces, training_tasks: the number of attempts and tasks that it was trained on.
+        losses: the mean loss of each epoch.
+    """
+
+    out: Path
+    training_traces: int
+    training_tasks: int
+    losses: tuple[float, ...]
+    evaluation: Evaluation
+
+
+def train_reward_model(
+    runs: Sequence[Path], config: RewardModelConfig, say: Callable[[str], None]
+) -> RewardModelReport:
+    """Train a reward model on the attempts of ``runs``, write it to ``config.out``, and return its evaluation.
+
+    ``say`` prints one line of progress. Raise InvalidInput if the runs, the model or the settings cannot be used.
+    """
+    if config.out.exists():
+        raise InvalidInput("out", got=f"{config.out}, which exists", do="name a new folder")
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    traces = draw_traces(read_traces(runs, config.reward), config.max_attempts, config.seed)
+    split = split_by_task(traces, config.held_out, config.seed)
+    _require_both_outcomes(split, config)
+    name, tokenizer = _find_model(runs, config)
+    start = load_model(name, torch.float32).to(_device(config.device))  # type: ignore[arg-type]
+    model, computing, weights = _build(start, config)
+    losses = _fit(computing, weights, split.training, config, say)
+    evaluation = _evaluate(computing, split, config)
+    save_reward_model(config.out, model, tokenizer, config, tuple(run.name for run in runs), evaluation)
+    tasks = len({trace.trajectory.task_id for trace in split.training})
+    return RewardModelReport(config.out, len(split.training), tasks, losses, evaluation)
+
+
+def _device(name: str) -> str:
+    has_gpu = torch.cuda.is_available()
+    if name.startswith("cuda") and not has_gpu:
+        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
+    return ("cuda" if has_gpu else "cpu") if name == "auto" else name
+
+
+def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
+    """Return the name of the model to start from, and its tokenizer.
+
+    Raise InvalidInput if the model of a run has another vocabulary: its recorded tokens would mean something else.
+    """
+    used: list[str] = []
+    for run in runs:
+        with closing(RunReader(run)) as reader:
+            used.append(str(reader.config().get("model", "")))
+    name = config.model or used[0]
+    tokenizer = load_tokenizer(name)
+    for run, own in zip(runs, used, strict=True):
+        if own != name and load_tokenizer(own).get_vocab() != tokenizer.get_vocab():
+            do = f"give runs of one tokenizer, or another --model: {run} was made by {own}"
+            raise InvalidInput("model", got=f"{name}, with another vocabulary than a run", do=do)
+    return name, tokenizer
+
+
+def _require_both_outcomes(split: TraceSplit, config: RewardModelConfig) -> None:
+    for what, traces in (("for training", split.training), ("held out", split.held_out)):
+        if len({trace.target > config.success for trace in traces}) < 2:
+            got = f"{len(traces)} attempts {what}, which are all successes or all failures"
+            do = f"give runs with both: a success has a reward above {config.success:g}"
+            raise InvalidInput("runs", got=got, do=do)
+
+
+def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardModel, RewardModel, MixedPrecision[Any]]:
+    """Return the reward model in float32, the reward model that computes in ``config.dtype``, and the weights of both.
+
+    The two reward models share their weights if ``config.dtype`` is float32.
+    """
+    if config.kind != "implicit":
+        head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
+        networks = [HeadNetwork(one) for one in (head.weights, head.compute)]
+        kept, computing = (RewardModel(network, config.kind, config.loss) for network in networks)
+        return kept, computing, head
+    reference = cast_parameters(copy.deepcopy(model).requires_grad_(False), config.dtype)
+    pair = mixed_precision(model, config.dtype)
+    implicit = [ImplicitNetwork(one, reference, config.beta) for one in (pair.weights, pair.compute)]
+    kept, computing = (RewardModel(network, config.kind, config.loss) for network in implicit)
+    return kept, computing, pair
+
+
+def _fit(
+    model: RewardModel,
+    weights: MixedPrecision[Any],
+    traces: Sequence[Trace],
+    config: RewardModelConfig,
+    say: Callable[[str], None],
+) -> tuple[float, ...]:
+    """Train ``model``, which computes with ``weights``, on ``traces``. Return the mean loss of each epoch."""
+    groups = {CRITIC: ParameterGroup(weights.weights, config.learning_rate)}
+    optimizer = Optimizer(groups, BETAS, config.weight_decay, MAX_GRAD_NORM)
+    by_group = config.loss == "pairs"
+    per_epoch = len(list(batches(traces, config.batch_size, by_group, random.Random(0))))
+    if not per_epoch:
+        do = "give runs with groups that hold a success and a failure, or loss outcome"
+        raise InvalidInput("loss", got="pairs, and no group has two different rewards", do=do)
+    warmup, step, means = max(1, round(WARMUP * per_epoch * config.epochs)), 0, []
+    for epoch in range(config.epochs):
+        losses = []
+        for batch in batches(traces, config.batch_size, by_group, random.Random(f"{config.seed}|{epoch}")):
+            step += 1
+            losses.append(_train_batch(model, batch, config))
+            done = optimizer.step(torch.tensor(losses[-1]), (CRITIC,), min(1.0, step / warmup))
+            if not done.applied:
+                do = "give a lower learning rate, or --dtype float32"
+                raise InvalidInput(
+                    "learning_rate", got=f"{config.learning_rate:g}, and a loss that is not finite", do=do
+                )
+            weights.refresh()
+        means.append(fmean(losses))
+        say(f"epoch {epoch + 1}/{config.epochs}  loss {means[-1]:.4f}  {len(losses)} steps")
+    return tuple(means)
+
+
+def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModelConfig) -> float:
+    """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss."""
+    packed = pack_traces([trace.trajectory for trace in batch])
+    is_number = config.loss == "regression" or config.loss == "pairs"
+    aims = [trace.target if is_number else float(trace.target > config.success) for trace in batch]
+    groups = [trace.group for trace in batch]
+    loss = trace_loss(model.network, packed, torch.tensor(aims), groups, config.kind, config.loss)
+    return backward(model.network, packed, loss, config.micro_tokens)
+
+
+def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
+    """Return the evaluation of ``model`` on the held-out traces.
+
+    The sign of each baseline is chosen on the traces for training: fewer calls can mean a success, or a failure.
+    """
+    trajectories = [trace.trajectory for trace in split.held_out]
+    successes = [trace.target > config.success for trace in split.held_out]
+    predictions: list[float] = []
+    for start in range(0, len(trajectories), SCORED_AT_ONCE):
+        scores = model.score(trajectories[start : start + SCORED_AT_ONCE], config.micro_tokens)
+        predictions += [model.prediction(score) for score, _ in scores]
+    trained = torch.tensor([trace.target > config.success for trace in split.training])
+    baselines = {}
+    for name, compute in BASELINES.items():
+        known = torch.tensor([float(compute(trace.trajectory)) for trace in split.training], dtype=torch.float64)
+        sign = 1.0 if auc(known, trained) >= 0.5 else -1.0
+        baselines[name] = [sign * compute(trajectory) for trajectory in trajectories]
+    tasks = [trajectory.task_id for trajectory in trajectories]
+    return evaluate_scores(predictions, successes, tasks, baselines, config.seed)

@@ -1,0 +1,65 @@
+"""Rewards that need no gold answer: what an attempt costs, whether its form is right, whether its answer has a source.
+
+They are terms of a reward of several parts, such as exact match minus a cost for each tool call. A cost is a positive
+number, so its weight is negative.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from agent_r1.core.messages import Text
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.rewards.answers import calls_are_valid, final_answer
+from agent_r1.rewards.normalization import normalize
+from agent_r1.rewards.scoring import RewardFunction
+
+
+def calls(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of tool calls."""
+    return float(sum(len(turn.action.message.calls) for turn in trajectory.env_turns))
+
+
+def repeated_calls(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of tool calls with the same tool and the same arguments as an earlier call of the attempt."""
+    made = [
+        (call.name, call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str))
+        for turn in trajectory.env_turns
+        for call in turn.action.message.calls
+    ]
+    return float(len(made) - len(set(made)))
+
+
+def failed_calls(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of tool calls that failed, by an error of the agent or of the tool."""
+    return float(sum(not result.ok for turn in trajectory.env_turns for result in turn.results))
+
+
+def tokens(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of sampled tokens."""
+    return float(sum(len(turn.action_ids) for turn in trajectory.turns))
+
+
+def format(trajectory: Trajectory, task: Task) -> float:
+    """Return 1.0 if the attempt gives a final answer, and no tool call was invalid; otherwise 0.0."""
+    return float(final_answer(trajectory) is not None and calls_are_valid(trajectory))
+
+
+def grounded(trajectory: Trajectory, task: Task) -> float:
+    """Return 1.0 if the final answer occurs in the result of a tool call of the attempt, after normalization.
+
+    Return 0.0 if it does not, or if there is no final answer. This is a rule for reasoning quality: an answer that no
+    result contains was guessed, or comes from memory.
+    """
+    answer = normalize(final_answer(trajectory) or "")
+    results = (result for turn in trajectory.env_turns for result in turn.results)
+    texts = (normalize(" ".join(part.text for part in result.parts if isinstance(part, Text))) for result in results)
+    return float(bool(answer) and any(f" {answer} " in f" {text} " for text in texts))
+
+
+TERMS: Mapping[str, RewardFunction] = {
+    function.__name__: function for function in (calls, repeated_calls, failed_calls, tokens, format, grounded)
+}
+"""The rewards of this module by name, as ``--extra_rewards.NAME`` takes them."""

@@ -1,0 +1,92 @@
+"""A check whether the policy exploits its reward: the reward rises while a trusted reward falls.
+
+The reward that a run trains on is a proxy for what its author wants. A second reward, which is not trained on, measures
+this directly: the true reward. Example: a run trains on a reward model, and exact match has weight 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, pstdev, variance
+
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.weighted_rewards import weighted_rewards
+from agent_r1.trainer.updater import SelectedGroup
+from agent_r1.training.monitor.checks import Finding
+
+PROXY, TRUE, CORRELATION = "proxy/reward", "proxy/true_reward", "proxy/correlation"
+"""The metrics of a step: means of both rewards over the attempts that have both, and the correlation of the two."""
+
+ERRORS = 2.0
+"""The number of standard errors by which a mean must differ from an earlier one to count as risen or fallen."""
+
+
+def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
+    """Return the metrics that compare the return of the attempts of a step with the reward named ``true_reward``.
+
+    Attempts without this reward are left out. Without any such attempt, there are no metrics; if all attempts have the
+    same value of one of the two rewards, there is no correlation.
+    """
+    pairs = [
+        (sample.total, true)
+        for selected in batch
+        for sample in selected.selection.samples
+        if (true := _value(sample.trajectory, true_reward)) is not None
+    ]
+    if not pairs:
+        return {}
+    proxies, trues = zip(*pairs, strict=True)
+    metrics = {PROXY: fmean(proxies), TRUE: fmean(trues)}
+    spread = pstdev(proxies) * pstdev(trues)
+    if spread > 0:
+        covariance = fmean((proxy - metrics[PROXY]) * (true - metrics[TRUE]) for proxy, true in pairs)
+        metrics[CORRELATION] = covariance / spread
+    return metrics
+
+
+def _value(trajectory: Trajectory, name: str) -> float | None:
+    """Return the sum of the values of the reward ``name``; None if the attempt has no finite value of it."""
+    values = [one.value for one in weighted_rewards(trajectory, {}) if one.name == name]
+    return math.fsum(values) if values and all(map(math.isfinite, values)) else None
+
+
+def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
+    """Return a finding if the true reward fell while the reward that is trained on rose; otherwise None.
+
+    The means of the last ``window`` steps are compared with the earlier ``window`` steps that have the highest true
+    reward. Both differences must exceed two standard errors, which are estimated from the spread of the steps.
+
+    Args:
+        history: (mean reward, mean true reward) of each step, the oldest first.
+        window: the number of steps in each mean, at least 2.
+    """
+    if len(history) < 2 * window:
+        return None
+    recent = history[-window:]
+    starts = range(len(history) - 2 * window + 1)
+    best = max((history[start : start + window] for start in starts), key=lambda steps: fmean(s[1] for s in steps))
+    rise, fall = _change(best, recent, 0), _change(best, recent, 1)
+    if rise <= 0 or fall >= 0:
+        return None
+    return Finding(
+        check="reward_hacking",
+        what="the reward rises while the true reward falls: the policy exploits the reward",
+        value=f"reward {_mean(best, 0):.3g} to {_mean(recent, 0):.3g}, true reward {_mean(best, 1):.3g} to "
+        f"{_mean(recent, 1):.3g}",
+        limit=f"means of {window} steps, now and at the highest true reward",
+        do="stop here, look at attempts with a high reward and a low true reward ('agent-r1 show RUN --attempts --sort "
+        "-reward'), and change the reward; a smaller weight or a KL penalty only slows it down",
+        patience=None,
+    )
+
+
+def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
+    return fmean(step[index] for step in steps)
+
+
+def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
+    """Return the difference between two means, or 0 if it is within ``ERRORS`` standard errors."""
+    difference = _mean(after, index) - _mean(before, index)
+    squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
+    return difference if abs(difference) > ERRORS * math.sqrt(squared) else 0.0

@@ -1,0 +1,1 @@
+from learning_fixtures import make  # noqa: F401
