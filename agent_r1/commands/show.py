@@ -37,6 +37,7 @@ OF_A_LIST = ("sort", "limit")
 @click.argument("run")
 @click.argument("attempt", required=False)
 @click.option("--metric", metavar="NAME", help="Print one curve: the value of a metric at each step.")
+@click.option("--critic", is_flag=True, help="Print how well the critic predicts: explained variance, calibration.")
 @click.option("--attempts", "lists", is_flag=True, help="List attempts. The options below do so too.")
 @click.option("--status", type=click.Choice([str(status) for status in Status]), help="Attempts that ended so.")
 @click.option("--fate", type=click.Choice(FATES), help="Attempts with this fate.")
@@ -61,6 +62,7 @@ def show(
     attempt: str | None,
     metric: str | None,
     lists: bool,
+    critic: bool,
     tokens: bool,
     all_tokens: bool,
     as_json: bool,
@@ -72,12 +74,13 @@ def show(
     Options such as --step select among the attempts: 'worst --step 20' is the worst attempt of step 20. Without ATTEMPT
     they list attempts, as --attempts does.
     """
-    if sum((metric is not None, lists, attempt is not None)) > 1:
-        raise InvalidInput("show", got="several things to show", do="give one of ATTEMPT, --metric and --attempts")
+    if sum((metric is not None, lists, critic, attempt is not None)) > 1:
+        do = "give one of ATTEMPT, --metric, --attempts and --critic"
+        raise InvalidInput("show", got="several things to show", do=do)
     tokens = tokens or all_tokens
     if tokens and attempt is None:
         raise InvalidInput("tokens", got="no attempt", do="name one: 'agent-r1 show RUN ATTEMPT --tokens'")
-    lists = _check_list_options(attempt, metric) or lists
+    lists = _check_list_options(attempt, metric, critic) or lists
     folder = find_run(run)
     where = AttemptFilter(
         status=options["status"] and Status(options["status"]),
@@ -86,6 +89,8 @@ def show(
     with closing(RunReader(folder)) as reader:
         if metric is not None:
             _show_metric(folder, reader, metric, as_json)
+        elif critic:
+            _show_critic(reader, as_json)
         elif lists:
             _show_attempts(reader, where, options["sort"], options["limit"], as_json)
         elif attempt is not None:
@@ -94,17 +99,17 @@ def show(
             _show_run(folder, reader, as_json)
 
 
-def _check_list_options(attempt: str | None, metric: str | None) -> bool:
+def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -> bool:
     """Return whether the user gave options of the list of attempts, and nothing else to show.
 
-    Raise InvalidInput if such an option has no effect on the attempt or the metric to show.
+    Raise InvalidInput if such an option has no effect on the attempt, the metric or the critic to show.
     """
     source = click.get_current_context().get_parameter_source
     refused = OF_A_LIST if attempt is not None else ("status", *CONDITIONS, *OF_A_LIST)
     given = [name for name in refused if source(name) is ParameterSource.COMMANDLINE]
-    if not given or (attempt is None and metric is None):
+    if not given or (attempt is None and metric is None and not critic):
         return bool(given)
-    shown = f"the attempt {attempt}" if attempt is not None else f"the metric {metric}"
+    shown = f"the attempt {attempt}" if attempt is not None else "--critic" if critic else f"the metric {metric}"
     raise InvalidInput(f"--{given[0]}", got=f"it and {shown}", do="leave one out: the option is for a list of attempts")
 
 
@@ -138,6 +143,13 @@ def _show_attempts(reader: RunReader, where: AttemptFilter, sort: str, limit: in
     found = reader.list_attempts(where, sort=order, descending=sort.startswith("-"), limit=limit)
     total = reader.count_attempts(where)
     _print(as_json, {"attempts": [*map(summary_json, found)], "total": total}, AttemptTable(found, total))
+
+
+def _show_critic(reader: RunReader, as_json: bool) -> None:
+    from agent_r1.commands.show_critic import read_critic
+
+    report = read_critic(reader)
+    _print(as_json, report.to_json(), report)
 
 
 def _show_attempt(

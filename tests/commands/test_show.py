@@ -217,7 +217,7 @@ def test_conditions_apply_to_words(show: Show) -> None:
         (["demo", "20."], "which several ids begin with: 20.0.0:style-a/2, 20.1.0:style-a/2"),
         (["demo", "failed", "--step", "7"], "attempt: got failed, but runs/demo has no such attempt; list"),
         (["demo", "--metric", "rewrd"], "metric: got 'rewrd'; did you mean 'reward'? there are: reward, reward/em"),
-        (["demo", "20.1", "--attempts"], "give one of ATTEMPT, --metric and --attempts"),
+        (["demo", "20.1", "--attempts"], "give one of ATTEMPT, --metric, --attempts and --critic"),
         (["demo", "--tokens"], "name one: 'agent-r1 show RUN ATTEMPT --tokens'"),
         (["demo", "--attempts", "--step", "1" * 30], "Invalid value for '--step'"),
         (["demo", "--attempts", "--sort", "colour"], "Invalid value for '--sort'"),
@@ -270,11 +270,6 @@ def test_a_conversation_has_calls_with_results_rewards_and_the_group(show: Show)
         "20.11.0 \N{EN DASH} \N{EN DASH} 0 0 engine failed",
     ):
         assert part in words
-
-
-def test_turns_have_the_critics_value_of_the_state_before_their_action(show: Show) -> None:
-    assert "turn 1 · 2 tokens after 6 · stop · value 0.3" in show("demo", "10.0").words
-    assert [turn["value"] for turn in show("demo", "10.0", "--json").data["turns"]] == [0.3, 0.3]
 
 
 def test_a_failed_attempt_has_its_reason(show: Show) -> None:

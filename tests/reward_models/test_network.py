@@ -69,7 +69,7 @@ def test_an_implicit_score_is_beta_times_the_log_ratio_of_the_action_tokens(
     def logprob(model: torch.nn.Module, trajectory: Trajectory, index: int) -> float:
         turn = trajectory.turns[index]
         prompt = trajectory.prompt_ids(turn)
-        table = model(torch.tensor([prompt + turn.action_ids])).logits.log_softmax(-1)[0]
+        table = model(torch.tensor([prompt + turn.action_ids])).logits.detach().log_softmax(-1)[0]
         places = range(len(prompt) - 1, len(prompt) + len(turn.action_ids) - 1)
         return sum(float(table[place, token]) for place, token in zip(places, turn.action_ids, strict=True))
 

@@ -1,0 +1,128 @@
+"""How well the critic of a run predicts: explained variance by turn, and calibration, over the recorded attempts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean, pvariance
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.weighted_rewards import weighted_rewards
+from agent_r1.store import AttemptFilter, RunReader
+from agent_r1.viewer.text import number
+
+BINS = 5
+"""The number of bins of the calibration. Each has about the same number of states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The critic's value of the state before an action, and the sum of the rewards that followed.
+
+    ``turn`` counts the turns of the attempt from 0.
+    """
+
+    turn: int
+    value: float
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class CriticRow:
+    """The predictions of some states: their number, and the means of values and of following rewards.
+
+    ``explained`` is 1 - Var(G - V) / Var(G), the share of the variance of the following rewards G that the values V
+    explain; NaN if all G are equal.
+    """
+
+    name: str
+    count: int
+    value: float
+    reward: float
+    explained: float
+
+
+@dataclass(frozen=True, slots=True)
+class CriticReport:
+    """The content of ``agent-r1 show RUN --critic``: all states, the states before each turn, and bins of the value.
+
+    ``calibration_error`` is the mean distance between value and following reward over the bins, weighted by count.
+    """
+
+    rows: tuple[CriticRow, ...]
+    bins: tuple[CriticRow, ...]
+    calibration_error: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "states": [asdict(row) for row in self.rows],
+            "calibration": [asdict(row) for row in self.bins],
+            "calibration_error": self.calibration_error,
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _table("states before", self.rows)
+        yield Text(f"\ncalibration: the values differ by {number(self.calibration_error, 3)} on average", "bold")
+        yield _table("values", self.bins)
+
+
+def read_critic(reader: RunReader) -> CriticReport:
+    """Return the report on the critic of a run. Raise InvalidInput if the run recorded no values."""
+    weights = reader.config().get("reward_weights", {})
+    predictions: list[Prediction] = []
+    for summary in reader.list_attempts(AttemptFilter(recorded=True), limit=-1):
+        trajectory = reader.trajectory(summary.attempt)
+        if trajectory is not None:
+            first = {one.turn: one.values[0] for one in reader.token_records(summary.attempt) if one.values}
+            predictions += _predictions(trajectory, first, weights)
+    if not predictions:
+        do = "show a run of an algorithm with a critic, such as ppo, with --record_tokens above 0"
+        raise InvalidInput("critic", got="a run without recorded values", do=do)
+    return make_report(predictions)
+
+
+def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
+    """Yield a prediction for each turn with a finite value. The reward of the whole trajectory follows every turn."""
+    rewards = list(weighted_rewards(trajectory, weights))
+    for turn, value in values.items():
+        following = math.fsum(one.value for one in rewards if one.turn is None or one.turn >= turn)
+        if math.isfinite(value) and math.isfinite(following):
+            yield Prediction(turn, value, following)
+
+
+def make_report(predictions: Sequence[Prediction]) -> CriticReport:
+    """Return the report on predictions, of which there must be at least one."""
+    turns = sorted({one.turn for one in predictions})
+    rows = [_row("all turns", predictions)]
+    rows += [_row(f"turn {turn}", [one for one in predictions if one.turn == turn]) for turn in turns]
+    ranked = sorted(predictions, key=lambda one: one.value)
+    edges = [index * len(ranked) // BINS for index in range(BINS + 1)]
+    parts = [ranked[start:end] for start, end in pairwise(edges) if end > start]
+    bins = [_row(f"{number(part[0].value, 2)} to {number(part[-1].value, 2)}", part) for part in parts]
+    error = math.fsum(one.count * abs(one.value - one.reward) for one in bins) / len(ranked)
+    return CriticReport(tuple(rows), tuple(bins), error)
+
+
+def _row(name: str, predictions: Sequence[Prediction]) -> CriticRow:
+    values, rewards = [one.value for one in predictions], [one.reward for one in predictions]
+    total = pvariance(rewards)
+    left = pvariance([reward - value for reward, value in zip(rewards, values, strict=True)])
+    return CriticRow(name, len(predictions), fmean(values), fmean(rewards), 1 - left / total if total else math.nan)
+
+
+def _table(name: str, rows: Iterable[CriticRow]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in (name, "states", "mean value", "mean reward after", "explained variance"):
+        table.add_column(title, justify="left" if title == name else "right", no_wrap=True)
+    for row in rows:
+        explained = "-" if math.isnan(row.explained) else number(row.explained, 3)
+        table.add_row(row.name, f"{row.count:,}", number(row.value, 3), number(row.reward, 3), explained)
+    return table
