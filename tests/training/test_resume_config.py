@@ -117,6 +117,8 @@ MORE: dict[str, Any] = {
     "monitor.idle_steps": 99,
     "monitor.constant_share": 0.5,
     "monitor.critic_steps": 7,
+    "monitor.true_reward": "em",
+    "monitor.true_reward_steps": 7,
     "monitor.entropy_share": 0.5,
     "monitor.ratio_deviation": 1.0,
     "monitor.logprob_gap": 1.0,
