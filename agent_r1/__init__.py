@@ -19,7 +19,7 @@ if sys.platform == "win32":  # checked before the imports below, because they ne
     raise ImportError(_LINE)
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Image, Message, Text
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolResult
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentR1Error",
+    "Image",
     "InvalidInput",
     "Message",
     "Task",
     "TaskSet",
+    "Text",
     "ToolEnv",
     "ToolResult",
     "Trainer",

@@ -24,7 +24,7 @@ from agent_r1.commands.show_tokens import (
     token_table,
 )
 from agent_r1.commands.terminal import safe
-from agent_r1.core.messages import ContentPart, Media, Message, ToolCall
+from agent_r1.core.messages import Message, ToolCall, parts_text
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store import AttemptSummary, RunReader
@@ -105,7 +105,7 @@ def _turn_tokens(turn: Turn, record: TokenRecord | None, tokenizer: Tokenizer | 
 
 
 def _message_json(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "text": message.text}
+    return {"role": message.role, "text": parts_text(message.parts)}
 
 
 def _turn_json(turn: Turn, trajectory: Trajectory, value: float | None) -> dict[str, Any]:
@@ -134,14 +134,6 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
         "seconds": None if result is None else result.seconds,
         "rewards": dict(turn.call_rewards[index]) if index < len(turn.call_rewards) else {},
     }
-
-
-def parts_text(parts: Sequence[ContentPart]) -> str:
-    """Return the text of a message or of a tool result. Media appear as their type and the beginning of their hash.
-
-    For example, an image appears as ``[image/png 9f86d081884c]``.
-    """
-    return "".join(f"[{part.mime} {part.sha256[:12]}]" if isinstance(part, Media) else part.text for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

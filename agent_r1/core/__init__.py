@@ -9,12 +9,13 @@ from agent_r1.core.inference import (
     InferenceEngine,
     PolicyVersionSpan,
     Prompt,
+    PromptMedia,
     SamplingParams,
     ScoredTokens,
     StopCondition,
     ValueFunction,
 )
-from agent_r1.core.messages import Action, Media, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
 from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
@@ -32,15 +33,16 @@ __all__ = [
     "Env",
     "Episode",
     "Group",
+    "Image",
     "InferenceEngine",
     "Interrupted",
     "InvalidInput",
-    "Media",
     "Message",
     "ModelClient",
     "PolicyVersion",
     "PolicyVersionSpan",
     "Prompt",
+    "PromptMedia",
     "ReferenceSolution",
     "ReferenceSolutions",
     "RolloutContext",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from agent_r1.core.messages import Media
+from agent_r1.core.messages import Image
 from agent_r1.core.weights import Dtype, PolicyVersion, Transport, WeightUpdate
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -14,15 +14,41 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """A piece of media in a prompt, such as an image, and the index in the prompt of its first placeholder token."""
+    """An image in a prompt, and the placeholder tokens that stand for it.
 
-    media: Media
-    position: int
+    The model reads the features of the image at these tokens, one feature at each token. Some models put other tokens
+    between them, so the tokens are several ranges.
+
+    Attributes:
+        image: the image.
+        spans: the indices in the prompt of the placeholder tokens, in order.
+
+    Example:
+        PromptMedia(image, (range(4, 8), range(9, 13)))
+    """
+
+    image: Image
+    spans: tuple[range, ...]
+
+    @property
+    def position(self) -> int:
+        """The index of the first placeholder token."""
+        return self.spans[0].start
+
+    @property
+    def indices(self) -> list[int]:
+        """The indices of all placeholder tokens."""
+        return [index for span in self.spans for index in span]
+
+    def moved(self, offset: int) -> PromptMedia:
+        """Return the image with ``offset`` added to all indices."""
+        spans = tuple(range(span.start + offset, span.stop + offset) for span in self.spans)
+        return PromptMedia(self.image, spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The exact tokens that a completion continues, with their media if there are any.
+    """The exact tokens that a completion continues, with their images if there are any.
 
     Example:
         Prompt(token_ids=(1, 17, 4))

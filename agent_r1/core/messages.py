@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.images import decode_data_url, read_header
 
 RoleName = Literal["system", "user", "assistant", "tool"]
 
@@ -18,14 +25,79 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
-    """A part of a message that is not text, such as an image: the sha256 of its bytes and its MIME type."""
+class Image:
+    """An image that is part of a message. Use ``from_bytes``, ``from_file``, ``from_data_url`` or ``from_pil``.
+
+    Two images are equal if their files have equal bytes.
+
+    Attributes:
+        sha256: the hash of the file, in hexadecimal.
+        mime: the format of the file, such as "image/png".
+        width: the width in pixels, as the file declares it.
+        height: the height in pixels, as the file declares it.
+        data: the bytes of the file. Empty in messages that were read from a run, which stores each file only once.
+
+    Example:
+        Message("user", (Image.from_file("chart.png"), Text("Which bar is the highest?")))
+    """
 
     sha256: str
     mime: str
+    width: int = field(default=0, compare=False)
+    height: int = field(default=0, compare=False)
+    data: bytes = field(default=b"", compare=False, repr=False)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, mime: str | None = None) -> Image:
+        """Return the image in a file with the bytes ``data``.
+
+        Raise InvalidInput if the file is not a whole image (see :mod:`agent_r1.core.images`), or if ``mime`` is given
+        and is not its type.
+        """
+        header = read_header(data, mime)
+        return cls(hashlib.sha256(data).hexdigest(), header.mime, header.width, header.height, data)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Image:
+        """Return the image in the file ``path``. Raise InvalidInput if the file cannot be read or is not an image."""
+        try:
+            return cls.from_bytes(Path(path).read_bytes())
+        except OSError as error:
+            raise InvalidInput("image", got=f"{path}: {error.strerror}", do="name a file that can be read") from error
+
+    @classmethod
+    def from_data_url(cls, url: str) -> Image:
+        """Return the image in a URL such as ``data:image/png;base64,iVBOR..``. Raise InvalidInput if there is none."""
+        return cls.from_bytes(*decode_data_url(url))
+
+    @classmethod
+    def from_pil(cls, picture: Any) -> Image:
+        """Return ``picture``, an image of the package pillow, as a PNG."""
+        file = io.BytesIO()
+        picture.save(file, "PNG")
+        return cls.from_bytes(file.getvalue())
+
+    def to_data_url(self) -> str:
+        return f"data:{self.mime};base64,{base64.b64encode(self.data).decode('ascii')}"
+
+    def __str__(self) -> str:
+        """Return the image as a line of text, such as ``[image/png 64x48 9f86d081884c]``."""
+        size = f" {self.width}x{self.height}" if self.width else ""
+        return f"[{self.mime}{size} {self.sha256[:12]}]"
 
 
-ContentPart = Text | Media
+ContentPart = Text | Image
+
+
+def parts_text(parts: Iterable[ContentPart]) -> str:
+    """Return the parts of a message as one text. Each image is a line such as ``[image/png 64x48 9f86d081884c]``."""
+    text = ""
+    for part in parts:
+        if isinstance(part, Image):
+            text += f"{part}\n" if not text or text.endswith("\n") else f"\n{part}\n"
+        else:
+            text += part.text
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +142,15 @@ class Message:
         """The text parts of the message, joined to one text."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of the message, in order."""
+        return tuple(part for part in self.parts if isinstance(part, Image))
+
+    def with_images_as_text(self) -> Message:
+        """Return the message with a line of text in place of each image."""
+        return replace(self, parts=(Text(parts_text(self.parts)),)) if self.images else self
+
     @classmethod
     def system(cls, text: str) -> Message:
         return cls("system", (Text(text),))
@@ -91,13 +172,16 @@ def to_openai(message: Message) -> dict[str, Any]:
     """Return a message as an OpenAI-style dictionary for a chat template.
 
     The arguments of a call are a mapping, as the templates of transformers expect. If the message has a call that could
-    not be parsed, ``content`` is the whole text of the action, and no calls are listed.
+    not be parsed, ``content`` is the whole text of the action, and no calls are listed. The content of a message with
+    images is a list of parts; each image is a data URL.
 
     Example:
         >>> to_openai(Message.user("hello"))
         {'role': 'user', 'content': 'hello'}
     """
     data: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.images:
+        data["content"] = [_part_to_openai(part) for part in message.parts]
     if message.reasoning is not None:
         data["reasoning_content"] = message.reasoning
     if message.calls and all(call.arguments is not None for call in message.calls):
@@ -117,11 +201,12 @@ def to_openai(message: Message) -> dict[str, Any]:
 def from_openai(data: Mapping[str, Any]) -> Message:
     """Return the message that ``data``, an OpenAI-style dictionary, describes.
 
-    Its ``content`` is text, a list of text parts, or None. The arguments of a call are a mapping or a JSON object as
-    text.
+    Its ``content`` is text, None, or a list of parts. A part is a dictionary of the type "text" or "image_url" (with a
+    data URL), a Text or an Image. The arguments of a call are a mapping or a JSON object as text.
 
     Raises:
         ValueError: the role is unknown, or a part of the dictionary cannot be read.
+        InvalidInput: an image cannot be used.
 
     Example:
         >>> from_openai({"role": "user", "content": "hello"}).text
@@ -162,11 +247,35 @@ def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Mes
 def _content(content: object) -> tuple[ContentPart, ...]:
     if content is None or isinstance(content, str):
         return (Text(content or ""),)
-    if isinstance(content, list | tuple) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
-    ):
-        return tuple(Text(part["text"]) for part in content)
-    raise ValueError(f"a message with content of type {type(content).__name__} that is neither text nor text parts")
+    if isinstance(content, list | tuple):
+        return tuple(map(_part, content))
+    raise ValueError(
+        f"a message with content of type {type(content).__name__} that is neither text nor a list of parts"
+    )
+
+
+def _part(part: object) -> ContentPart:
+    match part:
+        case Text() | Image():
+            return part
+        case {"text": str(text), **others} if others.get("type", "text") in ("text", "input_text", "output_text"):
+            return Text(text)
+        case {"image_url": {"url": str(url)}} | {"image_url": str(url)}:
+            return Image.from_data_url(url)
+        case {"type": "image", "image": Image() as image}:
+            return image
+        case {"type": "image", "image": bytes(data)}:
+            return Image.from_bytes(data)
+        case {"type": "image", "image": picture} if type(picture).__module__.startswith("PIL."):  # as in data sets
+            return Image.from_pil(picture)
+    kind = repr(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
+    raise ValueError(f"a part of a message of type {kind:.80} that is neither text nor image_url")
+
+
+def _part_to_openai(part: ContentPart) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    return {"type": "image_url", "image_url": {"url": part.to_data_url()}}
 
 
 def _call(call: object, index: int) -> ToolCall:

@@ -22,8 +22,8 @@ class Task:
         split: the name of the split to which the task belongs, for example "train".
 
     Raises:
-        InvalidInput: if the messages cannot be read, if ``id`` or ``split`` is not text, or if a text contains a lone
-            surrogate (half a character), which can be neither tokenized nor written.
+        InvalidInput: if the messages or their images cannot be read, if ``id`` or ``split`` is not text, or if a text
+            contains a lone surrogate (half a character), which can be neither tokenized nor written.
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
@@ -43,6 +43,8 @@ class Task:
     ) -> None:
         try:
             opening = to_messages(messages)
+        except InvalidInput as error:  # an image that cannot be used
+            raise InvalidInput(f"messages of task {id}: {error.what}", got=error.got, do=error.do) from error
         except (TypeError, ValueError) as error:
             do = 'give text, Messages, or dictionaries such as {"role": "user", "content": "..."}'
             raise InvalidInput(f"messages of task {id}", got=error, do=do) from error

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.inference import FinishReason, PolicyVersionSpan
+from agent_r1.core.inference import FinishReason, PolicyVersionSpan, PromptMedia
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
@@ -82,6 +82,7 @@ class Turn:
         call_rewards: process rewards of each call by name, in the order of the calls. (): no call is rewarded.
         call_ends: for each call, the index in ``action_ids`` of the token that completes the call. The rewards of the
             call are assigned to this token.
+        media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
@@ -105,6 +106,7 @@ class Turn:
     call_ends: tuple[int, ...] = ()
     new_messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] | None = None
+    media: tuple[PromptMedia, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,14 @@ class Trajectory:
 
     def _path_to(self, turn: Turn) -> tuple[Turn, ...]:
         return (*(() if turn.parent is None else self._path_to(self.turns[turn.parent])), turn)
+
+    def prompt_media(self, turn: Turn) -> tuple[PromptMedia, ...]:
+        """Return the images that the policy saw before its action in ``turn``, at their tokens in ``prompt_ids``."""
+        if turn.parent is None:
+            return turn.media
+        before = self.turns[turn.parent]
+        start = len(self.prompt_ids(before)) + len(before.action_ids)
+        return (*self.prompt_media(before), *(media.moved(start) for media in turn.media))
 
     @property
     def env_turns(self) -> tuple[Turn, ...]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import ContentPart, Message, Text
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.data.batch import NamedReward, RewardWeights, TrainingBatch
 from agent_r1.data.segments import first_seen_ids
@@ -176,21 +176,21 @@ def _versions(turn: Turn) -> list[int]:
     return [span.version for span, end in zip(turn.version_spans, ends, strict=True) for _ in range(span.start, end)]
 
 
-State = tuple[tuple[str, str], ...]
-"""The (role, text) of each message in the last observation before a turn."""
+State = tuple[tuple[str, tuple[ContentPart, ...]], ...]
+"""The role, the texts and the images of each message in the last observation before a turn."""
 
 
 def _states(trajectory: Trajectory) -> list[State]:
     """Return the state before each turn with action tokens, in order.
 
-    A state is the (role, text) of each message in the last observation of the environment. Before the first
-    observation, it is the (role, text) of each opening message.
+    A state is the (role, content) of each message in the last observation of the environment. Before the first
+    observation, it is the (role, content) of each opening message.
     """
     before: Sequence[Message] = trajectory.start
     states: list[State] = []
     for turn in trajectory.turns:
         if turn.action_ids:
-            states.append(tuple((message.role, message.text) for message in before))
+            states.append(tuple((message.role, (Text(message.text), *message.images)) for message in before))
         # a summary turn does not act in the environment, so the state does not change
         before = turn.observation if turn.kind == "act" else before
     return states

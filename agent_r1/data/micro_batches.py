@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from agent_r1.core.inference import PromptMedia
 from agent_r1.data.sequences import TokenSequence
 
 MAX_PADDING = 0.1
@@ -47,6 +48,9 @@ class MicroBatch:
     prefix: int = 0
     """Number S of tokens that are before the first token of each sequence, and not in the micro-batch. ``position_ids``
     counts them, ``attention_mask`` does not: all tokens attend to them."""
+
+    media: tuple[tuple[PromptMedia, ...], ...] = ()
+    """For each of the B sequences, its images at their placeholder tokens. (): there are no images."""
 
     @property
     def padded_size(self) -> int:
@@ -163,6 +167,7 @@ def _collate(sequences: Block, prefix: int) -> MicroBatch:
         turns=torch.cat([sequence.turns for sequence in sequences]),
         num_tokens=sum(map(len, sequences)),
         prefix=prefix,
+        media=tuple(sequence.media for sequence in sequences) if any(one.media for one in sequences) else (),
     )
 
 

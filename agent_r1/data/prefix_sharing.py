@@ -4,6 +4,8 @@ Two parts of sequences are shared. The first tokens of all sequences, such as th
 tools, are cut off: the models compute their keys and values once, and all micro-batches read them. What remains is
 merged: sequences that begin alike, such as the attempts at one task, become the branches of one tree of tokens.
 
+Sequences with images are read whole: the tokens of two images can be equal, and their positions need not be depths.
+
 Shapes: S first tokens that all sequences share, T tokens of a sequence.
 """
 
@@ -59,8 +61,9 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
     """
     prefix = torch.zeros(0, dtype=torch.int64)
     if sharing is not None and blocks:
-        if sharing.across_micro_batches:
-            prefix = common_prefix([sequence for block in blocks for sequence in block])
+        sequences = [sequence for block in blocks for sequence in block]
+        if sharing.across_micro_batches and not any(sequence.media for sequence in sequences):
+            prefix = common_prefix(sequences)
         rest = [tuple(sequence.without_first(len(prefix)) for sequence in block) for block in blocks]
         blocks = merge_blocks(rest, sharing, max_tokens, len(prefix))
     return PassPlan(prefix, make_micro_batches(blocks, max_tokens, len(prefix)))
@@ -90,7 +93,9 @@ def merge_blocks(
     """
     alone, merged = list[TokenSequence](), list[tuple[TokenSequence, ...]]()
     for block in blocks:
-        if len(block) == 1:
+        if any(sequence.media for sequence in block):
+            merged.append(tuple(block))
+        elif len(block) == 1:
             alone += block
         else:
             merged.append(tuple(merge_sequences(one) for one in _divide(block, sharing, max_tokens, prefix)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from agent_r1.core.inference import PromptMedia
 from agent_r1.core.trajectory import Trajectory, Turn
 
 
@@ -54,6 +55,8 @@ class TokenSequence:
     """(s,) for each action, the number of its turn in the batch."""
     has_branches: bool
     """Whether the sequence needs a tree attention mask."""
+    media: tuple[PromptMedia, ...] = ()
+    """The images in the sequence, at their placeholder tokens in ``ids``."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -68,6 +71,7 @@ class TokenSequence:
             logit_positions=self.logit_positions - count,
             token_positions=self.token_positions - count,
             post_action_states=self.post_action_states - count,
+            media=tuple(one.moved(-count) for one in self.media),
         )
 
 
@@ -170,6 +174,7 @@ def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
 def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places: Sequence[TurnPlace]) -> TokenSequence:
     ids: list[int] = []
     position_ids: list[int] = []
+    media: list[PromptMedia] = []
     predicted: list[Prediction] = []
     action_ends: list[tuple[int, int]] = []  # (position of an action's last token, number of its turn in the batch)
     path_end: dict[int, int] = {}  # turn -> position in the sequence of the last token on its path
@@ -180,6 +185,7 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
         action_start = len(ids) + len(turn.new_ids)
         if place.observation is not None:
             predicted += _predictions(before, len(ids), len(turn.new_ids), place.observation)
+        media += (one.moved(len(ids)) for one in turn.media)
         ids += turn.new_ids + turn.action_ids
         position_ids += range(depth, depth + len(turn.new_ids) + len(turn.action_ids))
         if turn.action_ids:
@@ -201,6 +207,7 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
         post_action_states=_column(action_ends, 0),
         turns=_column(action_ends, 1),
         has_branches=any(end != len(ids) for end in subtree_end),
+        media=tuple(media),
     )
 
 
@@ -222,6 +229,7 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
         post_action_states=torch.tensor([length - 1]),  # the last token of the action
         turns=torch.tensor([place.turn]),
         has_branches=False,
+        media=trajectory.prompt_media(turn),
     )
 
 

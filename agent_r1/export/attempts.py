@@ -77,7 +77,7 @@ def read_attempts(reader: RunReader, config: ExportConfig) -> Iterator[ExportedA
         for summary in page:
             trajectory = reader.trajectory(summary.attempt) if _is_in_steps(summary.step, config) else None
             if trajectory is not None:
-                yield ExportedAttempt(summary, trajectory, tools)
+                yield ExportedAttempt(summary, reader.with_images(trajectory), tools)
         if len(page) < PAGE:
             return
 

@@ -93,6 +93,8 @@ def model_card(name: str, run: Path, reader: RunReader, weights: SavedWeights, i
     tags = ["agent-r1", "reinforcement-learning", "tool-use", *(["lora"] if is_adapter else [])]
     header = {**header, **({"base_model": base} if _is_hub_name(base) else {}), "tags": tags}
     load = LOAD_ADAPTER.format(base=json.dumps(_short(base)), name=name) if is_adapter else LOAD_MODEL.format(name=name)
+    if (weights.folder / "preprocessor_config.json").is_file():  # a model with vision
+        load = load.replace("AutoModelForCausalLM", "AutoModelForImageTextToText")
     what = "LoRA adapter" if is_adapter else "model"
     return "\n".join(
         [

@@ -118,12 +118,16 @@ def _write_merged(folder: Path, adapter: Path) -> None:
     import torch
 
     from agent_r1.model.adapter import merged_copy, save_weights
-    from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
+    from agent_r1.model.load import load_images, load_model, load_tokenizer, quiet_transformers
 
     merged: PreTrainedModel = merged_copy(load_model(str(adapter), torch.float32))
     with quiet_transformers():
         save_weights(folder, merged, merged.state_dict())
-        load_tokenizer(str(adapter)).save_pretrained(folder)
+        tokenizer = load_tokenizer(str(adapter))
+        tokenizer.save_pretrained(folder)
+        images = load_images(str(adapter), tokenizer)
+        if images is not None:
+            images.save_pretrained(folder)
 
 
 def _copy(source: Path, target: Path) -> None:

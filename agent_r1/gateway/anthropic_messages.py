@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agent_r1.core.messages import Message, Text, ToolCall
+from agent_r1.core.messages import ContentPart, Message, Text, ToolCall
 from agent_r1.gateway.chat import Answer, ChatRequest, EndReason, Opening, Part, Piece, RequestError
 from agent_r1.gateway.dialect import (
     Dialect,
@@ -19,8 +19,10 @@ from agent_r1.gateway.dialect import (
     Strict,
     event,
     ignored_arguments,
+    merge_parts,
     pieces,
     read_body,
+    read_image,
     read_stop_strings,
     read_tool,
     refuse,
@@ -39,6 +41,17 @@ class _Text(Lenient):
     text: str
 
 
+class _Source(Lenient):
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+
+class _Image(Lenient):
+    type: Literal["image"]
+    source: _Source
+
+
 class _Thinking(Lenient):
     type: Literal["thinking"]
     thinking: str
@@ -54,13 +67,13 @@ class _ToolUse(Lenient):
 class _ToolResult(Lenient):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[_Text] | None = None
+    content: str | list[Annotated[_Text | _Image, Field(discriminator="type")]] | None = None
     is_error: bool | None = None
 
 
 class _User(Lenient):
     role: Literal["user"]
-    content: str | list[Annotated[_Text | _ToolResult, Field(discriminator="type")]]
+    content: str | list[Annotated[_Text | _Image | _ToolResult, Field(discriminator="type")]]
 
 
 class _Assistant(Lenient):
@@ -107,22 +120,31 @@ def _join(content: str | list[_Text] | None) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content or ())
 
 
+def _part(block: _Text | _Image) -> ContentPart:
+    if isinstance(block, _Text):
+        return Text(block.text)
+    return read_image(f"data:{block.source.media_type};base64,{block.source.data}", "messages")
+
+
 def _user_messages(given: _User) -> Iterator[Message]:
     """Yield the messages for a user message ``given`` by the client.
 
-    There is one tool message per tool result, and then one user message with the text.
+    There is one tool message per tool result, and then one user message with the texts and images.
     """
     if isinstance(given.content, str):
         yield Message.user(given.content)
         return
-    texts = []
+    parts: list[ContentPart] = []
     for block in given.content:
         if isinstance(block, _ToolResult):
-            yield Message.tool(_join(block.content), block.tool_use_id)
+            content = (
+                [_Text(type="text", text=block.content)] if isinstance(block.content, str) else block.content or ()
+            )
+            yield Message("tool", merge_parts(map(_part, content)), call_id=block.tool_use_id)
         else:
-            texts.append(block.text)
-    if texts:
-        yield Message.user("".join(texts))
+            parts.append(_part(block))
+    if parts:
+        yield Message("user", merge_parts(parts))
 
 
 def _tool_results(body: _Body) -> list[_ToolResult]:

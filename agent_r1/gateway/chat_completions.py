@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agent_r1.core.messages import Message, Text
+from agent_r1.core.messages import ContentPart, Message, Text
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, EndReason, Opening, Part, Piece, RequestError
 from agent_r1.gateway.dialect import (
     Dialect,
@@ -19,9 +19,11 @@ from agent_r1.gateway.dialect import (
     Strict,
     event,
     ignored_arguments,
+    merge_parts,
     pieces,
     read_body,
     read_call,
+    read_image,
     read_stop_strings,
     read_tool,
     refuse,
@@ -44,7 +46,17 @@ class _Part(Lenient):
     text: str
 
 
+class _ImageUrl(Lenient):
+    url: str
+
+
+class _ImagePart(Lenient):
+    type: Literal["image_url"]
+    image_url: _ImageUrl
+
+
 _Content = str | list[_Part]
+_ImageContent = str | list[Annotated[_Part | _ImagePart, Field(discriminator="type")]]
 
 
 class _Function(Lenient):
@@ -62,7 +74,7 @@ class _Prompt(Lenient):
     """A message of the system, the developer or the user."""
 
     role: Literal["system", "developer", "user"]
-    content: _Content
+    content: _ImageContent
     name: str | None = None
 
 
@@ -78,7 +90,7 @@ class _Assistant(Lenient):
 
 class _ToolResult(Lenient):
     role: Literal["tool"]
-    content: _Content
+    content: _ImageContent
     tool_call_id: str
 
 
@@ -142,7 +154,6 @@ def _text(content: _Content | None) -> str:
 
 
 def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
-    parts = (Text(_text(given.content)),)
     match given:
         case _Assistant():
             param = f"messages.{index}.tool_calls"
@@ -150,12 +161,22 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
                 read_call(call.id, call.function.name, call.function.arguments, f"{param}.{number}")
                 for number, call in enumerate(given.tool_calls or ())
             )
-            own = parts if parts[0].text else (Text(given.refusal or ""),)
-            return Message("assistant", own, calls, given.reasoning_content)
+            text = _text(given.content) or given.refusal or ""
+            return Message("assistant", (Text(text),), calls, given.reasoning_content)
         case _ToolResult():
-            return Message("tool", parts, call_id=given.tool_call_id)
+            return Message("tool", _parts(given.content, index), call_id=given.tool_call_id)
         case _:
-            return Message("user" if given.role == "user" else "system", parts)
+            return Message("user" if given.role == "user" else "system", _parts(given.content, index))
+
+
+def _parts(content: _ImageContent, index: int) -> tuple[ContentPart, ...]:
+    """Return the texts and images of a message. Raise RequestError if an image cannot be used."""
+    if isinstance(content, str):
+        return (Text(content),)
+    param = f"messages.{index}.content"
+    return merge_parts(
+        Text(part.text) if isinstance(part, _Part) else read_image(part.image_url.url, param) for part in content
+    )
 
 
 def _chat_request(body: _Body) -> ChatRequest:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agent_r1.core.messages import ToolCall
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import ContentPart, Image, Text, ToolCall
 from agent_r1.core.tool import ToolSpec
 from agent_r1.gateway.chat import Answer, ChatRequest, Part, RequestError
 
@@ -178,6 +179,25 @@ def warn_about_ignored(request: ChatRequest) -> None:
 def warn_once(text: str) -> None:
     """Log a warning. Equal texts are logged only once per process."""
     log.warning("%s", text)
+
+
+def merge_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
+    """Return the parts of a message with each run of adjacent texts as one text. Without images, return one text."""
+    merged: list[ContentPart] = []
+    for part in parts:
+        if isinstance(part, Text) and merged and isinstance(last := merged[-1], Text):
+            merged[-1] = Text(last.text + part.text)
+        else:
+            merged.append(part)
+    return tuple(merged) or (Text(""),)
+
+
+def read_image(url: str, param: str) -> Image:
+    """Return the image in a data URL. Raise RequestError, which names ``param``, if the image cannot be used."""
+    try:
+        return Image.from_data_url(url)
+    except InvalidInput as error:
+        raise refuse(param, str(error)) from None
 
 
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:

@@ -18,7 +18,8 @@ from agent_r1.gateway.conversations import SentAction, restore_sampled, rewrites
 from agent_r1.gateway.dialect import refuse, warn_once
 from agent_r1.gateway.sampled_choice import generate, sampled_choice
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
+from agent_r1.rollout.session import Session
+from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_TOKEN_CHARACTERS = 32

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from agent_r1.core.messages import Message, Text, ToolCall
+from agent_r1.core.messages import ContentPart, Message, Text, ToolCall
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Opening, Part, Piece
 from agent_r1.gateway.chat_completions import error_json, logprob_entries
 from agent_r1.gateway.dialect import (
@@ -24,9 +24,11 @@ from agent_r1.gateway.dialect import (
     Strict,
     event,
     ignored_arguments,
+    merge_parts,
     pieces,
     read_body,
     read_call,
+    read_image,
     read_tool,
     write_arguments,
 )
@@ -43,7 +45,12 @@ class _Text(Lenient):
     text: str
 
 
-_Content = str | list[_Text]
+class _Image(Lenient):
+    type: Literal["input_image"]
+    image_url: str
+
+
+_Content = str | list[Annotated[_Text | _Image, Field(discriminator="type")]]
 
 
 class _Message(Lenient):
@@ -132,7 +139,16 @@ class _Body(Strict):
 
 
 def _join(content: _Content) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if isinstance(content, str) else "".join(part.text for part in content if isinstance(part, _Text))
+
+
+def _parts(content: _Content) -> tuple[ContentPart, ...]:
+    """Return the texts and images of a message. Raise RequestError if an image cannot be used."""
+    if isinstance(content, str):
+        return (Text(content),)
+    return merge_parts(
+        Text(part.text) if isinstance(part, _Text) else read_image(part.image_url, "input") for part in content
+    )
 
 
 def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple[Message, ...]:
@@ -149,11 +165,11 @@ def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple
         match item:
             case _Output():
                 finish_assistant()
-                messages.append(Message.tool(_join(item.output), item.call_id))
+                messages.append(Message("tool", _parts(item.output), call_id=item.call_id))
             case _Message() if item.role != "assistant":
                 finish_assistant()
                 role: Literal["user", "system"] = "user" if item.role == "user" else "system"
-                messages.append(Message(role, (Text(_join(item.content)),)))
+                messages.append(Message(role, _parts(item.content)))
             case _:
                 pending.append(item)
     finish_assistant()

@@ -10,7 +10,8 @@ from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.gateway.chat import ChatRequest, Choice, EndReason, TokenLogprob
 from agent_r1.renderers.incremental_decoder import IncrementalDecoder
 from agent_r1.renderers.protocol import Renderer
-from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
+from agent_r1.rollout.session import Session
+from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
 
 
 async def generate(

@@ -12,7 +12,8 @@ from agent_r1.gateway.episode import as_error, context_error, exceeds, unsupport
 from agent_r1.gateway.sampled_choice import generate, sampled_choice
 from agent_r1.gateway.streams import LiveReader
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.session import Session, SessionPrompt, Stopped
+from agent_r1.rollout.session import Session
+from agent_r1.rollout.session_values import SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_CONCURRENT = 256

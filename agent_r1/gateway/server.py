@@ -46,8 +46,8 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """The environment variables that list hosts which clients reach without a proxy."""
 
-MAX_BODY = 8 * 2**20
-"""The largest body of a request, in bytes."""
+MAX_BODY = 32 * 2**20
+"""The largest body of a request, in bytes. A client sends all images of a conversation with each request."""
 
 BODY_SECONDS = 30.0
 """The time limit for the arrival of a body, in seconds."""

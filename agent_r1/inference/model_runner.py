@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.inference.image_cache import ImageCache
 from agent_r1.inference.kv_cache import (
     ATTENTION,
     LENGTH_MULTIPLE,
@@ -24,6 +26,7 @@ from agent_r1.inference.kv_cache import (
     round_up,
 )
 from agent_r1.inference.llama_decode import LlamaDecoder
+from agent_r1.model.vision import embed_with_images, text_decoder
 
 PREFILL_MULTIPLE = 16
 """The number of new tokens in a prefill pass is padded to a multiple of this number."""
@@ -64,17 +67,23 @@ the weights. The difference is divided by the largest absolute logit. One roundi
 class PrefillChunk:
     """Tokens to prefill in one slot.
 
-    The slot already holds the keys and values of the first ``cached`` tokens. ``token_ids`` are the tokens after them.
+    The slot already holds the keys and values of the tokens ``before``. ``token_ids`` are the tokens after them.
+    Negative tokens stand for features of images (see ``inference.image_cache``).
     """
 
     slot: CacheSlot
-    cached: int
+    before: tuple[int, ...]
     token_ids: tuple[int, ...]
+
+    @property
+    def cached(self) -> int:
+        """The number of tokens that the slot already holds."""
+        return len(self.before)
 
     def split(self, size: int) -> list[PrefillChunk]:
         """Divide the chunk into chunks of at most ``size`` tokens."""
         return [
-            PrefillChunk(self.slot, self.cached + start, self.token_ids[start : start + size])
+            PrefillChunk(self.slot, self.before + self.token_ids[:start], self.token_ids[start : start + size])
             for start in range(0, len(self.token_ids), size)
         ]
 
@@ -105,12 +114,15 @@ class ModelRunner:
     """A runner that makes the forward passes of a model on the blocks of a KV cache. It is not thread-safe.
 
     Each block has ``rows`` rows. The runner takes ownership of the model, and replaces the model's attention function
-    by :func:`agent_r1.inference.kv_cache.cache_attention`.
+    by :func:`agent_r1.inference.kv_cache.cache_attention`. ``images`` holds the images of requests; it is None if the
+    model has no vision.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, images: ImageCache | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.model.set_attn_implementation(ATTENTION)
+        self._decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
+        self._decoder.set_attn_implementation(ATTENTION)
+        self._images = images
         self.rows = rows
         self.blocks: list[CacheBlock] = []
         self._llama = LlamaDecoder.of(model)
@@ -180,18 +192,44 @@ class ModelRunner:
         mask = self._additive_mask(torch.cat([seen, causal], dim=-1))[:, None]
         slots = [chunk.slot for chunk in chunks]
         cache = PrefillCache(self.blocks, slots, [chunk.cached for chunk in chunks], counts, context)
-        self._forward(token_ids, positions, mask, cache)
+        if self._images is not None and bool((token_ids < 0).any()):
+            self._prefill_images(chunks, token_ids, positions, mask, cache)
+        else:
+            shifts = torch.zeros(rows, dtype=torch.long)
+            shifts[: len(chunks)] = torch.tensor([self._shift(chunk.before) for chunk in chunks])
+            self._forward({"input_ids": token_ids.to(self.model.device)}, positions + shifts[:, None], mask, cache)
         for chunk, count in zip(chunks, counts, strict=True):
             self.blocks[chunk.slot.block].lengths[chunk.slot.row] = chunk.cached + count
 
+    def _prefill_images(
+        self, chunks: Sequence[PrefillChunk], token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PrefillCache
+    ) -> None:
+        """Run a forward pass over tokens (R, T), of which some stand for features of images.
+
+        ``positions`` (R, T) are the positions of the tokens if the model has ordinary positions.
+        """
+        assert self._images is not None
+        first = torch.zeros(len(token_ids), dtype=torch.long)  # (R,)
+        first[: len(chunks)] = torch.tensor([chunk.cached + self._shift(chunk.before) for chunk in chunks])
+        index, features, rows = self._images.read(token_ids, first)
+        device = self.model.device
+        read = embed_with_images(self._decoder, token_ids.clamp(min=0).to(device), index.to(device), features)
+        self._forward(read, positions if rows is None else rows, mask, cache)
+
+    def _shift(self, tokens: tuple[int, ...]) -> int:
+        return 0 if self._images is None else self._images.shift(tokens)
+
     @torch.inference_mode()
-    def decode(self, block_index: int, last_tokens: Mapping[int, int]) -> Tensor:
+    def decode(
+        self, block_index: int, last_tokens: Mapping[int, int], shifts: Mapping[int, int] | None = None
+    ) -> Tensor:
         """Run one decode step of the block with this index. Return the next logits of each running row in fp32.
 
         The result has the shape (running rows, V).
 
         ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
-        The logits are in the order of the mapping.
+        The logits are in the order of the mapping. ``shifts`` maps rows with images to the difference between the
+        position and the index of their last token, if the model has positions in three rows.
 
         For large models on a CPU, the step computes only the running rows, if their bits do not depend on the number of
         rows. Otherwise it computes all rows of the block, so that shapes do not depend on the number of running rows.
@@ -212,8 +250,11 @@ class ModelRunner:
         if self._llama is not None:
             hidden = self._llama(token_ids.to(self.model.device), block, mask)  # (R, E)
         else:
-            states = self._forward(token_ids[:, None], block.lengths[:, None], mask, DecodeCache(block, visible))
-            hidden = states[:, 0]
+            positions = block.lengths.cpu().clone()
+            for row, shift in (shifts or {}).items():
+                positions[row] += shift
+            read = {"input_ids": token_ids[:, None].to(self.model.device)}
+            hidden = self._forward(read, positions[:, None], mask, DecodeCache(block, visible))[:, 0]
         logits = self.model.get_output_embeddings()(hidden)  # (R, V)
         rows = rows.to(self.model.device)
         block.lengths[rows] += 1
@@ -227,9 +268,9 @@ class ModelRunner:
         zeros = torch.zeros(visible.shape, dtype=self.model.dtype)
         return zeros.masked_fill(~visible, float("-inf")).to(self.model.device)
 
-    def _forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor, cache: object) -> Tensor:
-        return self.model.base_model(
-            input_ids=token_ids.to(self.model.device),
+    def _forward(self, read: Mapping[str, Any], positions: Tensor, mask: Tensor, cache: object) -> Tensor:
+        return self._decoder(
+            **read,
             position_ids=positions.to(self.model.device),
             attention_mask=mask,
             past_key_values=cache,
@@ -246,19 +287,20 @@ def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
         InvalidInput: in one of three cases: the model fails with the KV cache; the logits are not finite; the logits
             differ, as they do for models with attention sinks or soft-capped scores.
     """
-    usual = model.config._attn_implementation
+    decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
+    usual = decoder.config._attn_implementation
     token_ids = torch.arange(PROBE_TOKENS) % model.config.get_text_config().vocab_size
     with torch.inference_mode():
         expected = model(input_ids=token_ids[None].to(model.device), use_cache=False).logits[0, -1].float()
     runner = ModelRunner(model, 1)
     slot = CacheSlot(runner.add_block(), 0)
     try:
-        runner.prefill([PrefillChunk(slot, 0, tuple(token_ids[:-1].tolist()))])
+        runner.prefill([PrefillChunk(slot, (), tuple(token_ids[:-1].tolist()))])
         logits = runner.decode(0, {0: int(token_ids[-1])})[0]
     except Exception as error:  # models that need other methods of the cache raise many types of errors
         raise _unsupported(model, f"{type(error).__name__}: {error}") from error
     finally:
-        model.set_attn_implementation(usual)
+        decoder.set_attn_implementation(usual)
     if not bool(logits.isfinite().all() and expected.isfinite().all()):
         do = "use a model whose weights have an ordinary size: on a short prompt its logits are NaN or infinite"
         raise InvalidInput("model", got=type(model).__name__, do=do)

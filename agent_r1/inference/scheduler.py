@@ -18,7 +18,11 @@ from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of ``generate``: its prompt and parameters, and the tokens that were sampled so far."""
+    """One call of ``generate``: its prompt and parameters, and the tokens that were sampled so far.
+
+    In ``prompt``, a negative token stands for a feature of an image. ``shift`` is the difference between the position
+    and the index of a token after the prompt; 0 without images.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -33,6 +37,7 @@ class Request:
     error: str | None = None
     is_cancelled: bool = False
     is_prefilled: bool = False
+    shift: int = 0
 
     @property
     def last_token(self) -> int:
@@ -195,7 +200,7 @@ class Scheduler:
                 session.prefills = tuple(span for span in session.prefills if span[0] < cached)
                 if cached < len(needed):
                     session.prefills += ((cached, len(needed)),)
-                new.append((session, PrefillChunk(slot, cached, needed[cached:])))
+                new.append((session, PrefillChunk(slot, needed[:cached], needed[cached:])))
         # The prefix cache no longer contains slots that will be overwritten, so all of its entries are valid.
         plan = PrefillPlan()
         for session, chunk in new:
@@ -222,7 +227,7 @@ class Scheduler:
             source = self._prefix_cache.get((((0, length),), tokens[:length]), chunk.slot)
             if source not in incomplete:
                 plan.prefix_copies.append(PrefixCopy(source, chunk.slot, length))
-                plan.remainders.append(PrefillChunk(chunk.slot, length, tokens[length:]))
+                plan.remainders.append(PrefillChunk(chunk.slot, tokens[:length], tokens[length:]))
                 return
         plan.compute.append(chunk)
         for length in lengths:

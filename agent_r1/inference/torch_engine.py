@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.core.errors import EngineError
+from agent_r1.core.errors import EngineError, UnsupportedChat
 from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.tasks import shared_task
 from agent_r1.core.threads import WorkerThread, run_in_thread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.image_cache import ImageCache
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
 from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_token
 from agent_r1.inference.sampling import RowSampling, likeliest, sample_tokens
@@ -37,6 +38,7 @@ from agent_r1.inference.scheduler import Request, Scheduler
 from agent_r1.model.adapter import load_trained_weights, trained_weights
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.precision import DTYPES, cast_parameters
+from agent_r1.model.vision import ImageProcessor
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class TorchEngine:
         context: maximum number of tokens of a prompt and its completion together.
         config: data type, batch size and memory. None: the default settings.
         profiler: measures prefill, decode steps and sampling.
+        images: the image processor of the model; None if it has no vision.
 
     Raises:
         InvalidInput: the model fails with the KV cache, or its logits with the KV cache differ from the logits of a
@@ -71,6 +74,7 @@ class TorchEngine:
         context: int,
         config: EngineConfig | None = None,
         profiler: Profiler = NO_PROFILER,
+        images: ImageProcessor | None = None,
     ) -> None:
         config = config or EngineConfig()
         bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
@@ -82,7 +86,8 @@ class TorchEngine:
         fixed = config.kv_cache_gib or (CPU_LIMIT_GIB if model.device.type == "cpu" else None)
         rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
         self._context, self._dtype, self._profiler = context, config.dtype, profiler
-        self._runner = ModelRunner(model, rows)
+        self._images = None if images is None else ImageCache(model, images)
+        self._runner = ModelRunner(model, rows, self._images)
         blocks = max(1, slots // config.max_sequences)
         self._scheduler = Scheduler(rows, blocks, self._runner.add_block, self._runner.prefill_shape.chunk)
         self._updates: list[tuple[WeightUpdate, asyncio.Future[PolicyVersion]]] = []
@@ -100,6 +105,7 @@ class TorchEngine:
             deterministic=True,
             max_sessions=self._scheduler.max_sessions,
             top_logprobs=True,
+            media=self._images is not None,
             dtype=self._dtype,
         )
 
@@ -116,13 +122,17 @@ class TorchEngine:
         self._num_anonymous += session_id is None
         session = session_id or f"anonymous {self._num_anonymous}"
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        request = Request(prompt.token_ids, params, session, future, random.Random(params.seed))
+        tokens = self._tokens(prompt)
+        request = Request(tokens, params, session, future, random.Random(params.seed))
+        request.shift = 0 if self._images is None else self._images.shift(tokens)
         self._scheduler.add(request)
         self._wake()
         try:
             return await future
         finally:
             request.is_cancelled = True
+            if self._images is not None:
+                self._images.release(prompt)
             if session_id is None:
                 await self.release(session)
 
@@ -179,6 +189,19 @@ class TorchEngine:
         if not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < self._runner.vocab_size:
             raise EngineError(f"a token of the prompt is outside the vocabulary of {self._runner.vocab_size}")
 
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens of a prompt, with negative numbers for features of images."""
+        if not prompt.media:
+            return prompt.token_ids
+        if self._images is None:
+            raise EngineError("the model has no vision, but the prompt has images")
+        if prompt.media[-1].indices[-1] == len(prompt.token_ids) - 1:
+            raise EngineError("the prompt ends with an image; a prompt has to end with text")
+        try:
+            return self._images.tokens(prompt)
+        except UnsupportedChat as error:
+            raise EngineError(str(error)) from error
+
     def _wake(self) -> None:
         if self._driver is None or self._driver.done():
             self._driver = shared_task(self._drive())
@@ -208,6 +231,8 @@ class TorchEngine:
 
         The step first prefills the new tokens. Then it decodes one token of every running sequence.
         """
+        if self._images is not None:
+            self._images.drop_unused()
         self._scheduler.drop_cancelled()
         try:
             with self._profiler.measure(Part.PREFILL):
@@ -218,7 +243,9 @@ class TorchEngine:
                 self._runner.copy_prefixes(plan.copies)
             for block, batch in self._scheduler.decode_batches():
                 with self._profiler.measure(Part.GENERATION):
-                    logits = self._runner.decode(block, {row: request.last_token for row, request in batch})  # (N, V)
+                    last = {row: request.last_token for row, request in batch}
+                    shifts = {row: request.shift for row, request in batch if request.shift}
+                    logits = self._runner.decode(block, last, shifts)  # (N, V)
                 with self._profiler.measure(Part.SAMPLING):
                     self._sample(logits, [request for _, request in batch])
                 self.num_generated_tokens += len(batch)
@@ -251,6 +278,8 @@ class TorchEngine:
         with torch.no_grad():
             load_trained_weights(self._runner.model, trained_weights(update.handle))
         self._scheduler.on_new_weights(update.version.number)
+        if self._images is not None:
+            self._images.on_new_weights()
         if update.version.checksum is None:
             return update.version
         return replace(update.version, checksum=weights_checksum(self._runner.model))

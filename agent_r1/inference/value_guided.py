@@ -83,6 +83,8 @@ class ValueGuidedEngine:
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         if session_id is None or self._config.candidates == 1:
             return await self._engine.generate(prompt, params, session_id=session_id)
+        if prompt.media:
+            raise EngineError("a critic that guides decoding reads no images; leave out --decode.method")
         context = await self._context(prompt, session_id)
         quiet = replace(params, on_tokens=None)
         if self._config.method == "token":

@@ -113,6 +113,8 @@ class VllmEngine:
 
         If the server aborts the request, the piece has the tokens sampled so far and the finish reason "abort".
         """
+        if prompt.media:  # its API takes images only in an internal format of vLLM, not as files
+            raise EngineError("a vLLM server reads no images here; sample images with --engine.backend embedded")
         if params.top_p != 1.0 or params.top_k != 0:
             raise EngineError("vLLM's log-probabilities are of the truncated distribution: give top_p 1 and top_k 0")
         condition = params.stop_condition

@@ -6,13 +6,15 @@ Shapes: B rows, T tokens, H hidden size, N positions with target tokens, V vocab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+
+from agent_r1.model.vision import PassImages, compute_features, embed_with_images, has_position_rows, text_decoder
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
 """Types of RoPE whose frequencies depend on the largest position of a pass."""
@@ -27,6 +29,7 @@ def hidden_states(
     positions: Tensor | None = None,
     mask: Tensor | None = None,
     prefix: PrefixStates | None = None,
+    images: PassImages | None = None,
 ) -> Tensor:
     """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). The head is not applied.
 
@@ -37,8 +40,9 @@ def hidden_states(
         mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
             itself. Default: causal attention.
         prefix: the keys and values of S tokens before each row. All tokens attend to them. Default: no prefix, S = 0.
+        images: the images of the rows, which have no branches. Default: no images.
     """
-    return backbone_states(backbone_of(model), ids, positions, mask, prefix=prefix)
+    return backbone_states(backbone_of(model), ids, positions, mask, prefix=prefix, images=images)
 
 
 class PrefixStates:
@@ -56,7 +60,7 @@ class PrefixStates:
         self.num_tokens = len(ids)
         cache = DynamicCache()
         if self.num_tokens:
-            backbone(input_ids=ids[None], past_key_values=cache, use_cache=True)
+            text_decoder(backbone)(input_ids=ids[None], past_key_values=cache, use_cache=True)
         layers = cast(list[DynamicLayer], cache.layers)
         # keys and values of each layer: (1, K, S, D), with K key-value heads of size D
         self._computed = [cast(Tensor, tensor) for layer in layers for tensor in (layer.keys, layer.values)]
@@ -130,11 +134,12 @@ def backbone_states(
     mask: Tensor | None = None,
     added: Tensor | None = None,
     prefix: PrefixStates | CachedPrefix | None = None,
+    images: PassImages | None = None,
 ) -> Tensor:
     """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). ``backbone`` is a model without a head.
 
-    ``ids``, ``positions``, ``mask`` and ``prefix`` are as in :func:`hidden_states`. If ``added`` (B, T, H) is given, it
-    is added to the token embeddings.
+    ``ids``, ``positions``, ``mask``, ``prefix`` and ``images`` are as in :func:`hidden_states`. ``added`` (B, T, H)
+    is added to the token embeddings if it is given.
     """
     cache = None if prefix is None else prefix.cache(len(ids))
     additive = None
@@ -145,12 +150,18 @@ def backbone_states(
         # Eager attention takes additive masks, SDPA takes boolean or additive masks: an additive mask works for both.
         additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
         additive = additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
-    read: dict[str, object] = {"input_ids": ids}
+    decoder = text_decoder(backbone)
+    read: dict[str, Any] = {"input_ids": ids}
+    if images is not None:
+        read = embed_with_images(decoder, ids, images.index, compute_features(backbone, images.pixels))
+        positions = positions if images.positions is None else images.positions
+    elif added is not None:
+        read = {"inputs_embeds": decoder.get_input_embeddings()(ids)}
     if added is not None:
-        read = {"inputs_embeds": backbone.get_input_embeddings()(ids) + added}
+        read["inputs_embeds"] = read["inputs_embeds"] + added
     if cache is not None:
         read["past_key_values"] = cache
-    states = backbone(**read, position_ids=positions, attention_mask=additive, use_cache=cache is not None)
+    states = decoder(**read, position_ids=positions, attention_mask=additive, use_cache=cache is not None)
     return states.last_hidden_state
 
 
@@ -253,6 +264,8 @@ def supports_tree_mask(model: PreTrainedModel) -> bool:
         return False  # the test below is shorter than the window
     if has_dynamic_rope(model):
         return False  # the test below is shorter than the positions from which on the frequencies change
+    if has_position_rows(model):
+        return False  # after an image, the position of a token is not its depth in the tree
     ids = torch.tensor([[0, 1, 2, 3]], device=model.device) % model.config.get_text_config().vocab_size
     positions = torch.tensor([[0, 1, 2, 2]], device=model.device)
     mask = torch.ones(1, 4, 4, dtype=torch.bool, device=model.device).tril()

@@ -1,4 +1,4 @@
-"""Load a causal language model or its tokenizer."""
+"""Load a causal language model, with or without vision, its tokenizer, or its image processor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
@@ -25,6 +27,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.model.adapter import ADAPTER_CONFIG, base_of, has_adapter, load_adapter, read_adapter
 from agent_r1.model.folders import find_folder, first_line
 from agent_r1.model.names import Kind
+from agent_r1.model.vision import ImageProcessor, has_vision, load_image_processor
 
 LOGIT_TOLERANCE = 1e-6
 """Largest accepted difference between the model's logits and head(backbone(ids)), divided by the largest logit."""
@@ -61,7 +64,9 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     _check_declared_sizes(folder, name)
     try:
         with quiet_transformers():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            reads_images = has_vision(AutoConfig.from_pretrained(folder))
+            model_type = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+            loaded: Any = model_type.from_pretrained(
                 folder, dtype=dtype, output_loading_info=True, use_safetensors=True
             )
     except Exception as error:  # for a broken folder, transformers, safetensors and json raise many types of errors
@@ -99,9 +104,29 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
     try:
         with quiet_transformers():
-            return _as_saved(AutoTokenizer.from_pretrained(folder), folder)
+            tokenizer = _as_saved(AutoTokenizer.from_pretrained(folder), folder)
+            template = folder / "chat_template.json"  # some models with vision have their template in this file only
+            if not tokenizer.chat_template and template.is_file():
+                tokenizer.chat_template = json.loads(template.read_text("utf-8"))["chat_template"]
+            return tokenizer
     except Exception as error:  # each tokenizer format raises its own types of errors
         raise _load_error("tokenizer", name, error) from error
+
+
+def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
+    """Load the image processor of the model ``name``, whose tokenizer is ``tokenizer``. Return None without vision.
+
+    Raise InvalidInput if the model cannot be loaded, has no image processor, or if pillow is not installed.
+    """
+    folder = find_folder(name, "model")
+    folder = _find_base(folder) or folder
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # for a broken folder, transformers raises many types of errors
+        raise _load_error("model", name, error) from error
+    with quiet_transformers():
+        return load_image_processor(folder, config, tokenizer)
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:

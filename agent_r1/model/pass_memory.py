@@ -22,6 +22,7 @@ from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import backbone_of, backbone_states, token_scores
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.precision import cast_parameters, checkpoint_activations
+from agent_r1.model.vision import text_decoder
 
 PROBE_TOKENS = 16
 NO_ADAPTER = LoraConfig()
@@ -84,7 +85,7 @@ def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
     # prevents the allocation, and itself needs almost no memory.
     dtype = next(backbone.parameters()).dtype
     mask = torch.zeros((1, 1, 1, 1), dtype=dtype).expand(ids.shape[0], 1, ids.shape[1], ids.shape[1])
-    return backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    return text_decoder(backbone)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
 
 
 @lru_cache(maxsize=64)

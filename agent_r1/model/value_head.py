@@ -14,6 +14,7 @@ from agent_r1.model.adapter import copy_sharing_frozen, merged_copy
 from agent_r1.model.folders import first_line
 from agent_r1.model.forward import CachedPrefix, PrefixStates, backbone_of, backbone_states
 from agent_r1.model.load import check_finite, quiet_transformers
+from agent_r1.model.vision import PassImages
 
 HEAD_FILE = "value_head.safetensors"
 """The file with the head of a saved value model, beside the backbone in the format of transformers."""
@@ -54,13 +55,14 @@ class ValueModel(nn.Module):
         mask: Tensor | None = None,
         logprobs: Tensor | None = None,
         prefix: PrefixStates | CachedPrefix | None = None,
+        images: PassImages | None = None,
     ) -> Tensor:
         """Return the values (B, T), one for each position of each sequence.
 
         The value at position t is the predicted sum of the rewards after position t. The prediction uses the tokens up
         to and including position t.
 
-        For ``ids``, ``positions``, ``mask`` and ``prefix``, see :func:`agent_r1.model.forward.hidden_states`.
+        For the arguments besides ``logprobs``, see :func:`agent_r1.model.forward.hidden_states`.
         ``logprobs`` (B, T) are the log-probabilities with which the tokens were sampled; 0 for tokens that were not
         sampled.
         """
@@ -68,7 +70,7 @@ class ValueModel(nn.Module):
         if self.logprob_input is not None and logprobs is not None:
             surprise = torch.stack([LOGPROB_SCALE * logprobs, 1 - logprobs.exp()], dim=-1)  # (B, T, 2)
             added = self.logprob_input(surprise.to(self.logprob_input.weight.dtype))  # (B, T, H)
-        hidden = backbone_states(self.backbone, ids, positions, mask, added, prefix)
+        hidden = backbone_states(self.backbone, ids, positions, mask, added, prefix, images)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 

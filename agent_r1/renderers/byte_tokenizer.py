@@ -5,6 +5,10 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.core.messages import Image
+
+IMAGE_TOKEN = "<|image|>"
+
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -28,16 +32,37 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+_SHOW = """\
+{%- macro show(content) -%}
+{% if content is string %}{{ content }}{% else %}
+{%- for part in content %}{{ '<|image|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
+{%- endmacro -%}
+"""
+"""Writes the content of a message, which is a text or a list of texts and images."""
+
+
+class OneTokenImages:
+    """Implements :class:`~agent_r1.renderers.protocol.ImageExpander`: one token stands for any image."""
+
+    placeholder = IMAGE_TOKEN
+
+    def expand(self, image: Image) -> str:
+        return IMAGE_TOKEN
+
+
+def byte_tokenizer(images: bool = False) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per byte. Decoding the tokens of any text gives the same text.
 
-    ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens with one token each.
+    ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens with one token each. With ``images``,
+    ``<|image|>`` is one too, for a renderer with :class:`OneTokenImages`.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    fast.chat_template = TEMPLATE
+    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *([IMAGE_TOKEN] if images else [])]})
+    fast.chat_template = (
+        _SHOW + TEMPLATE.replace("message.content }}", "show(message.content) }}") if images else TEMPLATE
+    )
     return fast

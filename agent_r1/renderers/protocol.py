@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_r1.core.inference import StopCondition
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.inference import PromptMedia, StopCondition
+from agent_r1.core.messages import Action, Image, Message
 from agent_r1.core.tool import ToolSpec
 
 
@@ -19,6 +19,7 @@ class RenderedPrompt:
         text: the text of the whole conversation.
         token_ids: all tokens of the conversation. In the prompt of :meth:`Renderer.bridge_to_next_turn`, only the
             tokens after the last action.
+        media: the images at their placeholder tokens in ``token_ids``.
 
     Example:
         RenderedPrompt(text="...<|im_end|>\n<|im_start|>user\n...assistant\n", token_ids=(198, 7, ...))
@@ -26,6 +27,26 @@ class RenderedPrompt:
 
     text: str
     token_ids: tuple[int, ...]
+    media: tuple[PromptMedia, ...] = ()
+
+
+class ImageExpander(Protocol):
+    """Tells a renderer which tokens stand for an image.
+
+    Attributes:
+        placeholder: the special token that a chat template writes for an image, and that is repeated for its features.
+    """
+
+    @property
+    def placeholder(self) -> str: ...
+
+    def expand(self, image: Image) -> str:
+        """Return the text that replaces the placeholder of an image: one placeholder for each feature of the image.
+
+        Raises:
+            UnsupportedChat: the image cannot be decoded.
+        """
+        ...
 
 
 class Renderer(Protocol):

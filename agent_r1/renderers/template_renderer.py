@@ -23,6 +23,7 @@ from agent_r1.renderers.chat_template import apply_chat_template
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
+from agent_r1.renderers.images import PromptEncoder, mark_images, with_image_parts
 from agent_r1.renderers.probes import (
     MARKER,
     PROBE_TOOL,
@@ -32,7 +33,7 @@ from agent_r1.renderers.probes import (
     find_turn_ends,
     probe_call,
 )
-from agent_r1.renderers.protocol import RenderedPrompt
+from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
 from agent_r1.renderers.special_tokens import ShownTools, break_tokens, special_tokens
 from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
 
@@ -47,6 +48,7 @@ class TemplateRenderer:
         tool_format: parses tool calls, and converts messages for the template. The default is Hermes.
         stop_token_ids: additional tokens that end an action. The tokens that the template writes after an answer or a
             call, and the end-of-sequence token of the tokenizer, always end an action.
+        images: the tokens of images; None if the model has no vision.
 
     Raises:
         UnsupportedChat: the tokenizer has no chat template, or the template writes no special token after a turn.
@@ -57,6 +59,7 @@ class TemplateRenderer:
         tokenizer: PreTrainedTokenizerBase,
         tool_format: ToolFormat | None = None,
         stop_token_ids: tuple[int, ...] = (),
+        images: ImageExpander | None = None,
     ) -> None:
         if not tokenizer.chat_template:
             raise UnsupportedChat(
@@ -67,11 +70,13 @@ class TemplateRenderer:
         self._special = {token: index for index, token in special_tokens(tokenizer)}
         self._shown_tools = ShownTools(tuple(self._special))
         self._extra_stop_ids = stop_token_ids
+        self._encoder, self._has_vision = PromptEncoder(tokenizer, images), images is not None
+        self.encode = self._encoder.encode
         self._result_tags: tuple[str, ...] = ()
-        question = Message.user("question")
-        self._renders_tools = PROBE_TOOL.name in self._apply_template(
-            (question,), (PROBE_TOOL,), add_generation_prompt=True
-        )
+        question, marked = Message.user("question"), Message.user(MARKER)
+        self._needs_parts = False  # whether the template reads only lists of parts, as those of some vision models
+        self._needs_parts = self._has_vision and MARKER not in self._apply_template((marked,), ())
+        self._renders_tools = PROBE_TOOL.name in self._apply_template((question,), (PROBE_TOOL,))
         self._turn_ends = find_turn_ends(self.render_text, self._special)
         # inside a conversation, the plain template writes an empty line after an action, and no special token
         self._breaks = (*self._turn_ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
@@ -122,7 +127,10 @@ class TemplateRenderer:
 
         Raise UnsupportedChat if the conversation cannot be rendered.
         """
-        prompt: RenderedPrompt = self._to_prompt(self.render_text(messages, tools, add_generation_prompt=True))
+        text = self.render_text(messages, tools, add_generation_prompt=True)
+        if any(message.images for message in messages):  # not kept, because a prompt holds the bytes of its images
+            return self._encoder.prompt(text, text, messages)
+        prompt: RenderedPrompt = self._to_prompt(text)
         return prompt
 
     def render_text(self, messages: Messages, tools: Tools = (), *, add_generation_prompt: bool = False) -> str:
@@ -137,16 +145,20 @@ class TemplateRenderer:
             return self._apply_template(messages, shown, add_generation_prompt=add_generation_prompt)
         opening = [message.text for message in messages[:1] if message.role == "system"]
         system = Message.system("\n\n".join([*opening, instruction]))
-        return self._apply_template(
-            (system, *messages[len(opening) :]), shown, add_generation_prompt=add_generation_prompt
-        )
+        conversation = (system, *messages[len(opening) :])
+        return self._apply_template(conversation, shown, add_generation_prompt=add_generation_prompt)
 
-    def _apply_template(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> str:
+    def _apply_template(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool = True) -> str:
         self.tool_format.check_writable(messages)
         try:
-            converted = self.tool_format.to_template([self._break_special_tokens(each) for each in messages], tools)
+            marked = [self._break_special_tokens(mark_images(message)) for message in messages]
+            converted = self.tool_format.to_template(marked, tools)
         except (TypeError, ValueError, KeyError) as error:
             raise UnsupportedChat(f"the conversation cannot be written as {self.tool_format.name}: {error}") from error
+        if self._has_vision:
+            converted = [with_image_parts(message, self._needs_parts) for message in converted]
+        elif any(message.images for message in messages):
+            raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
         specs = [tool.to_openai() for tool in tools]
         return apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
 
@@ -161,18 +173,6 @@ class TemplateRenderer:
         tokens = (*self._special, *(self._result_tags if message.role == "tool" else ()))
         text = break_tokens(message.text, tokens)
         return message if text == message.text else replace(message, parts=(Text(text),))
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a rendered text. The text of a special token becomes the id of this token.
-
-        Raise UnsupportedChat if the tokenizer cannot encode a part of the text.
-        """
-        try:
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
-        except Exception as error:  # the tokenizers library raises Exception itself
-            reason = " ".join(str(error).split())[:200]
-            problem = f"the tokenizer cannot encode a conversation: {reason}"
-            raise UnsupportedChat(f"{problem}; give it an unknown token that is in its vocabulary") from error
 
     # ---- from one turn to the next
 
@@ -199,7 +199,7 @@ class TemplateRenderer:
         sampled_end = self.decode(action_ids[len(self._without_end(action_ids)) :])
         if len(action.message.text) > len(action.text):
             is_written = not sampled_end and rest.startswith(action.message.text)
-            return RenderedPrompt(text, self.encode(rest.removeprefix(action.text))) if is_written else None
+            return self._encoder.prompt(text, rest.removeprefix(action.text), observation) if is_written else None
         wording = self._sampled_wording(action.text, action_ids, rest, tools)
         if wording is None:
             wording = self._template_wording(rest, prompt, with_action, tools)
@@ -207,7 +207,7 @@ class TemplateRenderer:
         if not bridge.startswith(sampled_end or self._breaks):
             return None
         beyond = action.text.removeprefix(wording or "")
-        return RenderedPrompt(text, self.encode(bridge.removeprefix(sampled_end or beyond)))
+        return self._encoder.prompt(text, bridge.removeprefix(sampled_end or beyond), observation)
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
         """Return the part of the sampled ``text`` that the template writes unchanged; None if the template changes it.

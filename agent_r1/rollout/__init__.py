@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from agent_r1.rollout.multi_agent import play_game
     from agent_r1.rollout.scripted_agent import ScriptedAgent
     from agent_r1.rollout.scripted_engine import ScriptedEngine
-    from agent_r1.rollout.session import Rollout, Session, Stopped
+    from agent_r1.rollout.session import Rollout, Session
+    from agent_r1.rollout.session_values import Stopped
     from agent_r1.rollout.staleness import StalenessController
 
 __all__ = [
@@ -50,7 +51,8 @@ __getattr__ = lazy_names(
         "multi_agent": ("play_game",),
         "scripted_agent": ("ScriptedAgent",),
         "scripted_engine": ("ScriptedEngine",),
-        "session": ("Rollout", "Session", "Stopped"),
+        "session": ("Rollout", "Session"),
+        "session_values": ("Stopped",),
         "staleness": ("StalenessController",),
     },
 )

@@ -22,7 +22,8 @@ from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.context_policy import Append, ContextPolicy, History, Messages, with_request
 from agent_r1.rollout.model_client import chat_client
-from agent_r1.rollout.session import Session, SessionPrompt, Stopped, close_quietly
+from agent_r1.rollout.session import Session, close_quietly
+from agent_r1.rollout.session_values import SessionPrompt, Stopped
 from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
 from agent_r1.tools.execution import run_detached
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from agent_r1.core.messages import Message, Text
+from agent_r1.core.messages import Message, Text, parts_text
 from agent_r1.rollout.config import ContextPolicyConfig
 
 Messages = tuple[Message, ...]
@@ -114,7 +114,7 @@ class Window(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncate(ContextPolicy):
-    """A context policy that cuts old observations to ``max_characters`` characters.
+    """A context policy that cuts old observations to ``max_characters`` characters, and leaves out their images.
 
     The observations of the latest ``keep_turns`` exchanges are not cut at first. If the context has no room for an
     action, more and more of these observations are cut. If this is not enough, the oldest exchanges are dropped.
@@ -246,9 +246,9 @@ def _with_text(message: Message, text: str) -> Message:
 
 
 def _shortened(message: Message, max_characters: int) -> Message:
-    text = message.text
+    text = parts_text(message.parts)  # an image takes more of the context than the line that names it
     if len(text) <= max_characters:
-        return message
+        return message.with_images_as_text()
     cut = f"{text[:max_characters]}\n[cut here: {len(text) - max_characters} more characters]"
     return replace(message, parts=(Text(cut),))
 

@@ -16,17 +16,18 @@ def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingPar
 
     ``renderer`` converts the conversation to tokens, and the sampled tokens to the message.
 
-    The seed of a sample depends only on ``params.seed`` and the text of the conversation. So a repeated episode gets
-    the same answers from the same weights. For a frozen model, use an engine whose weights are not updated. The client
-    raises EngineError if the engine cannot answer.
+    The seed of a sample depends only on ``params.seed`` and on the text and the images of the conversation. So a
+    repeated episode gets the same answers from the same weights. For a frozen model, use an engine whose weights are
+    not updated. The client raises EngineError if the engine cannot answer.
     """
 
     async def complete(messages: tuple[Message, ...], /) -> Message:
         prompt = renderer.render(messages, ())
-        digest = hashlib.sha256(f"{params.seed}|{prompt.text}".encode()).digest()
+        images = "".join(one.image.sha256 for one in prompt.media)
+        digest = hashlib.sha256(f"{params.seed}|{prompt.text}{images}".encode()).digest()
         seed = int.from_bytes(digest[:8], "big") >> 1  # 63 bits
         sampling = replace(params, stop_token_ids=renderer.stop_token_ids, seed=seed)
-        completion = await engine.generate(Prompt(prompt.token_ids), sampling)
+        completion = await engine.generate(Prompt(prompt.token_ids, prompt.media), sampling)
         return renderer.parse(completion.token_ids).message
 
     return complete

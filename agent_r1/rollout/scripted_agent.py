@@ -13,7 +13,7 @@ from agent_r1.core.reference_solution import Responder
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.renderers.byte_tokenizer import byte_tokenizer
+from agent_r1.renderers.byte_tokenizer import OneTokenImages, byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.scripted_engine import completion_of
@@ -36,7 +36,7 @@ class ScriptedAgent:
 
     def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder]) -> None:
         self._env, self._policy_for = env, policy_for
-        self._renderer = TemplateRenderer(byte_tokenizer())
+        self._renderer = TemplateRenderer(byte_tokenizer(images=True), images=OneTokenImages())
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
         scripted = _ScriptedEpisode(self._env, self._policy_for, self._renderer)

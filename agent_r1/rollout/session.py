@@ -12,18 +12,18 @@ import logging
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Protocol
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.inference import Completion, InferenceEngine, Prompt, SamplingParams
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.inference import Completion, InferenceEngine, Prompt, PromptMedia, SamplingParams
+from agent_r1.core.messages import Action
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
 from agent_r1.renderers.protocol import RenderedPrompt, Renderer
 from agent_r1.renderers.stop_strings import with_stop_strings
+from agent_r1.rollout.session_values import Messages, Sample, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 from agent_r1.tools.execution import run_detached
 
@@ -34,8 +34,6 @@ CLOSE_SECONDS = 10.0
 
 After this time, the release or the close is cancelled.
 """
-
-Messages = tuple[Message, ...]
 
 
 class Rollout(Protocol):
@@ -52,72 +50,6 @@ class Rollout(Protocol):
         status that names the failure, and raises no exception.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The result of a session that returns no action: the status of the attempt, and the reason."""
-
-    status: Status
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionPrompt:
-    """A conversation in the form in which the policy sees it.
-
-    Attributes:
-        messages: the conversation.
-        tools: the tools that the prompt describes.
-        rendered: the text of the conversation, and the tokens that follow the action of the parent turn. In a new
-            branch, ``rendered`` has all tokens of the conversation.
-        token_ids: all tokens of the conversation.
-        parent: the index of the turn that the prompt continues; None for a new branch.
-        new_messages: the messages after the action of the parent turn. In a new branch, all messages.
-    """
-
-    messages: Messages
-    tools: tuple[ToolSpec, ...]
-    rendered: RenderedPrompt
-    token_ids: tuple[int, ...]
-    parent: int | None
-    new_messages: Messages
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A sampled action with its prompt and its tokens. The observation that follows the action is not known yet."""
-
-    prompt: SessionPrompt
-    completion: Completion
-    action: Action
-    call_ends: tuple[int, ...]
-    kind: TurnKind
-
-    @property
-    def messages(self) -> Messages:
-        """The conversation up to and including the action."""
-        return (*self.prompt.messages, self.action.message)
-
-    def to_turn(self, index: int, outcome: Transition, tools: tuple[ToolSpec, ...] | None) -> Turn:
-        return Turn(
-            index=index,
-            parent=self.prompt.parent,
-            new_ids=self.prompt.rendered.token_ids,
-            action_ids=self.completion.token_ids,
-            logprobs=self.completion.logprobs,
-            version_spans=self.completion.version_spans,
-            finish_reason=self.completion.finish_reason,
-            action=self.action,
-            observation=outcome.messages,
-            results=outcome.results,
-            rewards=outcome.rewards,
-            kind=self.kind,
-            call_rewards=outcome.call_rewards,
-            call_ends=self.call_ends,
-            new_messages=self.prompt.new_messages,
-            tools=tools,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +148,14 @@ class Session:
         )
         if bridge is None:
             return self.new_branch(messages, tools)
-        before = self._tokens_through(parent)
-        return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:])
+        before, images = self._tokens_through(parent)
+        media = (*images, *(one.moved(len(before)) for one in bridge.media))
+        return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:], media)
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
         """Return a prompt that starts a new branch, with all tokens of the conversation; may raise UnsupportedChat."""
         rendered = self._renderer.render(messages, tools)
-        return SessionPrompt(messages, tools, rendered, rendered.token_ids, None, messages)
+        return SessionPrompt(messages, tools, rendered, rendered.token_ids, None, messages, rendered.media)
 
     def fits(self, prompt: SessionPrompt) -> bool:
         """Return whether the context has room for the prompt and an action of ``max_tokens`` tokens."""
@@ -275,7 +208,7 @@ class Session:
                 )
             with isolate(_EngineFailure):
                 completion = await self._engine.generate(
-                    Prompt(prompt.token_ids), params, session_id=str(self._attempt)
+                    Prompt(prompt.token_ids, prompt.media), params, session_id=str(self._attempt)
                 )
             if completion.finish_reason == "cancelled":
                 return Stopped(Status.CANCELLED, "the engine cancelled the generation")
@@ -359,15 +292,22 @@ class Session:
         known = self._known[index]
         return self._renderer.render(known.messages[:-1], known.tools)
 
-    def _tokens_through(self, index: int) -> tuple[int, ...]:
-        """Return the tokens from the beginning of a branch to the end of the action of the turn ``index``."""
-        parts: list[tuple[int, ...]] = []
+    def _tokens_through(self, index: int) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
+        """Return the tokens from the beginning of a branch to the end of the action of the turn ``index``.
+
+        Return (tokens, images in these tokens).
+        """
+        path: list[Turn] = []
         current: int | None = index
         while current is not None:
-            turn = self._turns[current]
-            parts += (turn.action_ids, turn.new_ids)
-            current = turn.parent
-        return tuple(chain.from_iterable(reversed(parts)))
+            path.append(self._turns[current])
+            current = path[-1].parent
+        tokens: list[int] = []
+        media: list[PromptMedia] = []
+        for turn in reversed(path):
+            media += (one.moved(len(tokens)) for one in turn.media)
+            tokens += (*turn.new_ids, *turn.action_ids)
+        return tuple(tokens), tuple(media)
 
 
 class _EngineFailure(Exception):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, ContentPart, Media, Message, Text, ToolCall
+from agent_r1.core.inference import PolicyVersionSpan, PromptMedia
+from agent_r1.core.messages import Action, ContentPart, Image, Message, Text, ToolCall
 from agent_r1.core.tool import ToolResult, ToolSpec
 
 MAX_DEPTH = 100
@@ -67,17 +67,34 @@ def decode_value(data: Any) -> Any:
 
 
 def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
-    """Encode the parts of a message: a text part as a string, a media part as an object with the part's fields.
+    """Encode the parts of a message: a text as a string, an image as an object without the bytes of the image.
 
     Example:
-        ["Look:", {"sha256": "9f86d0..", "mime": "image/png"}]
+        ["Look:", {"sha256": "9f86d0..", "mime": "image/png", "width": 64, "height": 48}]
     """
-    return [part.text if isinstance(part, Text) else {"sha256": part.sha256, "mime": part.mime} for part in parts]
+    return [part.text if isinstance(part, Text) else _encode_image(part) for part in parts]
 
 
 def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
     """Return the parts of a message that :func:`encode_parts` encoded as ``data``."""
-    return tuple(Text(part) if isinstance(part, str) else Media(**part) for part in data)
+    return tuple(Text(part) if isinstance(part, str) else Image(**part) for part in data)
+
+
+def _encode_image(image: Image) -> dict[str, Any]:
+    return {"sha256": image.sha256, "mime": image.mime, "width": image.width, "height": image.height}
+
+
+def encode_media(media: Sequence[PromptMedia]) -> list[Any]:
+    """Encode the images of a prompt, each with the spans of its placeholder tokens.
+
+    Example:
+        [[{"sha256": "9f86d0..", "mime": "image/png", "width": 64, "height": 48}, [[4, 8]]]]
+    """
+    return [[_encode_image(one.image), [[span.start, span.stop] for span in one.spans]] for one in media]
+
+
+def decode_media(data: Sequence[Any]) -> tuple[PromptMedia, ...]:
+    return tuple(PromptMedia(Image(**image), tuple(range(*span) for span in spans)) for image, spans in data)
 
 
 def encode_message(message: Message) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def _trajectory_entries(trajectory: Trajectory, ignored: Set[str]) -> Iterator[l
 def _turn_fields(turn: Turn, ignored: Set[str]) -> Iterator[Any]:
     yield from (turn.index, turn.parent, turn.kind, turn.finish_reason)
     yield from (turn.new_ids, turn.action_ids, turn.logprobs, encode_version_spans(turn.version_spans))
+    if turn.media:  # the placeholder tokens of two images can be equal
+        yield [media.image.sha256 for media in turn.media]
     yield _without(turn.rewards, ignored)
     for end, rewards in zip(turn.call_ends, turn.call_rewards, strict=False):
         if counted := _without(rewards, ignored):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import ContentPart, Image, Message
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
@@ -32,6 +32,7 @@ from agent_r1.store.attempt_list import (
 from agent_r1.store.attempt_search import AttemptList, AttemptPage, read_page
 from agent_r1.store.codec import (
     decode_action,
+    decode_media,
     decode_messages,
     decode_result,
     decode_tools,
@@ -140,6 +141,27 @@ class RunReader:
         """Return the trajectory of an attempt, or None if the attempt did not end."""
         found = next(self._rows(f"SELECT {_TRAJECTORY} WHERE attempt = ?", attempt_key(attempt)), None)
         return None if found is None else self._trajectory(found)
+
+    def image(self, sha256: str) -> Image | None:
+        """Return the image with this hash, with its bytes; None if the run holds no such image."""
+        sql = "SELECT data, mime FROM images WHERE sha256 = ?"
+        found = next(self._rows(sql, sha256), None)
+        return None if found is None else Image.from_bytes(*found)
+
+    def with_images(self, trajectory: Trajectory) -> Trajectory:
+        """Return a trajectory of this run with the bytes of the images in its messages."""
+
+        def filled(messages: Iterable[Message]) -> tuple[Message, ...]:
+            return tuple(replace(message, parts=tuple(map(self._filled, message.parts))) for message in messages)
+
+        turns = (
+            replace(turn, observation=filled(turn.observation), new_messages=filled(turn.new_messages))
+            for turn in trajectory.turns
+        )
+        return replace(trajectory, start=filled(trajectory.start), turns=tuple(turns))
+
+    def _filled(self, part: ContentPart) -> ContentPart:
+        return (self.image(part.sha256) or part) if isinstance(part, Image) else part
 
     def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
         """Return the token records of an attempt, one per turn with action tokens; () if the update made none."""
@@ -321,7 +343,9 @@ def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
 def _turn(row: tuple[Any, ...], rewards: _RewardTable, opening: tuple[Message, ...], before: list[Turn]) -> Turn:
     index, parent, tokens, finish_reason, kind, content = row
     new_ids, action_ids, logprobs = TurnTokens.unpack(tokens)
-    action, observation, results, version_spans, (call_ends, calls_with_rewards), state = unpack_document(content)
+    action, observation, results, version_spans, (call_ends, calls_with_rewards), state, media = unpack_document(
+        content
+    )
     new_messages, tools = state
     if new_messages is not None:
         state_messages = decode_messages(new_messages)
@@ -344,4 +368,5 @@ def _turn(row: tuple[Any, ...], rewards: _RewardTable, opening: tuple[Message, .
         call_ends=tuple(call_ends),
         new_messages=state_messages,
         tools=decode_tools(tools),
+        media=decode_media(media),
     )

@@ -23,11 +23,13 @@ from agent_r1.core.events import (
     StepTimings,
     TokensRecorded,
 )
+from agent_r1.core.messages import Image
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
 from agent_r1.core.weighted_rewards import total_reward
 from agent_r1.store.codec import (
     encode_action,
+    encode_media,
     encode_messages,
     encode_result,
     encode_tools,
@@ -114,6 +116,7 @@ def event_rows(
             name = (key, segment, _escape(attempt.run), _escape(attempt.task), *attempt.sort_key)
             yield Rows("attempts", [(*name, _escape(split), version)])
         case AttemptFinished(trajectory):
+            yield Rows("images", _new_images(trajectory, connection))
             yield from _trajectory_rows(trajectory, _latest_id(trajectory.attempt, connection), reward_weights)
         case AttemptFate(attempt, fate, step, reason, credit):
             text = None if reason is None else _escape(reason)
@@ -172,6 +175,19 @@ def decode_token_record(attempt: AttemptId, turn: int, blob: bytes) -> TokenReco
     return TokenRecord(attempt, turn, *unpack_columns(blob))
 
 
+def _new_images(trajectory: Trajectory, connection: sqlite3.Connection) -> list[Values]:
+    """Return rows with the images of a trajectory that the database does not hold yet."""
+    images = {image.sha256: image for message in trajectory.messages for image in message.images}
+    for turn in trajectory.turns:  # a result that is not in a message, and prompts whose context was rewritten
+        images |= {part.sha256: part for result in turn.results for part in result.parts if isinstance(part, Image)}
+        images |= {media.image.sha256: media.image for media in turn.media}
+    held = "SELECT 1 FROM images WHERE sha256 = ?"
+    new = [
+        image for image in images.values() if image.data and not connection.execute(held, (image.sha256,)).fetchone()
+    ]
+    return [(image.sha256, image.mime, image.data) for image in new]
+
+
 def _trajectory_rows(
     trajectory: Trajectory, attempt_id: int | None, reward_weights: Mapping[str, float]
 ) -> Iterator[Rows]:
@@ -204,6 +220,7 @@ def _turn_values(turn: Turn, trajectory: Trajectory) -> Values:
         encode_version_spans(turn.version_spans),
         [list(turn.call_ends), len(turn.call_rewards)],
         [None if is_known else encode_messages(turn.new_messages), encode_tools(turn.tools)],
+        encode_media(turn.media),
     ]
     tokens = TurnTokens(turn.new_ids, turn.action_ids, turn.logprobs).pack()
     return turn.index, turn.parent, _escape(turn.kind), turn.finish_reason, tokens, pack_document(content)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """The version of the tables, increased with every change. A run of another version is refused, not converted."""
 
 KEYS: Mapping[str, Sequence[str]] = {
@@ -18,6 +18,7 @@ KEYS: Mapping[str, Sequence[str]] = {
     "segments": ("segment",),
     "attempts": ("attempt", "segment"),
     "outcomes": ("attempt_id",),
+    "images": ("sha256",),
     "turns": ("attempt_id", "turn"),
     "rewards": ("attempt_id", "turn", "call", "name"),
     "token_records": ("attempt_id", "turn"),
@@ -40,6 +41,8 @@ KEYS: Mapping[str, Sequence[str]] = {
 #   null if the attempt failed, or if a reward could not be computed.
 # - token_records: the numbers that an update computed for the action tokens of a turn, for some attempts of each step.
 #   They belong to the step of the fate of the attempt, and are superseded together with the attempt.
+# - images: the files of all images in messages. An image that occurs several times is stored once. Messages refer to
+#   it by its sha256.
 # - rewards: turn is null if the reward belongs to the whole trajectory. call is null if the reward belongs to no single
 #   call. value is a number, JSON text (one number per turn), the text NaN, or null if the reward could not be computed.
 # - metrics: reproducible is 1 if an exact repetition of the run gives the same number, and 0 for timings.
@@ -72,6 +75,10 @@ CREATE TABLE outcomes (
     reward, start BLOB NOT NULL, answer TEXT
 );
 CREATE INDEX outcomes_by_status ON outcomes (status);
+CREATE TABLE images (
+    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    sha256 TEXT NOT NULL UNIQUE, mime TEXT NOT NULL, data BLOB NOT NULL
+);
 CREATE TABLE turns (
     id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),

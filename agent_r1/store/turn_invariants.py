@@ -12,7 +12,14 @@ from typing import NamedTuple
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status
-from agent_r1.store.codec import decode_action, decode_messages, decode_result, decode_tools, decode_version_spans
+from agent_r1.store.codec import (
+    decode_action,
+    decode_media,
+    decode_messages,
+    decode_result,
+    decode_tools,
+    decode_version_spans,
+)
 from agent_r1.store.compression import TurnTokens, unpack_columns, unpack_document
 from agent_r1.store.rows import decode_reward
 
@@ -83,9 +90,12 @@ def _decode_content(content: bytes) -> tuple[list[ToolResult], tuple[PolicyVersi
 
     The messages and the tools are decoded too, so that damaged content raises an error.
     """
-    action, observation, results, version_spans, (_call_ends, _calls_with_rewards), state = unpack_document(content)
+    action, observation, results, version_spans, (_call_ends, _calls_with_rewards), state, media = unpack_document(
+        content
+    )
     new_messages, tools = state
-    _ = decode_action(action), decode_messages(observation), decode_messages(new_messages or ()), decode_tools(tools)
+    _ = decode_action(action), decode_messages(observation), decode_messages(new_messages or ())
+    _ = decode_tools(tools), decode_media(media)
     return [decode_result(result) for result in results], decode_version_spans(version_spans)
 
 

@@ -124,6 +124,12 @@ def _unreliable(data: Path | None, corpus: str | Path | None, seed: int) -> Task
     return unreliable.build(data, corpus, seed)
 
 
+def _shapes(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
+    from agent_r1.tasksets import shapes
+
+    return shapes.build(data, corpus, seed)
+
+
 def _multihop(name: str) -> Callable[[Path | None, str | Path | None, int, str], TaskSet]:
     def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str) -> TaskSet:
         from agent_r1.tasksets import multihop
@@ -151,6 +157,7 @@ TASKSETS: Mapping[str, TaskSetEntry | SearchEntry | SandboxedEntry] = {
     "wikifilm": SearchEntry("1-, 2-hop and comparison questions about films, from pages of --data", _wikifilm),
     "unreliable": TaskSetEntry("TinyWiki behind a search that fails and gives old pages; needs no files", _unreliable),
     "memory": TaskSetEntry("a fact told at first and asked for at last; needs no files", _memory),
+    "shapes": TaskSetEntry("questions about generated pictures; needs no files, but a model with vision", _shapes),
     "orders": TaskSetEntry("a customer, to be asked and served by tools; needs no files, but a real model", _orders),
     "hotpotqa": SearchEntry("HotpotQA: 2-hop questions over Wikipedia; needs --data", _multihop("hotpotqa")),
     "2wiki": SearchEntry(

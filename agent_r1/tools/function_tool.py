@@ -27,6 +27,7 @@ from agent_r1.tools.execution import (
     ReturnValue,
     run_with_timeout,
 )
+from agent_r1.tools.images import check_images, image_parts
 from agent_r1.tools.resources import Resources
 from agent_r1.tools.schema import InvalidArguments, Signature, parse_signature
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result, validation_errors
@@ -123,7 +124,8 @@ def tool(
     The text of the docstring before the first section, such as ``Args:``, is the description of the tool. The entries
     of ``Args:`` (Google style) are the descriptions of the arguments. A parameter with the type ``Task``,
     ``RolloutContext`` or ``Resources`` receives the value of the running episode and is hidden from the policy. The
-    function is sync (and runs in a thread) or async. It returns text, a value that JSON can represent, or a ToolResult.
+    function is sync (and runs in a thread) or async. It returns text, an image (an Image or an image of
+    pillow), a list of texts and images, a value that JSON can represent, or a ToolResult.
     If the function raises an exception, the agent sees the error as the result of the call.
 
     Args:
@@ -181,15 +183,26 @@ def _build_tool(
 def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
     """Convert the outcome of a call to the ToolResult that the agent sees.
 
-    A text stays as it is, and other values become JSON. An exception, a timeout or an unusable value becomes a failed
-    result. ``name`` is the name of the tool, for error messages.
+    A text stays as it is, an image becomes a part of the result, and other values become JSON. An exception, a timeout
+    or an unusable value becomes a failed result. ``name`` is the name of the tool, for error messages.
     """
+    try:
+        result = _convert(name, outcome)
+        check_images(result.parts)
+    except InvalidInput as error:
+        return error_result(ToolErrorKind.BAD_RESULT, f"{name} failed: {error}")
+    return result
+
+
+def _convert(name: str, outcome: CallOutcome) -> ToolResult:
     match outcome:
         case ReturnValue(value=ToolResult() as result) if not any(validation_errors(result)):
             return result
         case ReturnValue(value=str() as text):
             return ToolResult((Text(text),), ok=True)
         case ReturnValue(value=value):
+            if (parts := image_parts(value)) is not None:
+                return ToolResult(parts, ok=True)
             try:
                 return ToolResult((Text(json.dumps(value, ensure_ascii=False, allow_nan=False)),), ok=True)
             except (TypeError, ValueError, RecursionError):

@@ -6,8 +6,6 @@ env = ToolEnv(tools=[*mcp_tools("python server.py"), my_own_tool], rewards=[exac
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import re
 import shlex
@@ -23,7 +21,8 @@ from weakref import WeakKeyDictionary
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import ContentPart, Media, Text
+from agent_r1.core.images import decode_base64
+from agent_r1.core.messages import ContentPart, Image, Text
 from agent_r1.core.packages import import_extra
 from agent_r1.core.redaction import REDACTED, redact, redact_url
 from agent_r1.core.task import Task
@@ -374,7 +373,10 @@ def _convert_result(result: Any) -> ToolResult:
     The structured content of the SDK's result becomes ``data`` of the ToolResult. The policy does not see ``data``. If
     the SDK's result has only structured content, this content also becomes the text of the ToolResult, as JSON.
     """
-    parts = tuple(part for block in result.content for part in _convert_block(block))
+    try:
+        parts = tuple(part for block in result.content for part in _convert_block(block))
+    except InvalidInput as refused:
+        return error_result(ToolErrorKind.BAD_RESULT, f"the tool failed: {refused}")
     if not parts and result.structured_content is not None:
         parts = (Text(json.dumps(result.structured_content, ensure_ascii=False)),)
     error = ToolErrorKind.RAISED if result.is_error else None
@@ -382,14 +384,14 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert a content block of the SDK to content parts. An image or a sound becomes a note in text and a Media."""
+    """Convert a content block of the SDK to content parts. Raise InvalidInput if an image cannot be used."""
     match block.type:
         case "text":
             return (Text(block.text),)
-        case "image" | "audio":
-            content = base64.b64decode(block.data)
-            note = Text(f"[{block.type}: {block.mime_type}, {len(content)} bytes]")
-            return (note, Media(hashlib.sha256(content).hexdigest(), block.mime_type))
+        case "image":
+            return (Image.from_bytes(decode_base64(block.data), block.mime_type),)
+        case "audio":
+            return (Text(f"[audio: {block.mime_type}, {len(block.data) * 3 // 4} bytes]"),)
         case "resource" if isinstance(block.resource, import_extra("mcp_types", extra="mcp").TextResourceContents):
             return (Text(block.resource.text),)
         case "resource":

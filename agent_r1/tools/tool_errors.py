@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import StrEnum
 from numbers import Real
 
-from agent_r1.core.messages import ContentPart, Media, Text
+from agent_r1.core.messages import ContentPart, Image, Text
 from agent_r1.core.suggest import suggest
 from agent_r1.core.tool import ToolResult
 
@@ -123,7 +123,7 @@ def validation_errors(result: ToolResult) -> Iterator[str]:
 def part_errors(parts: Sequence[object]) -> Iterator[str]:
     """Yield a reason for each element of ``parts`` that is not a valid content part."""
     for part in parts:
-        if not isinstance(part, Media) and not (isinstance(part, Text) and isinstance(part.text, str)):
+        if not isinstance(part, Image) and not (isinstance(part, Text) and isinstance(part.text, str)):
             yield f"it has {describe_type(part.text if isinstance(part, Text) else part)} where text belongs"
 
 

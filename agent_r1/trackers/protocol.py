@@ -72,7 +72,8 @@ class AttemptSample:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> AttemptSample:
-        messages = tuple(redact_values(to_openai(message)) for message in trajectory.messages)
+        shown = (message.with_images_as_text() for message in trajectory.messages)
+        messages = tuple(redact_values(to_openai(message)) for message in shown)
         return cls(str(trajectory.attempt), trajectory.status.value, trajectory.rewards, messages)
 
     @property

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TokenOutputs, TopTokens
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, by_sequence, by_trajectory
@@ -24,6 +25,7 @@ from agent_r1.data.segments import unique_ids
 from agent_r1.data.sequences import TokenSequence
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
+from agent_r1.model.vision import ImageProcessor, PassImages
 from agent_r1.trainer.micro_batch_values import scaled_targets, scaled_weights, state_values_at
 from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role, join_passes
 
@@ -47,6 +49,7 @@ class ModelSet:
         sharing: how a prefix that several sequences share is computed only once; None to compute each sequence by
             itself. The results differ only by rounding errors.
         profiler: measures the time of packing, and of forward and backward passes.
+        images: the image processor of the models; None if they have no vision.
     """
 
     policy: PreTrainedModel
@@ -57,6 +60,7 @@ class ModelSet:
     teacher: PreTrainedModel | None = None
     sharing: PrefixSharing | None = None
     profiler: Profiler = NO_PROFILER
+    images: ImageProcessor | None = None
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
@@ -69,7 +73,8 @@ class ModelSet:
             raise ValueError(f"this algorithm has no {role}")
         logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
         for micro, prefix in self._passes(batch, backbone_of(model)):
-            scored, _ = self.call(model, score_tokens, batch, micro, self.temperature, prefix)
+            images = self.read_images(micro)
+            scored, _ = self.call(model, score_tokens, batch, micro, self.temperature, prefix, images=images)
             logprobs[micro.tokens] = scored.double().cpu()
         return logprobs
 
@@ -81,7 +86,8 @@ class ModelSet:
         """
         entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
         for micro, prefix in self._passes(batch, backbone_of(self.policy)):
-            _, scored = self.call(self.policy, score_tokens, batch, micro, self.temperature, prefix)
+            images = self.read_images(micro)
+            _, scored = self.call(self.policy, score_tokens, batch, micro, self.temperature, prefix, images=images)
             entropy[micro.tokens] = scored.double().cpu()
         return entropy
 
@@ -98,7 +104,8 @@ class ModelSet:
         shape = (len(batch.ids), min(count, vocabulary, self.teacher.get_output_embeddings().weight.shape[0]))
         top = TopTokens(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64))
         for micro, prefix in self._passes(batch, backbone_of(self.teacher)):
-            ids, logprobs = self.call(self.teacher, _top_tokens, micro, prefix, count, self.temperature, vocabulary)
+            arguments = (micro, prefix, self.read_images(micro), count, self.temperature, vocabulary)
+            ids, logprobs = self.call(self.teacher, _top_tokens, *arguments)
             top.ids[micro.tokens], top.logprobs[micro.tokens] = ids.cpu(), logprobs.double().cpu()
         return top
 
@@ -114,10 +121,18 @@ class ModelSet:
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
         after_action = torch.zeros(len(batch.turn_trajectory), dtype=torch.float64)
         for micro, prefix in self._passes(batch, self.critic.backbone):
-            values = _critic_values(self.critic, batch, micro, prefix)
+            values = _critic_values(self.critic, batch, micro, prefix, self.read_images(micro))
             before_token[micro.tokens] = values.before_token.double().cpu()
             after_action[micro.turns] = values.after_action.double().cpu()
         return StateValues(before_token, after_action)
+
+    def read_images(self, micro: MicroBatch) -> PassImages | None:
+        """Return the images of a micro-batch; None if it has none."""
+        if not micro.media:
+            return None
+        if self.images is None:
+            raise InvalidInput("model", got="a sequence with images", do="name a model with vision")
+        return PassImages.of(micro.media, micro.ids.shape[1], self.images, micro.ids.device)
 
     def call(self, model: PreTrainedModel, work: Work[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Return ``work(model, *arguments, **options)``. ``model`` is the policy, the reference or the teacher."""
@@ -169,6 +184,7 @@ def score_tokens(
     prefix: PrefixStates | None = None,
     entropy_gradient: bool = False,
     others: Tensor | None = None,
+    images: PassImages | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
 
@@ -183,8 +199,9 @@ def score_tokens(
         prefix: the states of the tokens before the micro-batch.
         entropy_gradient: whether the entropies have a gradient.
         others: (N, k) ids of k other tokens at the position of each of the batch's N tokens.
+        images: the images of the micro-batch.
     """
-    hidden = _predicting_states(model, micro, prefix)  # (n, H)
+    hidden = _predicting_states(model, micro, prefix, images)  # (n, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
     if others is not None:
         targets = torch.cat([targets[:, None], others[micro.tokens].to(hidden.device)], dim=1)  # (n, 1 + k)
@@ -195,6 +212,7 @@ def _top_tokens(
     model: PreTrainedModel,
     micro: MicroBatch,
     prefix: PrefixStates,
+    images: PassImages | None,
     count: int,
     temperature: float,
     vocabulary: int,
@@ -204,12 +222,14 @@ def _top_tokens(
     Both tensors have the shape (n, k). k is ``count``, but at most the number of possible tokens. The possible tokens
     are the tokens of the model with an id below ``vocabulary``.
     """
-    return top_tokens(model, _predicting_states(model, micro, prefix), count, temperature, vocabulary)
+    return top_tokens(model, _predicting_states(model, micro, prefix, images), count, temperature, vocabulary)
 
 
-def _predicting_states(model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates | None) -> Tensor:
+def _predicting_states(
+    model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates | None, images: PassImages | None
+) -> Tensor:
     """Return only the hidden states from which the model predicts the n tokens of a micro-batch: (n, H)."""
-    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, prefix)
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, prefix, images)
     return hidden.flatten(0, 1)[micro.logit_positions]
 
 
@@ -253,7 +273,8 @@ def _critic_pass(
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
     with models.profiler.measure(Part.FORWARD):
-        values = _critic_values(models.critic, prepared.batch, micro, prefixes[CRITIC])
+        images = models.read_images(micro)
+        values = _critic_values(models.critic, prepared.batch, micro, prefixes[CRITIC], images)
         like = values.before_token.detach()
         scaled = scaled_targets(targets, micro, scale, like)
         loss = algorithm.compute_value_loss(values, state_values_at(old_values, micro, like), scaled)
@@ -317,9 +338,9 @@ def _token_outputs(
     # teacher's top tokens also their log pi: (n, k)
     top = outputs.teacher_top
     others = None if top is None else top.ids
-    with_gradient = algorithm.entropy_coef > 0
+    with_gradient, images = algorithm.entropy_coef > 0, models.read_images(micro)
     scored, entropy = models.call(
-        models.policy, score_tokens, batch, micro, models.temperature, prefixes[POLICY], with_gradient, others
+        models.policy, score_tokens, batch, micro, models.temperature, prefixes[POLICY], with_gradient, others, images
     )
     logprobs = scored if top is None else scored[:, 0]
 
@@ -343,7 +364,7 @@ def _token_outputs(
 
     values = old_values = None
     if CRITIC in prefixes and models.critic is not None and outputs.values is not None:
-        values = _critic_values(models.critic, batch, micro, prefixes[CRITIC])
+        values = _critic_values(models.critic, batch, micro, prefixes[CRITIC], images)
         old_values = state_values_at(outputs.values, micro, logprobs)
 
     return TokenOutputs(
@@ -361,7 +382,9 @@ def _token_outputs(
     )
 
 
-def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, prefix: PrefixStates) -> StateValues:
+def _critic_values(
+    critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, prefix: PrefixStates, images: PassImages | None
+) -> StateValues:
     """Return the critic's values of the states of a micro-batch. The values have a gradient.
 
     There is a value for the state before each of the n tokens, and a value for the state after each of the s actions.
@@ -373,5 +396,5 @@ def _critic_values(critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, 
     if critic.logprob_input is not None:
         sampled = batch.sampler_logprobs[micro.tokens].nan_to_num(0.0).to(micro.ids.device, torch.float32)  # (n,)
         logprobs = sampled.new_zeros(micro.ids.numel()).index_put((micro.token_positions,), sampled).view_as(micro.ids)
-    flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs, prefix).flatten()  # (B*T,)
+    flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs, prefix, images).flatten()  # (B*T,)
     return StateValues(flat[micro.logit_positions], flat[micro.post_action_states])

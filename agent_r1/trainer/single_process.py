@@ -24,6 +24,7 @@ from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask
 from agent_r1.model.precision import MixedPrecision, cast_parameters, checkpoint_activations, mixed_precision
 from agent_r1.model.value_head import ValueModel, build_value_model
+from agent_r1.model.vision import ImageProcessor, has_vision
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.forward_backward import ModelSet, blocks_of, forward_backward
 from agent_r1.trainer.oom_retry import TokenBudget
@@ -58,6 +59,7 @@ class SingleProcessTrainer:
         temperature: the sampler's temperature, above 0.
         teacher: the model that the policy learns from, if the algorithm needs a teacher.
         profiler: measures the parts of an update.
+        images: the image processor of ``model``; None if it has no vision.
 
     Raises:
         InvalidInput: the temperature is not above 0; the algorithm needs a teacher, but none is given; the model does
@@ -73,6 +75,7 @@ class SingleProcessTrainer:
         temperature: float,
         teacher: PreTrainedModel | None = None,
         profiler: Profiler = NO_PROFILER,
+        images: ImageProcessor | None = None,
     ) -> None:
         if temperature <= 0:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
@@ -98,6 +101,7 @@ class SingleProcessTrainer:
             teacher=teacher and cast_parameters(teacher.eval().requires_grad_(False), config.dtype),
             sharing=self._prefix_sharing(model, teacher),
             profiler=profiler,
+            images=images,
         )
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
         if self._critic is not None:
@@ -280,6 +284,8 @@ def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Seq
     refused = [model for model in models if not supports_tree_mask(model)]
     if not refused:
         return None
+    if has_vision(refused[0].config):
+        return f"{type(refused[0]).__name__} gives tokens after an image positions that are not depths"
     if has_dynamic_rope(refused[0]):
         return f"{type(refused[0]).__name__} has position embeddings that depend on the length of the sequence"
     return f"{type(refused[0]).__name__} has windows or recurrent layers, or ignores the attention mask"

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import NO_PROFILER, Profiler
@@ -50,7 +51,7 @@ from agent_r1.training.vllm_servers import VllmServers
 
 
 def _torch_engine(policy: Policy, config: RunConfig, *, profiler: Profiler = NO_PROFILER) -> InferenceEngine:
-    return TorchEngine(policy.model, policy.context_length, config.engine, profiler)
+    return TorchEngine(policy.model, policy.context_length, config.engine, profiler, policy.images)
 
 
 def _trainer(
@@ -59,8 +60,15 @@ def _trainer(
     settings, temperature, model = config.trainer, config.temperature, policy.model
     if settings.ranks == 1:
         return SingleProcessTrainer(
-            *(model, config.algorithm, settings), temperature=temperature, teacher=teacher, profiler=profiler
+            *(model, config.algorithm, settings),
+            temperature=temperature,
+            teacher=teacher,
+            profiler=profiler,
+            images=policy.images,
         )
+    if policy.images is not None:
+        do = "leave it out: models with vision are trained by one rank"
+        raise InvalidInput("trainer.ranks", got=settings.ranks, do=do)
     ranks = RankGroup[RankTrainer](settings.ranks, model.device.type)
     return FsdpTrainer(
         *(ranks, model, config.algorithm, settings),

@@ -21,7 +21,8 @@ from agent_r1.envs import ToolEnv
 from agent_r1.envs.tool_env import ToolEpisode
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.model_client import chat_client
-from agent_r1.rollout.session import Session, Stopped
+from agent_r1.rollout.session import Session
+from agent_r1.rollout.session_values import Stopped
 from agent_r1.rollout.user_code import format_error
 from agent_r1.training.build import resolve_placement
 from agent_r1.training.config import ChatConfig

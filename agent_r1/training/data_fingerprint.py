@@ -95,7 +95,9 @@ def _hash_tasks(tasks: Iterable[Task]) -> str:
             data = _to_json(task.data)
         except RecursionError:  # the task's data contains itself
             data = sorted(map(str, task.data))
-        content = [task.id, task.split, [to_openai(message) for message in task.messages], data]
+        messages = [to_openai(message.with_images_as_text()) for message in task.messages]
+        images = [image.sha256 for message in task.messages for image in message.images]
+        content = [task.id, task.split, messages, data, *images]
         total.update(_dump(content).encode() + b"\n")
     return total.hexdigest()
 

@@ -15,9 +15,10 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.weights import Dtype
 from agent_r1.model.adapter import add_adapter, has_adapter
 from agent_r1.model.folders import find_folder
-from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
+from agent_r1.model.load import load_images, load_model, load_stop_ids, load_tokenizer
 from agent_r1.model.names import NAMED_MODELS
 from agent_r1.model.precision import DTYPES
+from agent_r1.model.vision import ImageProcessor
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.agent_loop import Agent
@@ -31,12 +32,16 @@ class Policy:
 
     Attributes:
         context_length: the maximum number of tokens in a prompt and its action together.
+        images: the image processor; None if the model has no vision.
+        reads_images: whether the model has vision, and its engine accepts images.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     renderer: Renderer
     context_length: int
+    images: ImageProcessor | None = None
+    reads_images: bool = False
 
     def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
         """Return an agent that samples this policy's actions from ``engine`` at the given temperature.
@@ -60,8 +65,11 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
     """
     name = config.model
     tokenizer = load_tokenizer(name)
+    images = load_images(name, tokenizer)
+    reads_images = images is not None and config.engine.backend == "embedded"
+    expander = images if reads_images else None
     try:
-        renderer = open_renderer(tokenizer, config.tool_format, config.tags, load_stop_ids(name))
+        renderer = open_renderer(tokenizer, config.tool_format, config.tags, load_stop_ids(name), expander)
         if taskset is not None and taskset.env.tools:
             require_tools(renderer, taskset.env.tools)
     except UnsupportedChat as error:
@@ -71,7 +79,8 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
     if len(tokenizer) > embedded:
         got = f"{config.model}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {embedded}"
         raise InvalidInput("model", got=got, do="name a folder whose model and tokenizer belong together")
-    return Policy(model, tokenizer, renderer, min(config.context, *_context_bounds(model)))
+    context_length = min(config.context, *_context_bounds(model))
+    return Policy(model, tokenizer, renderer, context_length, images, reads_images)
 
 
 def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
@@ -116,7 +125,11 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
     if load_tokenizer(name).get_vocab() != policy.tokenizer.get_vocab():
         got = f"{config.teacher}, with another vocabulary"
         raise InvalidInput("teacher", got=got, do="name one with the same tokens")
-    return load_model(name, DTYPES[config.trainer.dtype]).to(policy.model.device)  # type: ignore[arg-type]
+    teacher = load_model(name, DTYPES[config.trainer.dtype]).to(policy.model.device)  # type: ignore[arg-type]
+    if policy.images is not None and teacher.config.model_type != policy.model.config.model_type:
+        got = f"{name}, of the type {teacher.config.model_type}"
+        raise InvalidInput("teacher", got=got, do="name one with the vision of the policy's model")
+    return teacher
 
 
 def choose_device(name: str) -> str:

@@ -111,12 +111,25 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
 
 
 def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
-    """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that is too long for the policy."""
+    """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read.
+
+    A prompt is too long for the policy, or has images and the policy reads none.
+    """
     for split in splits:
         tasks = taskset.tasks(split)
         if not tasks:
             raise InvalidInput(f"tasks of {taskset.name}", got=f"none in the split {split!r}", do="give some")
+        if not policy.reads_images:
+            _refuse_images(tasks)
         _check_prompts(policy, taskset.env_for_split(split), tasks)
+
+
+def _refuse_images(tasks: Sequence[Task]) -> None:
+    """Raise InvalidInput if a task has an image, for a policy that reads no images."""
+    for task in tasks:
+        if image := next((image for message in task.messages for image in message.images), None):
+            do = "name a model with vision, and leave engine.backend at embedded (--model, --engine.backend)"
+            raise InvalidInput(f"task {task.id}", got=f"{image}, and a model or an engine that reads no images", do=do)
 
 
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:

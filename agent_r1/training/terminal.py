@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text as Line
 
-from agent_r1.core.messages import Media, Message
+from agent_r1.core.messages import Message, parts_text
 
 
 class Terminal:
@@ -25,11 +25,10 @@ class Terminal:
         self._console.print(Line(safe), soft_wrap=True)
 
     def show(self, messages: Sequence[Message]) -> None:
-        """Print messages with their calls. An image is printed as its MIME type."""
+        """Print messages with their calls. An image is printed as its type, its size and its hash."""
         for message in messages:
-            parts = (f"[{part.mime}]" if isinstance(part, Media) else part.text for part in message.parts)
             calls = (f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
-            self.print(f"{message.role}: {' '.join(filter(None, (''.join(parts), *calls)))}")
+            self.print(f"{message.role}: {' '.join(filter(None, (parts_text(message.parts), *calls)))}")
 
     def read(self, prompt: str = "> ") -> str:
         """Return the text that the person types. If a line ends with a backslash, the text continues on the next line.

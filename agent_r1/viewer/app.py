@@ -85,6 +85,7 @@ class Viewer:
             Route("/run/{run}/attempts", self.attempts),
             Route("/run/{run}/attempt/{attempt:path}", self.attempt),
             Route("/run/{run}/group/{group:int}", self.group),
+            Route("/run/{run}/image/{sha256}", self.image),
             Route("/static/{name}", self.static),
         ]
 
@@ -93,6 +94,15 @@ class Viewer:
         if name not in STATIC:
             raise HTTPException(404, "there is no such file")
         return Response(self._static[name], media_type=STATIC[name])
+
+    def image(self, request: Request) -> Response:
+        """Return an image of a run as the file that it is. Its type is read from the file."""
+        _, folder = self._find(request)
+        with opened(folder) as reader:
+            image = reader.image(request.path_params["sha256"])
+        if image is None:
+            raise HTTPException(404, "the run holds no image with this hash")
+        return Response(image.data, media_type=image.mime)
 
     def revision(self, request: Request) -> Response:
         """Return a text that changes whenever one of the shown runs changes.

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from agent_r1.core.messages import Media, Message, Text, ToolCall
+from agent_r1.core.messages import ContentPart, Image, Message, ToolCall, parts_text
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory, Turn
@@ -35,6 +35,7 @@ class MessageText:
     role: str
     text: str
     reasoning: str = ""
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class CallView:
         raw: the text that the policy wrote, if the arguments could not be parsed; "" otherwise.
         error: why the call could not be parsed, or the kind of the tool's error; "" if the call succeeded.
         result: the text of the tool result; None if there is no result.
+        images: the images of the tool result.
     """
 
     name: str
@@ -55,6 +57,7 @@ class CallView:
     result: str | None
     seconds: str
     rewards: tuple[Reward, ...]
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,7 @@ def _call(turn: Turn, index: int, call: ToolCall, answers: Mapping[str, Message]
         result=None if parts is None else _text_of(parts, most),
         seconds="" if result is None or not result.seconds else duration(result.seconds),
         rewards=tuple(_rewards(turn.call_rewards[index])) if index < len(turn.call_rewards) else (),
+        images=tuple(part for part in parts or () if isinstance(part, Image)),
     )
 
 
@@ -233,12 +237,11 @@ def _message(message: Message, most: int) -> MessageText:
     reasoning = visible(shortened(message.reasoning or "", most))
     calls = [f"{call.name} {call.raw if call.arguments is None else as_json(call.arguments)}" for call in message.calls]
     lines = [_text_of(message.parts, most), *(visible(shortened(call, most)) for call in calls)]
-    return MessageText(message.role, "\n".join(line for line in lines if line), reasoning)
+    return MessageText(message.role, "\n".join(line for line in lines if line), reasoning, message.images)
 
 
-def _text_of(parts: Sequence[Text | Media], most: int) -> str:
-    texts = [part.text if isinstance(part, Text) else f"⟨{part.mime} {part.sha256[:12]}⟩" for part in parts]
-    return visible(shortened("".join(texts), most))
+def _text_of(parts: Sequence[ContentPart], most: int) -> str:
+    return visible(shortened(parts_text(parts), most))
 
 
 def _rewards(rewards: Mapping[str, Any]) -> Iterator[Reward]:

@@ -37,7 +37,7 @@ def test_a_task_is_a_value():
         ([{"content": "Who?"}], "the role None"),
         ([{"role": "robot", "content": "Who?"}], "the role 'robot'"),
         ([{"role": "user", "content": 7}], "content of type int"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "neither text nor text parts"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "neither text nor image_url"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "without a function"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}], "not an object"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "Expecting"),

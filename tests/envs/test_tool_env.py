@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from PIL import Image as Pillow
 
 from agent_r1.core.environment import Env, Transition
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Media, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.envs import ToolEnv
@@ -168,7 +169,7 @@ def test_explanations_are_truncated_like_other_output(play: Play, make_action: A
 
 
 def test_media_are_kept_if_text_is_truncated(play: Play, make_action: Any, call: Any) -> None:
-    image = Media("00" * 32, "image/png")
+    image = Image.from_pil(Pillow.new("RGB", (4, 4)))
 
     @tool
     def look() -> ToolResult:

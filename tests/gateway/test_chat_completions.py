@@ -9,7 +9,7 @@ from agent_episodes import ANSWER, PAGE, QUESTION, TOOLS
 from agent_r1.core.inference import Completion, PolicyVersionSpan
 from agent_r1.core.trajectory import Status
 from agent_r1.gateway import dialect, sampled_choice
-from agent_r1.rollout.session import Sample
+from agent_r1.rollout.session_values import Sample
 
 
 def conversation_after(answer, page=PAGE):

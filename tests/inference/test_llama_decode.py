@@ -62,7 +62,7 @@ def make(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 def decode(runner: ModelRunner, steps: int = 3) -> list[Tensor]:
     """Return the logits of decode steps after three prompts of different lengths, in a block of four rows."""
     block = runner.add_block()
-    runner.prefill([PrefillChunk(CacheSlot(block, row), 0, prompt) for row, prompt in enumerate(PROMPTS)])
+    runner.prefill([PrefillChunk(CacheSlot(block, row), (), prompt) for row, prompt in enumerate(PROMPTS)])
     return [runner.decode(block, {row: (11 * step + row) % 50 for row in (0, 2, 1)}) for step in range(steps)]
 
 
@@ -104,7 +104,7 @@ def test_only_running_rows_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "LARGE_MODEL", 0)
     runner = ModelRunner(make("llama"), 64)
     block = runner.add_block()
-    runner.prefill([PrefillChunk(CacheSlot(block, row), 0, prompt) for row, prompt in enumerate(PROMPTS)])
+    runner.prefill([PrefillChunk(CacheSlot(block, row), (), prompt) for row, prompt in enumerate(PROMPTS)])
     before = [tensor.clone() for tensor in (*runner.blocks[0].keys, *runner.blocks[0].values)]
     runner.decode(block, {2: 7})
     for old, new in zip(before, (*runner.blocks[0].keys, *runner.blocks[0].values), strict=True):
@@ -179,7 +179,7 @@ def test_a_row_has_the_same_bits_whatever_the_lengths_of_the_other_rows(path: st
             runner._llama = None
         block = runner.add_block()
         pair = (prompt, tuple(index % 7 for index in range(other)))
-        runner.prefill([PrefillChunk(CacheSlot(block, row), 0, tokens) for row, tokens in enumerate(pair)])
+        runner.prefill([PrefillChunk(CacheSlot(block, row), (), tokens) for row, tokens in enumerate(pair)])
         logits.append(runner.decode(block, {0: 11}))
     assert equal(logits[1:], logits[:1] * 2)
 

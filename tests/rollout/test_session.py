@@ -18,7 +18,8 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.rollout.session import Session, Stopped
+from agent_r1.rollout.session import Session
+from agent_r1.rollout.session_values import Stopped
 
 ATTEMPT = AttemptId("run", "t", 0, 0)
 QUESTION = (Message.user("Who rules Alba?"),)

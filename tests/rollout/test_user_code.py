@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_r1.core.environment import Transition
-from agent_r1.core.messages import Media, Message, Text, ToolCall
+from agent_r1.core.messages import Image, Message, Text, ToolCall
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Unscored
 from agent_r1.rollout.user_code import (
@@ -139,7 +139,7 @@ def test_only_a_cancellation_from_outside_passes() -> None:
 
 
 GOOD = Transition(
-    (Message.tool("page", "call"), Message("user", (Media("ab", "image/png"),))),
+    (Message.tool("page", "call"), Message("user", (Image("ab", "image/png"),))),
     rewards={"found": 1},
     end="terminal",
     results=(ToolResult((Text("page"),), ok=True, data=object()),),

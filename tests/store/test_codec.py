@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.core.messages import Action, Media, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
 from agent_r1.core.tool import ToolResult
 from agent_r1.store import codec
 
@@ -16,7 +16,7 @@ keys = st.text() | st.integers() | st.sampled_from(["$tuple", "$pairs"])
 values = st.recursive(
     plain, lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner), max_leaves=12
 )
-parts = st.lists(st.text().map(Text) | st.builds(Media, st.text(), st.text())).map(tuple)
+parts = st.lists(st.text().map(Text) | st.builds(Image, st.text(), st.text())).map(tuple)
 calls = st.builds(
     ToolCall, st.text(), st.text(), st.none() | st.dictionaries(st.text(), values), st.text(), st.none() | st.text()
 )

@@ -68,7 +68,7 @@ def code(folder: Path) -> TaskSet:
 
 
 SMALL: dict[str, Callable[[Path], TaskSet]] = {
-    **{name: generated(name) for name in ("tinywiki", "people", "orders", "unreliable", "memory")},
+    **{name: generated(name) for name in ("tinywiki", "people", "orders", "unreliable", "memory", "shapes")},
     **{name: multihop(name) for name in ("hotpotqa", "2wiki", "musique")},
     "multihop": mixture,
     "wikifilm": lambda folder: build("wikifilm", write_pages(folder / "pages.jsonl"), None, 0),

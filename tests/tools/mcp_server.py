@@ -1,10 +1,12 @@
 """An MCP server for tests, over stdio, or over HTTP if a port is given."""
 
+import io
 import os
 import sys
 import time
 
 from mcp.server.mcpserver import Image, MCPServer
+from PIL import Image as Pillow
 
 server = MCPServer("tests")
 counted = {"calls": 0}
@@ -58,7 +60,19 @@ def environment() -> dict[str, str]:
 @server.tool()
 def picture() -> Image:
     """Show a picture."""
-    return Image(data=b"abc", format="png")
+    return Image(data=png(), format="png")
+
+
+@server.tool()
+def forged() -> Image:
+    """Show a picture with a page after it."""
+    return Image(data=png() + b"<html></html>", format="png")
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Pillow.new("RGB", (6, 4), "red").save(file, "PNG")
+    return file.getvalue()
 
 
 if __name__ == "__main__":

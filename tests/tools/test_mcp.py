@@ -14,7 +14,7 @@ from agent_r1 import ToolEnv
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Media
+from agent_r1.core.messages import Image
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.tools import mcp
@@ -24,7 +24,7 @@ from agent_r1.tools.tool_errors import ToolErrorKind
 pytestmark = requires("mcp", "mcp")
 
 SERVER = f"python {Path(__file__).parent / 'mcp_server.py'}"
-NAMES = ["count", "add", "raises", "dies", "hangs", "floods", "the_environment", "picture"]
+NAMES = ["count", "add", "raises", "dies", "hangs", "floods", "the_environment", "picture", "forged"]
 Live = Callable[..., Awaitable[list[ToolResult]]]
 
 
@@ -74,13 +74,14 @@ def test_tools_have_names_descriptions_and_schemas(env: ToolEnv) -> None:
 
 
 def test_results_are_shown_and_structured_content_is_kept(env: ToolEnv, live: Live) -> None:
-    calls = (("add", {"a": 2, "b": 3}), "count", "raises", "picture", "floods")
-    added, counted, raised, pictured, flooded = asyncio.run(live(env, *calls))
+    calls = (("add", {"a": 2, "b": 3}), "count", "raises", "picture", "forged", "floods")
+    added, counted, raised, pictured, forged, flooded = asyncio.run(live(env, *calls))
     assert added.ok and '"sum": 5' in added.parts[0].text
     assert counted.data == {"result": 1}  # the structured content, for rewards
     assert (raised.ok, raised.error) == (False, ToolErrorKind.RAISED) and "raises" in raised.parts[0].text
-    text, media = pictured.parts
-    assert text.text == "[image: image/png, 3 bytes]" and isinstance(media, Media) and media.mime == "image/png"
+    (image,) = pictured.parts
+    assert isinstance(image, Image) and (image.mime, image.width, image.height) == ("image/png", 6, 4)
+    assert forged.error == ToolErrorKind.BAD_RESULT and "13 bytes after its end" in forged.parts[0].text
     assert len(flooded.parts[0].text) < 3000 and "cut here" in flooded.parts[0].text
 
 

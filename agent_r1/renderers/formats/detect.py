@@ -18,6 +18,7 @@ from agent_r1.renderers.formats.response import Response
 from agent_r1.renderers.formats.tags import PLAIN_TEMPLATE, Tags
 from agent_r1.renderers.formats.tool_format import ToolFormat, Tools
 from agent_r1.renderers.formats.xml import Glm, Qwen35
+from agent_r1.renderers.protocol import ImageExpander
 from agent_r1.renderers.special_tokens import special_tokens
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
@@ -33,6 +34,7 @@ def open_renderer(
     name: str = AUTO,
     tags: TagsConfig | None = None,
     stop_token_ids: tuple[int, ...] = (),
+    images: ImageExpander | None = None,
 ) -> TemplateRenderer:
     """Return a renderer for a tokenizer and the tool format ``name``.
 
@@ -44,6 +46,7 @@ def open_renderer(
         name: one of FORMAT_NAMES.
         tags: the tags of the format ``tags``. Other formats ignore this argument.
         stop_token_ids: additional tokens that end an action.
+        images: the tokens of images; None if the model has no vision.
 
     Raises:
         InvalidInput: ``name`` is not one of FORMAT_NAMES, or is ``response`` although the tokenizer has no response
@@ -55,19 +58,21 @@ def open_renderer(
     if name == Tags.name:
         if not tokenizer.chat_template:
             tokenizer = _with_plain_template(tokenizer)
-        return TemplateRenderer(tokenizer, Tags(tags), stop_token_ids)
+        return TemplateRenderer(tokenizer, Tags(tags), stop_token_ids, images)
     response_template = tokenizer.response_template
     if name == Response.name and response_template is None:
         got = f"{name}, and a tokenizer without a response_template"
         raise InvalidInput("tool_format", got=got, do=f"choose from {', '.join(FORMAT_NAMES)}")
     if response_template is not None and name in (AUTO, Response.name):
-        return TemplateRenderer(tokenizer, Response(response_template, _header(tokenizer)), stop_token_ids)
+        return TemplateRenderer(tokenizer, Response(response_template, _header(tokenizer)), stop_token_ids, images)
     if name == AUTO:
-        return TemplateRenderer(tokenizer, detect_format(tokenizer), stop_token_ids)
-    return TemplateRenderer(tokenizer, {known.name: known for known in TEMPLATE_FORMATS}[name](), stop_token_ids)
+        return TemplateRenderer(tokenizer, detect_format(tokenizer, images), stop_token_ids, images)
+    return TemplateRenderer(
+        tokenizer, {known.name: known for known in TEMPLATE_FORMATS}[name](), stop_token_ids, images
+    )
 
 
-def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
+def detect_format(tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None = None) -> ToolFormat:
     """Return the first format that can parse the tool calls of the tokenizer's chat template.
 
     To test a format, the template writes a call, and the format tries to parse the call. If no format can parse the
@@ -83,7 +88,7 @@ def detect_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
         if not tokens.issuperset(known.required_tokens):
             continue
         try:
-            renderer = TemplateRenderer(tokenizer, known())
+            renderer = TemplateRenderer(tokenizer, known(), images=images)
         except UnsupportedChat as error:
             refused = refused or error
             continue

@@ -32,6 +32,7 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.model.adapter import has_adapter, merged_copy, save_weights, trained_weights
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.load import quiet_transformers
+from agent_r1.model.vision import ImageProcessor
 from agent_r1.store.atomic_fs import DISK, Disk, atomic_replace_dir, mark_for_removal, remove_leftovers
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.ledger import read_latest_seal
@@ -144,8 +145,16 @@ def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: copies[tensor.data_ptr()] for name, tensor in state.items()}
 
 
-def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, disk: Disk = DISK) -> Path:
+def save_model(
+    run: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    disk: Disk = DISK,
+    images: ImageProcessor | None = None,
+) -> Path:
     """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
+
+    The image processor ``images`` of a model with vision is written too.
 
     A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
     Return the folder ``run/model``. ``disk`` has the file system operations.
@@ -158,10 +167,10 @@ def save_model(run: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         fingerprint = fingerprint_model(model, tokenizer, weights_checksum(model))
         with _saving(run, folder, fingerprint, disk) as temporary:
             whole = merged_copy(model) if has_adapter(model) else model
-            disk.write(temporary, lambda path: _save_pretrained(path, whole, tokenizer, whole.state_dict()))
+            disk.write(temporary, lambda path: _save_pretrained(path, whole, tokenizer, images, whole.state_dict()))
             if whole is not model:
                 weights = trained_weights(model)
-                disk.write(temporary / ADAPTER, lambda path: _save_pretrained(path, model, tokenizer, weights))
+                disk.write(temporary / ADAPTER, lambda path: _save_pretrained(path, model, tokenizer, images, weights))
     return folder
 
 
@@ -172,6 +181,7 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase,
     keep: int,
     disk: Disk = DISK,
+    images: ImageProcessor | None = None,
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the folder of the new one.
 
@@ -186,6 +196,7 @@ def save_checkpoint(
         tokenizer: is saved with the model.
         keep: the number of checkpoints to keep.
         disk: the file system operations.
+        images: the image processor of a model with vision, which is saved with the model.
 
     Raises:
         CheckpointError: if the checkpoint cannot be written. The existing checkpoints stay unchanged.
@@ -196,7 +207,7 @@ def save_checkpoint(
         remove_leftovers(folder.with_name(f"{STEP}*"), disk)
         with _saving(run, folder, fingerprint, disk) as temporary:
             _require_space(temporary, snapshot)
-            disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, snapshot.weights))
+            disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, images, snapshot.weights))
             disk.write(temporary / _TENSORS, lambda path: save_file(dict(snapshot.trainer.tensors), path))
             for name, content in (
                 (_SCALARS, dict(snapshot.trainer.scalars)),
@@ -308,11 +319,17 @@ def _write_errors(folder: Path) -> Iterator[None]:
 
 
 def _save_pretrained(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor]
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    images: ImageProcessor | None,
+    weights: Mapping[str, Tensor],
 ) -> None:
     with quiet_transformers():
         save_weights(folder, model, weights)
         tokenizer.save_pretrained(folder)
+        if images is not None:
+            images.save_pretrained(folder)
 
 
 def _require_space(folder: Path, snapshot: Snapshot) -> None:

@@ -167,10 +167,11 @@ class CheckpointManager:
 
     def _write(self, snapshot: Snapshot) -> None:
         policy, keep = self._policy, self._config.checkpoint_keep
-        save_checkpoint(self._folder, snapshot, policy.model, policy.tokenizer, keep)
+        save_checkpoint(self._folder, snapshot, policy.model, policy.tokenizer, keep, images=policy.images)
 
     def _save_final_model(self) -> None:
         if self._progress.best is not None:
             self._updater.load_weights(self._best_weights)
             self._updater.publish()  # a trainer in other processes copies its weights to the policy
-        save_model(self._folder, self._policy.model, self._policy.tokenizer)
+        policy = self._policy
+        save_model(self._folder, policy.model, policy.tokenizer, images=policy.images)

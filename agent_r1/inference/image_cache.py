@@ -1,0 +1,132 @@
+"""Images in the embedded engine: a number for each feature of an image, and the features while requests need them.
+
+In the engine, a placeholder token of an image is replaced by a negative number that stands for one feature of this
+image. Equal images have equal numbers, and different images have different ones. So sequences with equal numbers have
+equal keys and values, and the KV cache needs no other knowledge of images.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agent_r1.core.inference import Prompt
+from agent_r1.model.vision import (
+    ImageFeatures,
+    ImageProcessor,
+    Pixels,
+    compute_features,
+    has_position_rows,
+    position_rows,
+)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An image that unfinished requests need: its pixels, its features once they are computed, and the requests."""
+
+    pixels: Pixels
+    features: ImageFeatures | None = None
+    users: int = 0
+
+
+class ImageCache:
+    """The images of the requests of an engine.
+
+    ``tokens`` and ``release`` are called by the event loop; the other methods by the thread of the engine.
+
+    Args:
+        model: the model, with vision.
+        processor: the image processor of the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, processor: ImageProcessor) -> None:
+        self._model, self._processor = model, processor
+        self.has_position_rows = has_position_rows(model)
+        self._first: dict[str, int] = {}  # sha256 -> number of the first feature; kept for the life of the engine
+        self._size = 0
+        self._entries: dict[str, _Entry] = {}
+        self._shifts: dict[int, int] = {}  # token of the last feature of an image -> shift of the positions after it
+        self._lock = threading.Lock()
+
+    def tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens of a prompt, with a negative number for each feature. Call ``release`` afterwards.
+
+        Raises:
+            UnsupportedChat: an image cannot be decoded.
+        """
+        pixels = [self._processor.pixels(one.image) for one in prompt.media]  # before anything is counted
+        tokens = list(prompt.token_ids)
+        with self._lock:
+            for one, read in zip(prompt.media, pixels, strict=True):
+                self._entries.setdefault(one.image.sha256, _Entry(read)).users += 1
+                first = self._number(one.image.sha256, read)
+                for feature, index in enumerate(one.indices):
+                    tokens[index] = -1 - first - feature
+        return tuple(tokens)
+
+    def release(self, prompt: Prompt) -> None:
+        """Count down the requests that need the images of a prompt."""
+        with self._lock:
+            for one in prompt.media:
+                self._entries[one.image.sha256].users -= 1
+
+    def drop_unused(self) -> None:
+        """Drop the images that no request needs. Call this method before cancelled requests are dropped.
+
+        A request is marked as cancelled before it releases its images. So no request that is still running after this
+        call lacks an image.
+        """
+        with self._lock:
+            self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
+
+    def on_new_weights(self) -> None:
+        """Drop the features, because older weights computed them."""
+        for entry in self._entries.values():
+            entry.features = None
+
+    def shift(self, tokens: Sequence[int]) -> int:
+        """Return how much the position after ``tokens`` differs from their number. It is 0 for ordinary positions."""
+        if not self.has_position_rows:
+            return 0
+        return sum(self._shifts[token] for token in tokens if token < 0 and token in self._shifts)
+
+    def read(self, token_ids: Tensor, first: Tensor) -> tuple[Tensor, ImageFeatures, Tensor | None]:
+        """Return (index, features, positions) for a pass over ``token_ids`` (R, T), of which some are negative.
+
+        ``index``, ``features`` and ``positions`` are as in :func:`agent_r1.model.vision.embed_with_images` and
+        :func:`agent_r1.model.vision.position_rows`, which also explains ``first``. ``positions`` is None if the model
+        has ordinary positions.
+        """
+        numbers = -1 - token_ids  # the number of a feature; negative for tokens of text
+        index = torch.full_like(token_ids, -1)
+        features, pixels, start = [], [], 0
+        with self._lock:
+            entries = [(self._first[key], entry) for key, entry in self._entries.items()]
+        for number, entry in entries:
+            is_own = (numbers >= number) & (numbers < number + entry.pixels.count)
+            if not bool(is_own.any()):
+                continue
+            if entry.features is None:
+                entry.features = compute_features(self._model.base_model, [entry.pixels])  # type: ignore[arg-type]
+            index = torch.where(is_own, numbers - number + start, index)
+            features.append(entry.features)
+            pixels.append(entry.pixels)
+            start += entry.pixels.count
+        joined = ImageFeatures(
+            torch.cat([one.embeddings for one in features]),
+            tuple(torch.cat(layers) for layers in zip(*(one.deepstack for one in features), strict=True)),
+        )
+        return index, joined, position_rows(index, pixels, first) if self.has_position_rows else None
+
+    def _number(self, key: str, pixels: Pixels) -> int:
+        if key not in self._first:
+            self._first[key] = self._size
+            self._size += pixels.count
+            self._shifts[-self._size] = pixels.shift  # the last feature has the number size - 1
+        return self._first[key]

@@ -1,0 +1,83 @@
+"""The values of a session: a conversation as the policy sees it, a sampled action, and the end without an action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent_r1.core.environment import Transition
+from agent_r1.core.inference import Completion, PromptMedia
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.tool import ToolSpec
+from agent_r1.core.trajectory import Status, Turn, TurnKind
+from agent_r1.renderers.protocol import RenderedPrompt
+
+Messages = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The result of a session that returns no action: the status of the attempt, and the reason."""
+
+    status: Status
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPrompt:
+    """A conversation in the form in which the policy sees it.
+
+    Attributes:
+        messages: the conversation.
+        tools: the tools that the prompt describes.
+        rendered: the text of the conversation, and the tokens that follow the action of the parent turn. In a new
+            branch, ``rendered`` has all tokens of the conversation.
+        token_ids: all tokens of the conversation.
+        parent: the index of the turn that the prompt continues; None for a new branch.
+        new_messages: the messages after the action of the parent turn. In a new branch, all messages.
+        media: all images of the conversation, at their placeholder tokens in ``token_ids``.
+    """
+
+    messages: Messages
+    tools: tuple[ToolSpec, ...]
+    rendered: RenderedPrompt
+    token_ids: tuple[int, ...]
+    parent: int | None
+    new_messages: Messages
+    media: tuple[PromptMedia, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sampled action with its prompt and its tokens. The observation that follows the action is not known yet."""
+
+    prompt: SessionPrompt
+    completion: Completion
+    action: Action
+    call_ends: tuple[int, ...]
+    kind: TurnKind
+
+    @property
+    def messages(self) -> Messages:
+        """The conversation up to and including the action."""
+        return (*self.prompt.messages, self.action.message)
+
+    def to_turn(self, index: int, outcome: Transition, tools: tuple[ToolSpec, ...] | None) -> Turn:
+        return Turn(
+            index=index,
+            parent=self.prompt.parent,
+            new_ids=self.prompt.rendered.token_ids,
+            action_ids=self.completion.token_ids,
+            logprobs=self.completion.logprobs,
+            version_spans=self.completion.version_spans,
+            finish_reason=self.completion.finish_reason,
+            action=self.action,
+            observation=outcome.messages,
+            results=outcome.results,
+            rewards=outcome.rewards,
+            kind=self.kind,
+            call_rewards=outcome.call_rewards,
+            call_ends=self.call_ends,
+            new_messages=self.prompt.new_messages,
+            tools=tools,
+            media=self.prompt.rendered.media,
+        )

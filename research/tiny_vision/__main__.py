@@ -1,0 +1,65 @@
+"""Make a tiny vision model for the task set shapes: ``python -m research.tiny_vision FOLDER [--kind smolvlm]``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from agent_r1.model.load import load_images, load_tokenizer
+from agent_r1.renderers.byte_tokenizer import OneTokenImages, byte_tokenizer
+from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.tasksets import shapes
+from research.tiny_base.tokenizer import make_tokenizer
+from research.tiny_vision.models import Kind, make_vision_model, save_vision_model, with_vision_tokens
+from research.tiny_vision.pretrain import STEPS, TOOLS, pretrain, random_conversation
+
+WIDTH = 64
+_PRINT_EVERY = 20
+
+
+def make(
+    folder: Path, kind: Kind = "qwen2_5_vl", seed: int = 0, steps: int = STEPS, width: int = WIDTH, seeing: float = 0.0
+) -> float:
+    """Write a pretrained model with tokenizer and image processor to ``folder``. Return the loss of the last step.
+
+    ``seeing`` is the share of conversations in which the answer is right.
+    """
+    torch.set_num_threads(1)
+    rng = random.Random(seed)
+    plain = TemplateRenderer(byte_tokenizer(images=True), images=OneTokenImages())
+    conversations = [random_conversation(task, rng) for task in shapes.tasks("train", 1000 + seed)[:60]]
+    words = " ".join([*shapes.COLORS, *shapes.SHAPES, *shapes.PLACES, "90 180 270"])
+    texts = [words, *(plain.render_text(one, TOOLS) for one in conversations)]
+    tokenizer = with_vision_tokens(make_tokenizer(texts), kind)
+    model = make_vision_model(kind, tokenizer, seed, width)
+    save_vision_model(model, tokenizer, folder)
+    tokenizer = load_tokenizer(str(folder))
+    images = load_images(str(folder), tokenizer)
+    assert images is not None
+    loss = 0.0
+    renderer = TemplateRenderer(tokenizer, images=images)
+    for step, loss in enumerate(pretrain(model, images, renderer, seed, steps, seeing)):
+        if step % _PRINT_EVERY == 0 or step + 1 == steps:
+            print(f"step {step:4}  loss {loss:.3f}", file=sys.stderr, flush=True)
+    save_vision_model(model, tokenizer, folder)
+    return loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m research.tiny_vision", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the folder to write")
+    parser.add_argument("--kind", choices=get_args(Kind), default="qwen2_5_vl", help="the architecture")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of pretraining")
+    parser.add_argument("--seeing", type=float, default=0.0, help="share of conversations with the right answer")
+    arguments = parser.parse_args()
+    make(arguments.folder, arguments.kind, arguments.seed, arguments.steps, seeing=arguments.seeing)
+
+
+if __name__ == "__main__":
+    main()

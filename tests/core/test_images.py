@@ -1,0 +1,136 @@
+"""Images from files: what they are is read from the file, and hostile files are refused in one line."""
+
+import base64
+import io
+import struct
+import zlib
+
+import pytest
+from PIL import Image as Pillow
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.images import MAX_IMAGE_BYTES, decode_image
+from agent_r1.core.messages import Image, Message, Text, from_openai, parts_text, to_openai
+from agent_r1.core.task import Task
+
+
+def file_of(format, width=12, height=8, **options):
+    made = io.BytesIO()
+    picture = Pillow.new("RGB", (width, height), "red")
+    picture.putpixel((2, 3), (1, 2, 3))
+    picture.save(made, format, **options)
+    return made.getvalue()
+
+
+def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width, height, data=b""):
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", data), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+FILES = {
+    "png": file_of("PNG"),
+    "jpeg": file_of("JPEG"),
+    "progressive": file_of("JPEG", progressive=True),
+    "gif": file_of("GIF"),
+    "webp": file_of("WEBP"),
+    "lossless": file_of("WEBP", lossless=True),
+    "with profile": file_of("WEBP", icc_profile=b"profile"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_type_and_size_are_read_from_the_file(name):
+    image = Image.from_bytes(FILES[name])
+    assert image.mime == f"image/{Pillow.open(io.BytesIO(FILES[name])).format.lower()}"
+    assert (image.width, image.height) == (12, 8) == decode_image(FILES[name]).size
+    assert str(image) == f"[{image.mime} 12x8 {image.sha256[:12]}]"
+
+
+HOSTILE = {
+    "an SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"><script>1</script></svg>', "SVG or another text"),
+    "a page": (b"\n<!doctype html><html></html>", "SVG or another text"),
+    "nothing": (b"", "another format"),
+    "a zip": (b"PK\x03\x04....", "another format"),
+    "a decompression bomb": (png(60_000, 60_000, zlib.compress(bytes(1000))), "60000 x 60000 pixels"),
+    "no pixels": (png(0, 5), "0 x 5 pixels"),
+    "a line": (png(1, 1000), "1 x 1000 pixels"),
+    "a png with a page after it": (FILES["png"] + b"<script>alert(1)</script>", "25 bytes after its end"),
+    "a jpeg with an archive after it": (FILES["jpeg"] + b"PK\x03\x04", "4 bytes after its end"),
+    "a gif with a script after it": (FILES["gif"] + b"=1;alert(1)", "11 bytes after its end"),
+    "a webp with bytes after it": (FILES["webp"] + b"x", "1 bytes after its end"),
+    "a changed png": (FILES["png"].replace(b"IDAT", b"IDAU"), "checksum"),
+    **{f"half of a {name}": (data[: len(data) // 2], "too early|marker|checksum") for name, data in FILES.items()},
+    "a png without an end": (FILES["png"][:-12], "too early"),
+    "a jpeg without an end": (FILES["jpeg"][:-2], "too early"),
+    "a large file": (b"\x89PNG" + bytes(MAX_IMAGE_BYTES), "bytes"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_are_refused_in_one_line(name):
+    data, reason = HOSTILE[name]
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        Image.from_bytes(data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["png", "jpeg", "gif", "webp"])
+def test_no_beginning_of_a_file_is_an_image(name):
+    for length in range(len(FILES[name])):
+        with pytest.raises(InvalidInput):
+            Image.from_bytes(FILES[name][:length])
+
+
+def test_a_file_that_cannot_be_decoded_is_refused():
+    with pytest.raises(InvalidInput, match="cannot be decoded"):
+        decode_image(Image.from_bytes(png(8, 8, b"no pixels")).data)
+
+
+def data_url(data, mime="image/png"):
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def test_a_message_with_an_image_is_converted_to_the_openai_format_and_back():
+    message = Message("user", (Text("Look:"), Image.from_bytes(FILES["png"]), Text("Well?")))
+    data = to_openai(message)
+    assert data["content"][1] == {"type": "image_url", "image_url": {"url": data_url(FILES["png"])}}
+    assert from_openai(data) == message
+    assert from_openai(data).images[0].data == FILES["png"]
+    assert parts_text(message.parts) == f"Look:\n{message.images[0]}\nWell?"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://example.org/a.png", "addresses are not fetched"),
+        ("file:///etc/passwd", "addresses are not fetched"),
+        (data_url(FILES["png"], "image/jpeg"), "image/png declared as image/jpeg"),
+        (data_url(FILES["png"], "text/html"), "declared as text/html"),
+        ("data:image/png,raw", "base64"),
+        ("data:image/png;base64,***", "not base64"),
+        ("data:image/png;base64," + "A" * (2 * MAX_IMAGE_BYTES), "characters"),
+    ],
+)
+def test_urls_that_are_no_data_are_refused(url, reason):
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        Image.from_data_url(url)
+    assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+
+
+def test_a_task_with_a_broken_image_is_refused_with_its_name():
+    content = [{"type": "image_url", "image_url": {"url": data_url(FILES["png"][:-20])}}]
+    with pytest.raises(InvalidInput, match="messages of task t/1: image"):
+        Task("t/1", [{"role": "user", "content": content}])
+    with pytest.raises(InvalidInput, match="neither text nor image_url"):
+        Task("t/1", [{"role": "user", "content": [{"type": "video", "video": "x"}]}])
+
+
+def test_images_are_equal_if_their_files_are():
+    assert Image.from_bytes(FILES["png"]) == Image.from_bytes(bytes(FILES["png"])) != Image.from_bytes(FILES["gif"])
+    stored = Image.from_bytes(FILES["png"])
+    assert Image(stored.sha256, stored.mime) == stored

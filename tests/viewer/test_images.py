@@ -1,0 +1,109 @@
+"""Images of a run: stored once, shown by the viewer and by show, and counted by verify."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import httpx
+import pytest
+from PIL import Image as Pillow
+from viewed_runs import make_trajectory
+
+from agent_r1.commands.show_attempt import read_attempt
+from agent_r1.core.events import AttemptFinished, AttemptStarted
+from agent_r1.core.inference import PromptMedia
+from agent_r1.core.messages import Image, Message, Text
+from agent_r1.export.attempts import openai_messages, read_attempts
+from agent_r1.export.config import ExportConfig
+from agent_r1.store import RunReader, create_run
+from agent_r1.store.verification import verify
+from agent_r1.viewer import Catalog, ViewerServer, create_app
+
+RED, BLUE = (Image.from_pil(Pillow.new("RGB", (6, 4), color)) for color in ("red", "blue"))
+
+
+def with_images(index):
+    """An attempt with a picture in its prompt, and another one in the result of its first call."""
+    made = make_trajectory("seen", 1, index)
+    turn = made.turns[0]
+    answer = replace(turn.observation[0], parts=(BLUE, Text("a crop")))
+    result = replace(turn.results[0], parts=answer.parts)
+    turn = replace(turn, observation=(answer,), results=(result,), media=(PromptMedia(RED, (range(1, 3),)),))
+    start = (Message("user", (Text("Look:"), RED, Text("What is it?"))),)
+    return replace(made, turns=(turn, *made.turns[1:]), start=start)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "seen"
+    trajectories = [with_images(0), with_images(1)]
+    with closing(create_run(folder, {"model": "", "group_size": 2})) as writer:
+        events = [AttemptStarted(one.attempt, "train", 0) for one in trajectories]
+        asyncio.run(writer.record(*events, *map(AttemptFinished, trajectories)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(run):
+    with ViewerServer(create_app(Catalog([run.parent]), {}, lambda name: None)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with httpx.Client(base_url=server.url.split("/?")[0]) as client:
+        client.get(server.url, follow_redirects=True).raise_for_status()
+        yield client
+
+
+def test_each_image_is_stored_once_and_comes_back(run):
+    with closing(sqlite3.connect(run / "run.db")) as database:
+        assert sorted(database.execute("SELECT sha256, mime, data FROM images")) == sorted(
+            (image.sha256, "image/png", image.data) for image in (RED, BLUE)
+        )
+    with closing(RunReader(run)) as reader:
+        (first, _) = reader.trajectories()
+        assert first == with_images(0)
+        assert [(image.width, image.height, image.data) for image in first.start[0].images] == [(6, 4, b"")]
+        assert reader.image(RED.sha256).data == RED.data and reader.image("00") is None
+
+
+def test_exports_hold_the_images_themselves(run):
+    with closing(RunReader(run)) as reader:
+        (first, _) = read_attempts(reader, ExportConfig(format="openai"))
+    (content,) = [message["content"] for message in openai_messages(first.trajectory.start, arguments_as_text=True)]
+    assert content[1]["image_url"]["url"] == RED.to_data_url()
+
+
+def test_verify_finds_a_changed_image(run, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "run.db").write_bytes((run / "run.db").read_bytes())
+    with closing(sqlite3.connect(copy / "run.db")) as database, database:
+        database.execute("UPDATE images SET data = x'00' WHERE sha256 = ?", (RED.sha256,))
+    (line,) = [line for line in verify(copy).violations if "images" in line]
+    assert RED.sha256 in line
+
+
+def test_the_page_of_an_attempt_shows_its_images(client):
+    page = client.get("/run/seen/attempt/0.0.0:style-a/0").text
+    for image in (RED, BLUE):
+        assert f'src="/run/seen/image/{image.sha256}"' in page
+
+
+def test_an_image_is_served_with_its_type_and_only_with_the_token(client, server):
+    path = f"/run/seen/image/{RED.sha256}"
+    answer = client.get(path)
+    assert (answer.status_code, answer.content) == (200, RED.data)
+    assert answer.headers["content-type"] == "image/png" and answer.headers["x-content-type-options"] == "nosniff"
+    assert "img-src 'self'" in answer.headers["content-security-policy"]
+    assert httpx.get(server.url.split("/?")[0] + path).status_code == 403
+    assert client.get("/run/seen/image/" + "0" * 64).status_code == 404
+
+
+def test_show_prints_a_line_for_each_image(run):
+    with closing(RunReader(run)) as reader:
+        report = read_attempt(run, reader, reader.find_attempt("0.0.0:style-a/0"), None, with_tokens=False)
+    assert f"Look:\n[image/png 6x4 {RED.sha256[:12]}]\nWhat" in report.to_json()["start"][0]["text"]
+    assert f"[image/png 6x4 {BLUE.sha256[:12]}]\na crop" in report.to_json()["turns"][0]["calls"][0]["result"]
