@@ -126,7 +126,7 @@ class SmokeChecks:
             return reject("; ".join([*broken, *(f"{name} was not called" for name in sorted(silent))]))
         sandbox = "" if taskset.sandbox is None else f"; sandbox {taskset.sandbox}"
         names = ", ".join(tool.name for tool in env.tools)
-        return accept(f"each of {names} answered{sandbox}", calls=len(known) + len(calls))
+        return accept(f"{names} answered{sandbox}", calls=len(known) + len(calls))
 
     async def check_episodes(self) -> CheckOutcome:
         """Sample a small batch of attempts as training does, and check that all of them end and are scored."""
