@@ -56,6 +56,8 @@ REFUSED: dict[str, str] = {
     "train --taskset hotpotqa --data zero": "zero: got not a regular file",
     "train --taskset hotpotqa --data half.json": "line 1: got half a character",
     "train long.py": "a prompt of 5000003 characters",
+    "show runs/none 3.0\ud800": "attempt: got half a character, '\\ud800'; remove it",
+    f"export none new --checkpoint {'9' * 5000}": "checkpoint (command line): got '9999",
     f"verify {'x' * 300}": "characters); give the name of a run in runs/",
     "train half.py": "id of task '\\ud800': got half a character",
 }

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.commands.command import (
+    EncodableText,
     FilePath,
     SettingsCommand,
     config_option,
@@ -43,7 +44,7 @@ KEYS = tuple(
 @click.command(cls=SettingsCommand, config=ChatConfig, keys=KEYS)
 @click.argument("model", metavar="RUN|MODEL")
 @click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
-@click.argument("attempt", required=False)
+@click.argument("attempt", required=False, type=EncodableText())
 @config_option
 @json_option
 def chat(

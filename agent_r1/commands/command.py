@@ -30,10 +30,21 @@ from agent_r1.config import (
     setting_keys,
 )
 from agent_r1.core.errors import AgentR1Error
+from agent_r1.core.task import check_text
 from agent_r1.training.progress import Progress, SilentProgress, make_progress
 
 TEXTS = f"{__name__}.texts"
 ENTRIES = f"{__name__}.entries"
+
+
+class EncodableText(click.ParamType):
+    """The type of an option that is looked up in the database of a run, which holds no half characters."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        check_text("option" if param is None else param.opts[-1], value)
+        return value
 
 
 class FilePath(click.ParamType):

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from agent_r1.commands.command import Invalid, json_option
+from agent_r1.commands.command import EncodableText, Invalid, json_option
 from agent_r1.commands.command import show as print_result
 from agent_r1.commands.runs import find_run
 from agent_r1.core.errors import InvalidInput
@@ -27,7 +27,7 @@ from agent_r1.store.turn_invariants import DECODING_ERRORS
 ORDERS = get_args(AttemptOrder)
 SORTS = [name for order in ORDERS for name in (order, f"-{order}")]
 FATES = ("trained", "dropped", "pending")
-POSITIVE = click.IntRange(1, 2**32 - 1)
+POSITIVE, TEXT = click.IntRange(1, 2**32 - 1), EncodableText()
 CONDITIONS = ("fate", "step", "task", "reward_below", "text")
 OF_A_LIST = ("sort", "limit")
 """The options that only a list of attempts has."""
@@ -35,16 +35,16 @@ OF_A_LIST = ("sort", "limit")
 
 @click.command()
 @click.argument("run")
-@click.argument("attempt", required=False)
-@click.option("--metric", metavar="NAME", help="Print one curve: the value of a metric at each step.")
+@click.argument("attempt", required=False, type=TEXT)
+@click.option("--metric", type=TEXT, metavar="NAME", help="Print one curve: the value of a metric at each step.")
 @click.option("--critic", is_flag=True, help="Print how well the critic predicts: explained variance, calibration.")
 @click.option("--attempts", "lists", is_flag=True, help="List attempts. The options below do so too.")
 @click.option("--status", type=click.Choice([str(status) for status in Status]), help="Attempts that ended so.")
 @click.option("--fate", type=click.Choice(FATES), help="Attempts with this fate.")
 @click.option("--step", type=POSITIVE, help="Attempts that this optimizer step trained or dropped.")
-@click.option("--task", metavar="ID", help="Attempts at this task.")
+@click.option("--task", type=TEXT, metavar="ID", help="Attempts at this task.")
 @click.option("--reward_below", type=float, help="Attempts with a smaller reward.")
-@click.option("--text", metavar="TEXT", help="Attempts with this text in their id or in a reason.")
+@click.option("--text", type=TEXT, metavar="TEXT", help="Attempts with this text in their id or in a reason.")
 @click.option(
     "--sort",
     type=click.Choice(SORTS),

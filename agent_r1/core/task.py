@@ -49,14 +49,15 @@ class Task:
             do = 'give text, Messages, or dictionaries such as {"role": "user", "content": "..."}'
             raise InvalidInput(f"messages of task {id}", got=error, do=do) from error
         for name, text in (("id", id), ("split", split), *(("messages", message.text) for message in opening)):
-            _check_text(f"{name} of task {id!a}", text)
+            check_text(f"{name} of task {id!a}", text)
         object.__setattr__(self, "id", id)  # the dataclass is frozen
         object.__setattr__(self, "messages", opening)
         object.__setattr__(self, "data", {} if data is None else data)
         object.__setattr__(self, "split", split)
 
 
-def _check_text(what: str, text: object) -> None:
+def check_text(what: str, text: object) -> None:
+    """Raise InvalidInput about ``what`` if ``text`` is not text, or has a character that cannot be encoded."""
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
     try:

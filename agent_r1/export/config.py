@@ -26,7 +26,7 @@ class ExportConfig(BaseModel):
     """What is written: model (a Hugging Face folder with a model card), adapter (LoRA, for peft), trajectories
     (Parquet, for datasets), openai (messages, tools and rewards as JSON lines), or metrics (CSV and JSON lines)."""
 
-    checkpoint: str = Field(default="best", pattern=r"^(best|last|\d+)$")
+    checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
     """Weights of a model or an adapter: best (by validation; without a validation the last step), last (the newest
     checkpoint), or the number of a step that has a checkpoint."""
 

@@ -349,7 +349,7 @@ class ChatConfig(RunConfig):
     temperature: float = Field(default=0.0, ge=0, le=100)
     """Sampling temperature; 0: greedy decoding."""
 
-    checkpoint: str = Field(default="best", pattern=r"^(best|last|\d+)$")
+    checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
     """Weights of a run: best (by validation), last (the newest checkpoint), or the number of a step that has a
     checkpoint."""
 

@@ -223,10 +223,23 @@ def prepare(place: Path) -> Path:
     (place / "hotpotqa.json").write_bytes(rows_file("hotpotqa"))
     before = os.getcwd()
     os.chdir(place)
-    small = ("--group_size", "2", "--groups_per_step", "1", "--max_tokens", "8", "--evaluate_n", "1")
+    small = ("--group_size", "2", "--groups_per_step", "2", "--max_tokens", "8", "--evaluate_n", "1")
     with redirect_stdout(io.StringIO()):
         code = main(
-            ("train", "agent.py", "--run", "finished", "--steps", "1", "--checkpoint_every", "1", "--quiet", *small)
+            (
+                "train",
+                "agent.py",
+                "--run",
+                "finished",
+                "--steps",
+                "1",
+                "--checkpoint_every",
+                "1",
+                "--profile",
+                "1",
+                "--quiet",
+                *small,
+            )
         )
     os.chdir(before)
     assert code == 0, "the run that is damaged later could not be made"

@@ -36,7 +36,8 @@ from hostile_options import Invocation, option_invocations
 
 from agent_r1.cli import main as run_command_line
 from agent_r1.retrieval.server import RetrievalServer
-from agent_r1.training import check, evaluate, run, serve
+from agent_r1.training import check, evaluate, run, serve, smoke, train_critic
+from agent_r1.viewer import ViewerServer
 
 SECONDS = 10
 """Time that an invocation may take."""
@@ -83,6 +84,9 @@ def stopped_before_work(seconds: int) -> Iterator[None]:
         stack.enter_context(patch.object(evaluate, "_evaluate", accept_later))
         stack.enter_context(patch.object(check, "_play", accept_later))
         stack.enter_context(patch.object(RetrievalServer, "run", accept))
+        stack.enter_context(patch.object(ViewerServer, "run", accept))
+        stack.enter_context(patch.object(smoke, "smoke", accept))
+        stack.enter_context(patch.object(train_critic, "fit", accept))
         stack.enter_context(patch.object(serve, "_serve", accept_later))
         stack.enter_context(patch.object(sys, "stdin", io.StringIO()))
         signal.signal(signal.SIGALRM, hang)
