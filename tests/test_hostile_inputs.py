@@ -97,6 +97,11 @@ def test_a_task_whose_texts_are_no_texts_is_refused(given: tuple) -> None:
         Task(*given)
 
 
+def test_task_data_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="data of task 'a': got an object of type int; give a dictionary"):
+        Task("a", "Who?", 3)  # type: ignore[arg-type]
+
+
 def test_an_error_shows_the_beginning_of_a_long_value() -> None:
     line = str(InvalidInput("model", got="x" * 5000, do="give another"))
     assert line.startswith("model: got xxx") and "(5000 characters); give another" in line

@@ -22,8 +22,9 @@ class Task:
         split: the name of the split to which the task belongs, for example "train".
 
     Raises:
-        InvalidInput: if the messages or their images cannot be read, if ``id`` or ``split`` is not text, or if a text
-            contains a lone surrogate (half a character), which can be neither tokenized nor written.
+        InvalidInput: if the messages or their images cannot be read, if ``data`` is not a mapping, if ``id`` or
+            ``split`` is not text, or if a text contains a lone surrogate (half a character), which can be neither
+            tokenized nor written.
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
@@ -48,6 +49,9 @@ class Task:
         except (TypeError, ValueError) as error:
             do = 'give text, Messages, or dictionaries such as {"role": "user", "content": "..."}'
             raise InvalidInput(f"messages of task {id}", got=error, do=do) from error
+        if not isinstance(data, Mapping | None):
+            do = 'give a dictionary such as {"answers": ("Bruno",)}'
+            raise InvalidInput(f"data of task {id!a}", got=f"an object of type {type(data).__name__}", do=do)
         for name, text in (("id", id), ("split", split), *(("messages", message.text) for message in opening)):
             check_text(f"{name} of task {id!a}", text)
         object.__setattr__(self, "id", id)  # the dataclass is frozen

@@ -60,6 +60,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "serve": ("tiny-base", "--port", "0"),
     "init": ("new",),
     "train-critic": ("--run", "finished", "--out", "new"),
+    "train-reward": ("finished", "--out", "new", "--loss", "regression"),
     "plan": ("finished",),
     "chat": ("finished", "agent.py"),
     "show": ("finished",),
