@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -69,8 +70,7 @@ def train_reward_model(
 
     ``say`` prints one line of progress. Raise InvalidInput if the runs, the model or the settings cannot be used.
     """
-    if config.out.exists():
-        raise InvalidInput("out", got=f"{config.out}, which exists", do="name a new folder")
+    _require_new_folder(config.out)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     traces = draw_traces(read_traces(runs, config.reward), config.max_attempts, config.seed)
@@ -84,6 +84,20 @@ def train_reward_model(
     save_reward_model(config.out, model, tokenizer, config, tuple(run.name for run in runs), evaluation)
     tasks = len({trace.trajectory.task_id for trace in split.training})
     return RewardModelReport(config.out, len(split.training), tasks, losses, evaluation)
+
+
+def _require_new_folder(out: Path) -> None:
+    """Raise InvalidInput if ``out`` exists, or if it cannot be made, so that no training is lost at its end."""
+    try:
+        out.lstat()
+        found = "which exists"
+    except FileNotFoundError:
+        parent = next(parent for parent in out.absolute().parents if parent.exists())
+        found = "" if parent.is_dir() and os.access(parent, os.W_OK) else f"and {parent} cannot be written"
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        found = f"which cannot be made: {error}"
+    if found:
+        raise InvalidInput("out", got=f"{out}, {found}", do="name a new folder")
 
 
 def _device(name: str) -> str:
