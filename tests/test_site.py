@@ -35,7 +35,15 @@ def components(base: type[Component]) -> Iterator[type[Component]]:
 PARAMETERS = {field for kind in (Algorithm, *components(Component)) for field in kind.model_fields}
 COMMANDS = cli.commands.values()
 OPTIONS = {option for command in COMMANDS for one in command.params for option in one.opts} | {"--help"}
-FOREIGN = {"--index-url", "--force-reinstall", "--no-deps", "--logdir", "--smoke", "--seeing", "--algorithm.loss.strength"}
+FOREIGN = {
+    "--index-url",
+    "--force-reinstall",
+    "--no-deps",
+    "--logdir",
+    "--smoke",
+    "--seeing",
+    "--algorithm.loss.strength",
+}
 """Options of other programs, and of a component that a page defines."""
 
 
