@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.core.weighted_rewards import weighted_rewards
+from agent_r1.core.weighted_rewards import can_be_summed, weighted_rewards
 from agent_r1.store import AttemptFilter, RunReader
 from agent_r1.viewer.text import number
 
@@ -93,9 +93,9 @@ def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict
     """Yield a prediction for each turn with a finite value. The reward of the whole trajectory follows every turn."""
     rewards = list(weighted_rewards(trajectory, weights))
     for turn, value in values.items():
-        following = math.fsum(one.value for one in rewards if one.turn is None or one.turn >= turn)
-        if math.isfinite(value) and math.isfinite(following):
-            yield Prediction(turn, value, following)
+        following = [one.value for one in rewards if one.turn is None or one.turn >= turn]
+        if math.isfinite(value) and all(map(can_be_summed, following)):
+            yield Prediction(turn, value, math.fsum(following))
 
 
 def make_report(predictions: Sequence[Prediction]) -> CriticReport:

@@ -11,6 +11,9 @@ from agent_r1.core.trajectory import STATUS_POLICY, Trajectory
 
 T = TypeVar("T")
 
+MAX_REWARD = 1e300
+"""Larger rewards count as infinite, so that no sum of rewards overflows."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightedReward:
@@ -53,6 +56,11 @@ def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> It
             yield WeightedReward(name, weight * reward)
 
 
+def can_be_summed(value: float) -> bool:
+    """Return whether a reward is a number of at most ``MAX_REWARD``; False for NaN."""
+    return abs(value) <= MAX_REWARD
+
+
 def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
     """Return the weighted sum of all rewards of a trajectory (its return R).
 
@@ -65,4 +73,4 @@ def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float 
     if missing or STATUS_POLICY[trajectory.status] != "train":
         return None
     values = [reward.value for reward in weighted_rewards(trajectory, weights)]
-    return math.fsum(values) if all(map(math.isfinite, values)) else None
+    return math.fsum(values) if all(map(can_be_summed, values)) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Trajectory, Turn
-from agent_r1.core.weighted_rewards import weighted_rewards, with_weights
+from agent_r1.core.weighted_rewards import can_be_summed, weighted_rewards, with_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _defects(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[s
             yield trajectory.reason or f"reward {name} could not be scored"
         elif isinstance(reward, tuple) and trajectory.turns_for_rewards(len(reward)) is None:
             yield f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
-        elif not all(map(math.isfinite, reward if isinstance(reward, tuple) else (reward,))):
+        elif not all(map(can_be_summed, reward if isinstance(reward, tuple) else (reward,))):
             yield f"reward {name} is {reward}"
 
 
@@ -135,7 +135,7 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
     if turn.action_ids and (not turn.version_spans or turn.version_spans[0].start > 0):
         yield f"turn {turn.index} has no version of the weights that sampled it"
     for name, _, value in with_weights(turn.rewards, weights):
-        if not math.isfinite(value):
+        if not can_be_summed(value):
             yield f"reward {name} of turn {turn.index} is {value}"
     if turn.call_rewards and len(turn.call_rewards) != len(turn.call_ends):
         yield f"turn {turn.index} has rewards for {len(turn.call_rewards)} calls and made {len(turn.call_ends)}"
@@ -143,7 +143,7 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
         yield f"turn {turn.index} has a call that ends outside its {len(turn.action_ids)} tokens"
     for call, rewards in enumerate(turn.call_rewards):
         for name, _, value in with_weights(rewards, weights):
-            if not math.isfinite(value):
+            if not can_be_summed(value):
                 yield f"reward {name} of call {call} in turn {turn.index} is {value}"
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.weighted_rewards import can_be_summed
 
 REWARD_MEAN = "reward/"
 """The prefix of a metric that is the mean of a reward: ``reward/em`` is the mean of the reward ``em``."""
@@ -44,7 +45,7 @@ def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     totals = [sum_rewards(trajectory) for trajectory in trajectories if trajectory.rewards]
     means = {}
     for name in dict.fromkeys(name for total in totals for name, value in total.items() if value is not None):
-        values = [value for total in totals if (value := total.get(name, 0.0)) is not None and math.isfinite(value)]
+        values = [value for total in totals if (value := total.get(name, 0.0)) is not None and can_be_summed(value)]
         if values:
             means[f"{REWARD_MEAN}{name}"] = math.fsum(values) / len(values)
     return means

@@ -10,6 +10,7 @@ import pytest
 
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.trajectory import STATUS_POLICY, Status
+from agent_r1.core.weighted_rewards import total_reward
 from agent_r1.data.training_sample import select_trainable
 
 
@@ -61,10 +62,12 @@ def test_a_greedy_attempt_gives_a_return_to_compare_with_and_no_sample(make: Any
         ({"score": math.nan}, "reward score is nan"),
         ({"score": (1.0,)}, "reward score has 1 numbers for 2 turns"),
         ({"score": (1.0, math.inf)}, "reward score is (1.0, inf)"),
+        ({"score": (9e307, 9e307)}, "reward score is (9e+307, 9e+307)"),  # their sum overflows
     ],
 )
 def test_a_reward_that_is_none_or_not_finite_excludes_the_attempt(rewards: dict, reason: str, make: Any) -> None:
     trajectory = make.trajectory(make.chain(([1], [2]), ([3], [4])), rewards)
+    assert total_reward(trajectory, {}) is None or "numbers for" in reason
     (excluded,) = select_trainable(make.groups(trajectory), {}).excluded
     assert (excluded.attempt, excluded.reason) == (trajectory.attempt, reason)
     assert select_trainable(make.groups(trajectory), {"score": 0.0}).samples  # a reward of weight 0 is ignored

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev, variance
 
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.core.weighted_rewards import weighted_rewards
+from agent_r1.core.weighted_rewards import can_be_summed, weighted_rewards
 from agent_r1.trainer.updater import SelectedGroup
 from agent_r1.training.monitor.checks import Finding
 
@@ -48,7 +48,7 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
 def _value(trajectory: Trajectory, name: str) -> float | None:
     """Return the sum of the values of the reward ``name``; None if the attempt has no finite value of it."""
     values = [one.value for one in weighted_rewards(trajectory, {}) if one.name == name]
-    return math.fsum(values) if values and all(map(math.isfinite, values)) else None
+    return math.fsum(values) if values and all(map(can_be_summed, values)) else None
 
 
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
