@@ -23,4 +23,5 @@ def test_the_options_of_the_health_monitor_are_documented_with_their_defaults_an
         "ratio_deviation": config.ratio_limit("float32"),
         "logprob_gap": config.gap_limit("float32", "float32"),
     }
-    assert {name: float(value) for name, value in documented.items()} == {**config.model_dump(), **in_float32}
+    numbers = {name: value for name, value in config.model_dump().items() if name != "true_reward"}  # it is a name
+    assert {name: float(value) for name, value in documented.items()} == {**numbers, **in_float32}

@@ -203,7 +203,7 @@ def search(query: str) -> str:
 
 def run_attempt(renderer, reply):
     agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 4000)
-    task = Task("t", (Message.user("Who?"),), "Bruno", "train")
+    task = Task("t", (Message.user("Who?"),), {"answers": ("Bruno",)}, "train")
     env = ToolEnv([search], max_turns=4)
     return asyncio.run(AgentLoop(agent, env).run(task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))[0]
 
@@ -267,7 +267,7 @@ def test_only_text_formats_set_a_stop_condition():
             conditions.append(params.stop_condition)
             return await super().generate(prompt, replace(params, stop_condition=None), session_id=session_id)
 
-    task, env = Task("t", (Message.user("Who?"),), "Bruno", "train"), ToolEnv([search], max_turns=1)
+    task, env = Task("t", (Message.user("Who?"),), {"answers": ("Bruno",)}, "train"), ToolEnv([search], max_turns=1)
     for renderer in (tags_of(), TemplateRenderer(real_tokenizer("qwen2_5"))):
         agent = Agent(RecordingEngine(renderer, lambda prompt: CALL), renderer, SamplingParams(max_tokens=200), 4000)
         asyncio.run(AgentLoop(agent, env).run(task, RolloutContext(AttemptId("r", "t", 0, 0), 0)))[0]

@@ -26,13 +26,18 @@ from agent_r1.core.events import (
     TokensRecorded,
 )
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status, Trajectory, Turn
 from agent_r1.core.weights import PolicyVersion
 from agent_r1.store import create_run, reopen_run
 from agent_r1.store.ledger import read_latest_seal
+
+MAP = Image.from_data_url(
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""A picture of one pixel."""
 
 
 def make_turn(index: int) -> Turn:
@@ -64,7 +69,7 @@ def make_trajectory(group: int = 0, index: int = 0, turns: int = 3) -> Trajector
         truncated=True,
         rewards={"exact_match": 1.0, "steps": tuple(0.5 for _ in range(turns)), "judge": None},
         reason="no turns left",
-        start=(Message.system("Answer."), Message.user("Who rules Alba?")),
+        start=(Message.system("Answer."), Message("user", (MAP, Text("Who rules Alba?")))),
         seconds=1.5,
     )
 

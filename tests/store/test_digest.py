@@ -51,6 +51,8 @@ def bit(value: Any) -> Any:
     if isinstance(value, float):
         [bits] = struct.unpack("<Q", struct.pack("<d", value))
         return struct.unpack("<d", struct.pack("<Q", bits ^ 1))[0]
+    if isinstance(value, bytes):
+        return value[:-1] + bytes([value[-1] ^ 1])
     return value[:-1] + chr(ord(value[-1]) ^ 1)
 
 
@@ -109,6 +111,7 @@ COVERED: dict[str, Change] = {
 NOT_COVERED: dict[str, Change] = {
     "outcomes.reason": bit,
     "outcomes.seconds": bit,
+    **{f"images.{name}": bit for name in ("sha256", "mime", "data")},
     "outcomes.newest_version": bit,
     **{f"outcomes.{name}": bit for name in ("turns", "action_tokens", "calls", "call_errors")},
     "outcomes.reward": lambda _: 0.5,
@@ -166,7 +169,7 @@ def test_every_field_of_a_trajectory_is_in_one_of_the_lists() -> None:
     }
     covered |= {"call_rewards", "call_ends"}
     assert {field.name for field in fields(Turn)} == covered | {
-        *("action", "observation", "results", "new_messages", "tools"),
+        *("action", "observation", "results", "new_messages", "tools", "media"),
     }
     covered = {"attempt", "task_id", "turns", "status", "truncated", "rewards", "answer"}
     assert {field.name for field in fields(Trajectory)} == covered | {"reason", "start", "seconds"}

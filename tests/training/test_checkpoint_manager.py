@@ -114,7 +114,7 @@ def test_no_checkpoints_are_saved_if_disabled(taskset: TaskSet, tmp_path: Path) 
 def test_a_failed_save_stops_the_run_with_one_line_and_the_model_is_still_saved(
     taskset: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(folder: Path, *_: object) -> None:
+    def full(folder: Path, *_: object, **__: object) -> None:
         raise CheckpointError("step-1 could not be written: No space left on device")
 
     monkeypatch.setattr(manager, "save_checkpoint", full)
