@@ -131,6 +131,8 @@ def _groups(algorithm: Algorithm) -> Iterator[str]:
         yield "the baseline of a role is over rewards as they are: leave out shaping and a KL in the reward"
     if (shaping != RewardShaping() or kl_in_reward) and "greedy" in algorithm.needs:
         yield "the greedy attempt's reward is neither shaped nor penalized: leave out shaping and a KL in the reward"
+    if (shaping != RewardShaping() or kl_in_reward) and isinstance(algorithm.advantage, Success):
+        yield "a success is a return above a threshold, as it is: leave out shaping and a KL in the reward"
 
 
 def _rewards(algorithm: Algorithm) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 REDACTED = "***"
@@ -23,6 +24,7 @@ _SECRET_NAME = (
     r"|(?<![a-z])sig(?![a-z])|key(?![a-z])|jwt|session|bearer)[^=&#;?]{0,60}"
 )
 _SECRET_PARAMETER = re.compile(rf"(?<=[?&#;])({_SECRET_NAME})=[^&#]+", re.IGNORECASE)
+_SECRET_OPTION = re.compile(rf"-*{_SECRET_NAME}|--?headers?|-[kHp]", re.IGNORECASE)
 _ENCODED_URL = re.compile(r"(?<==)[^&#=]*%3A(?:%2F){1,2}[^&#]*(?:%40|@)[^&#]*", re.IGNORECASE)
 
 
@@ -51,6 +53,27 @@ def redact_url(value: str) -> str:
     """
     match = _WHOLE_URL.fullmatch(value)
     return redact(value) if match is None else _redact_match(match)
+
+
+def redact_command(words: Sequence[str]) -> str:
+    """Return the words of a command as one line for a shell, with ``***`` in place of credentials.
+
+    Example:
+        >>> redact_command(("env", "API_KEY=abc", "serve", "--token", "abc", "--small"))
+        'env API_KEY=*** serve --token *** --small'
+    """
+    shown: list[str] = []
+    is_secret = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if is_secret:
+            shown.append(REDACTED)
+        elif equals and _SECRET_OPTION.fullmatch(name):
+            shown.append(f"{name}={REDACTED}")
+        else:
+            shown.append(shlex.quote(redact_url(word)))
+        is_secret = word.startswith("-") and _SECRET_OPTION.fullmatch(word) is not None
+    return " ".join(shown)
 
 
 def has_redacted(url: str) -> bool:

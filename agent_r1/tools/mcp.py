@@ -24,7 +24,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.images import decode_base64
 from agent_r1.core.messages import ContentPart, Image, Text
 from agent_r1.core.packages import import_extra
-from agent_r1.core.redaction import REDACTED, redact, redact_url
+from agent_r1.core.redaction import REDACTED, redact, redact_command, redact_url
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.tools.execution import DEFAULT_TIMEOUT, run_with_timeout
@@ -45,9 +45,6 @@ SEED_VARIABLE = "AGENT_R1_SEED"
 """The environment variable with the seed of the episode, for a server process that is started for one episode."""
 
 _MAX_PAGES = 100
-
-_SECRET_OPTION = re.compile(r"(-[\w-]*(?:token|key|secret|password|auth)[\w-]*[= ])\S+", re.IGNORECASE)
-"""A pattern for an option of a command whose value is a credential, such as ``--api-key abc``."""
 
 _MIN_SECRET = 6
 """The smallest length of a credential. Shorter values, such as "1" or "true", are not removed from messages."""
@@ -71,7 +68,7 @@ class StdioServer:
     folder: Path | None = None
 
     def __str__(self) -> str:
-        return _SECRET_OPTION.sub(rf"\1{REDACTED}", shlex.join(redact_url(word) for word in self.command))
+        return redact_command(self.command)
 
     def redact(self, text: str) -> str:
         """Return the text without the values of ``variables`` and without credentials in addresses."""

@@ -178,8 +178,10 @@ def _samples_match(config: TrainConfig) -> bool:
     """Return whether sampler and trainer have equal log-probabilities before each update, up to small rounding errors.
 
     The result is False if one of them computes in bfloat16, because its rounding errors are large. It is also False if
-    samples can be stale.
+    samples can be stale, or if a critic guides the decoding.
     """
+    if config.decode.method != "plain":
+        return False
     return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32"
 
 

@@ -26,8 +26,10 @@ class LimitedHeadersProtocol(H11Protocol):
 
     If the headers do not arrive within ``HEADER_SECONDS``, the connection is closed, so that slow clients do not occupy
     the server. The time limit of the first request begins with the connection. The time limit of a later request begins
-    with its first byte.
+    with its first byte. A client that does not read its answer for ``HEADER_SECONDS`` is disconnected too.
     """
+
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -38,6 +40,20 @@ class LimitedHeadersProtocol(H11Protocol):
         super().data_received(data)
         if was_idle:
             self._limit_headers()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # the closed connection would wait for the client to read the rest
 
     def _limit_headers(self) -> None:
         self.loop.call_later(HEADER_SECONDS, self._close_without_request, self.cycle)

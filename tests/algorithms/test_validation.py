@@ -52,6 +52,7 @@ INCOMPATIBILITIES: dict[str, tuple[str, dict[str, object]]] = {
     "set filters.greedy": ("remax", {"filters.greedy": False}),
     "max_refill_rounds has no effect if nothing removes whole groups": ("ppo", {"max_refill_rounds": 2}),
     "the baseline of a role is over rewards as they are": ("rae", {"shaping.process_scale": "largest"}),
+    "a success is a return above a threshold": ("rft", {"shaping.process_scale": "largest"}),
     "the greedy attempt's reward is neither shaped nor penalized": ("remax", {"shaping.process_scale": "largest"}),
     "correction.low has no effect if ratios are truncated": ("grpo", {"correction.low": 0.1}),
     "nothing is between rejection.low 2 and rejection.high 1.01": ("grpo", {"rejection.low": 2.0}),

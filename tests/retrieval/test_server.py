@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -153,6 +154,22 @@ def test_a_later_request_without_complete_headers_is_closed_too(server, monkeypa
         raw.sendall(b"POST /search HTTP/1.1\r\n")
         while raw.recv(4096):
             pass
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected(counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.5)
+    monkeypatch.setattr("agent_r1.retrieval.server.IDLE_SECONDS", 1)
+    page = Passage("long", "x" * 100_000)
+    monkeypatch.setattr(counting, "search", lambda queries, k=5: [(page,) * k for _ in queries])
+    body = json.dumps({"queries": ["lake"] * 64, "k": 5}).encode()
+    head = f"POST /search/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+    with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small, socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect((small.host, small.port))
+        raw.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert raw.recv(60).startswith(b"HTTP/1.1 200")
+        while small._server.server_state.connections:
+            time.sleep(0.01)
 
 
 def test_a_short_search_is_answered_while_a_large_batch_runs(server, counting, monkeypatch: pytest.MonkeyPatch) -> None:

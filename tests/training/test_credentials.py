@@ -149,6 +149,9 @@ def test_descriptions_of_tool_servers_have_no_credentials() -> None:
     for server in (stdio, http):
         assert SECRET not in f"{server} {server.redact(f'it said {SECRET}')}"
     assert "horse" not in str(StdioServer(("uvx", f"http://ann:it's-{SECRET}@host", f"--url=http://ann:{SECRET}@host")))
+    words = ("env", f"OPENAI_API_KEY={SECRET}", "serve", "--header", f"Authorization: Bearer {SECRET}", "-k", SECRET)
+    shown = str(StdioServer((*words, "--max_tokens", "5")))
+    assert shown == "env OPENAI_API_KEY=*** serve --header *** -k *** --max_tokens 5"
     package = StdioServer(("uvx", "--from", "git+https://github.com/org/repo@v1.2", "server"))
     assert str(package) == "uvx --from git+https://github.com/org/repo@v1.2 server"
     assert SECRET not in repr(http).replace(http.url, "") and "variables" not in repr(stdio)

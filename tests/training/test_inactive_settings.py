@@ -146,6 +146,9 @@ def test_a_setting_that_changes_an_update_is_not_named(
 def test_settings_of_stale_samples_and_of_long_runs_can_act() -> None:
     assert "loss.clip_low" not in named(config_of("grpo", {}, {"max_staleness": 1}))
     assert "loss.clip_low" in named(config_of("grpo", {"correction.high": 3.0}, {"max_staleness": 1}))
+    guided = {"decode.method": "token", "decode.critic": "somewhere"}
+    assert "correction" not in named(config_of("grpo", {"correction.high": 3.0}, guided))
+    assert "correction" in named(config_of("grpo", {"correction.high": 3.0}, {}))
     assert "filters.staleness" not in named(config_of("grpo", {"filters.staleness": 1}, {"max_staleness": 2}))
     assert "kl.sync_steps" in named(config_of("grpo", {"kl.sync_steps": 10}, {"steps": 10}))
     assert "kl.sync_steps" not in named(config_of("grpo", {"kl.sync_steps": 10}, {"steps": 11}))
