@@ -81,6 +81,8 @@ def edit_value(database: Path, drawn: random.Random) -> str:
             table = drawn.choice(tables)
             column = drawn.choice([row[1] for row in connection.execute(f"PRAGMA table_info({table})")])
             rows = connection.execute(f"SELECT rowid, {column} FROM {table}").fetchall()
+            if not rows:  # a run without images has none in their table
+                continue
             row, value = drawn.choice(rows)
             try:
                 connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (another(value, drawn), row))
