@@ -216,7 +216,9 @@ def _describe(connection: sqlite3.Connection, table: str, row: int, values: Sequ
     columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
     key = {name: value for name, value in zip(columns[2:], values, strict=True) if name in KEYS[table]}
     if "attempt_id" in key:
-        attempt = connection.execute("SELECT attempt FROM attempts WHERE id = ?", (key.pop("attempt_id"),)).fetchone()
+        number = key.pop("attempt_id")
+        number = number if isinstance(number, int) else None  # a damaged id can be text that cannot be encoded
+        attempt = connection.execute("SELECT attempt FROM attempts WHERE id = ?", (number,)).fetchone()
         key = {"attempt": attempt and attempt[0], **key}
     step = connection.execute("SELECT step FROM metrics WHERE id < ? ORDER BY id DESC LIMIT 1", (row,)).fetchone()
     words = [*(f"{name} {value!r}" for name, value in key.items()), f"after step {step[0] if step else 0}"]
