@@ -10,11 +10,11 @@ SCRIPT = Path(__file__).parent / "faults" / "soak.py"
 
 
 def soak(*options: str) -> CompletedProcess[str]:
-    return run_python(str(SCRIPT), "--steps", "3", "--patient", *options)
+    return run_python(str(SCRIPT), "--steps", "3", "--groups", "2", "--patient", *options)
 
 
 def test_a_run_with_random_faults_and_a_stop_stays_valid_and_leaks_nothing() -> None:
-    done = soak("--staleness", "1", "--stops", "1")
+    done = soak("--staleness", "1", "--stops", "1", "--rate", "0.1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "holds;" in done.stdout and re.search(r"invariants\s+│ hold", done.stdout)
     assert re.search(r"segments\s+│ 2", done.stdout)

@@ -100,7 +100,8 @@ def another(value: Any, drawn: random.Random) -> Any:
     if isinstance(value, float):
         return math.nextafter(value, drawn.choice([math.inf, -math.inf]))
     place = drawn.randrange(len(value)) if value else 0
-    inserted = "x" if isinstance(value, str) else b"x"
+    one, other = ("x", "y") if isinstance(value, str) else (b"x", b"y")
+    inserted = other if value[place : place + 1] == one else one
     return value[:place] + inserted + value[place + drawn.randrange(2) :]
 
 

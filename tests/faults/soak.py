@@ -51,7 +51,6 @@ from agent_r1.training.resume import resolve_resume_config
 
 SETTINGS: Mapping[str, Any] = {
     "steps": 10**6,  # the run is ended by its time limit
-    "groups_per_step": 8,
     "group_size": 16,
     "evaluate_every": 20,
     "evaluate_n": 16,
@@ -239,7 +238,12 @@ def soak(options: argparse.Namespace, folder: Path) -> SoakResult:
     faults = Faults(options.rate, options.seed, options.leak, hanging=not options.patient)
     watch = ResourceWatch(60 * options.minutes, options.steps, options.stops)
     taskset = hostile_taskset(faults)
-    asked = {"max_staleness": options.staleness, "algorithm": options.algorithm, "seed": options.seed}
+    asked = {
+        "max_staleness": options.staleness,
+        "algorithm": options.algorithm,
+        "seed": options.seed,
+        "groups_per_step": options.groups,
+    }
     times = {"episode_seconds": limits.episode, "score_seconds": limits.scoring}
     layer = Layer("soak", {**SETTINGS, **asked, **times, "run": str(folder)})
     config = resolve(TrainConfig, [layer, Layer("recipe", taskset.recipe)])
@@ -285,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--steps", type=int, default=10**6, help="the soak ends earlier, after this many steps")
+    parser.add_argument("--groups", type=int, default=8, help="groups of 16 attempts per step")
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--deadline", type=float, default=8.0, help="time limit of an episode in seconds")
     parser.add_argument("--seed", type=int, default=0)
