@@ -174,13 +174,13 @@ class ValueFunction(Protocol):
     async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return V(context + branch) for each branch: the predicted sum of the rewards after its last token.
 
-        ``context`` has at least one token. An empty branch gives V(context). What was computed for the context can be
-        kept under ``session_id`` for later calls.
+        ``context`` has at least one token. An empty branch gives V(context). The implementation can keep the KV cache
+        of the context under ``session_id`` for later calls.
         """
         ...
 
     async def release(self, session_id: str) -> None:
-        """Free what is kept for the session."""
+        """Free the memory that is kept for the session."""
         ...
 
     async def close(self) -> None: ...

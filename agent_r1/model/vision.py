@@ -3,9 +3,10 @@
 A model with vision consists of a vision tower, which computes features of an image, and a text decoder, which reads
 each feature in place of the embedding of a placeholder token.
 
-Models of the Qwen-VL family give each token three positions (time, height, width). Those of a text token are equal. The
-features of an image form a grid: their heights and widths count from the position after the text before it. The text
-after an image of h rows and w columns continues max(h, w) positions later, not h w (2409.12191, section 2.1).
+Models of the Qwen-VL family give each token three positions (time, height, width). A text token has three equal
+positions. The features of an image form a grid: their heights and widths count from the position after the text before
+it. The text after an image of h rows and w columns continues max(h, w) positions later, not h w (2409.12191, section
+2.1).
 
 Shapes: B rows of T tokens, k features of an image, F features of all images of a pass, hidden size H.
 """

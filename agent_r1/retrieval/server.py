@@ -11,9 +11,7 @@ import asyncio
 import ipaddress
 import json
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 import uvicorn
@@ -37,7 +35,7 @@ from agent_r1.retrieval.protocol import (
     SearchResponse,
 )
 from agent_r1.retrieval.retriever import Found, Retriever
-from agent_r1.web import EmbeddedServer, LimitedHeadersProtocol, listen
+from agent_r1.web import LimitedHeadersProtocol, ThreadedServer, listen
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -164,12 +162,8 @@ def _passage_text(passage: Passage) -> PassageText:
     return PassageText(title=passage.title, text=passage.text)
 
 
-class RetrievalServer:
-    """A server that serves a retriever at (host, port).
-
-    ``run`` blocks until ``stop`` is called and the requests in progress are answered. Another thread or a signal
-    handler can call ``stop``. In a ``with`` statement, the server runs in a thread of its own. Raises InvalidInput if
-    the server cannot listen on the address.
+class RetrievalServer(ThreadedServer):
+    """A server that serves a retriever at (host, port). Raises InvalidInput if it cannot listen on the address.
 
     Args:
         retriever: searches the passages.
@@ -188,8 +182,8 @@ class RetrievalServer:
         port: int = 0,
         allowed_hosts: Sequence[str] = (),
     ) -> None:
-        self._socket = listen(host, port)
-        self.host, self.port = self._socket.getsockname()[:2]
+        listening = listen(host, port)
+        self.host, self.port = listening.getsockname()[:2]
         app = create_app(retriever, health, allowed_hosts or _default_hosts(host))
         config = uvicorn.Config(
             app,
@@ -201,30 +195,12 @@ class RetrievalServer:
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
-        self._server = EmbeddedServer(config)
-        self._thread = threading.Thread(target=self.run, name="retrieval server", daemon=True)
+        super().__init__(listening, config, "retrieval server")
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
-
-    def run(self) -> None:
-        with self._socket:
-            self._server.run(sockets=[self._socket])
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-
-    def __enter__(self) -> RetrievalServer:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-        self._thread.join()
 
 
 def _default_hosts(host: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.model.device import choose_device
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.model.precision import MixedPrecision, cast_parameters, mixed_precision
 from agent_r1.model.value_head import build_value_model
@@ -77,7 +78,7 @@ def train_reward_model(
     split = split_by_task(traces, config.held_out, config.seed)
     _require_both_outcomes(split, config)
     name, tokenizer = _find_model(runs, config)
-    start = load_model(name, torch.float32).to(_device(config.device))  # type: ignore[arg-type]
+    start = load_model(name, torch.float32).to(choose_device(config.device))  # type: ignore[arg-type]
     model, computing, weights = _build(start, config)
     losses = _fit(computing, weights, split.training, config, say)
     evaluation = _evaluate(computing, split, config)
@@ -98,13 +99,6 @@ def _require_new_folder(out: Path) -> None:
         found = f"which cannot be made: {error}"
     if found:
         raise InvalidInput("out", got=f"{out}, {found}", do="name a new folder")
-
-
-def _device(name: str) -> str:
-    has_gpu = torch.cuda.is_available()
-    if name.startswith("cuda") and not has_gpu:
-        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
-    return ("cuda" if has_gpu else "cpu") if name == "auto" else name
 
 
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:

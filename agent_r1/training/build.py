@@ -131,7 +131,7 @@ class Runtime:
     Attributes:
         engines: the inference engines by role. The engine "policy" serves the policy's weights. If there is an engine
             "guided", it samples the attempts that are trained: the policy, guided by a critic.
-        extra_scorers: the scorers of the rewards that the run adds to those of its task set.
+        extra_scorers: the scorers of the rewards that the run adds to the rewards of its task set.
         events: reports of decisions that were made during the build. The run records these events first.
         profiler: measures where the time of a step goes.
     """

@@ -267,9 +267,9 @@ class TrainSettings(GuidedConfig):
     weight 0 is recorded and shown, but not trained on."""
 
     extra_rewards: dict[str, Annotated[str, AfterValidator(_absolute_source)]] = Field(default_factory=dict)
-    """Rewards beside those of the task set, in training only, as --extra_rewards.NAME SOURCE: the folder of a reward
-    model, a judge as FILE.toml, or calls, repeated_calls, failed_calls, tokens, format or grounded. A name that
-    reward_weights does not list has weight 1."""
+    """Rewards in addition to the rewards of the task set, in training only, as --extra_rewards.NAME SOURCE: the folder
+    of a reward model, a judge as FILE.toml, or calls, repeated_calls, failed_calls, tokens, format or grounded. A name
+    that reward_weights does not list has weight 1."""
 
     reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
     """Factors on the weights of rewards by step, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR: linear between the

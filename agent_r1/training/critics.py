@@ -47,7 +47,7 @@ def load_critic(name: str) -> ValueModel:
 
 
 def _load_from_run(run: Path) -> ValueModel:
-    """Return the critic in the newest checkpoint of a run, whose architecture is that of the run's model."""
+    """Return the critic in the newest checkpoint of a run. It has the architecture of the run's model."""
     with closing(RunReader(run)) as reader:
         config = reader.config()
     do = f"train one with 'agent-r1 train-critic --run {run}'"

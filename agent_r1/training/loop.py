@@ -36,6 +36,7 @@ from agent_r1.training.build import Runtime, group_requests, rollout_limits
 from agent_r1.training.checkpoint.files import TrainProgress
 from agent_r1.training.checkpoint.manager import CheckpointManager
 from agent_r1.training.checkpoint.restore import ResumeState
+from agent_r1.training.config import TrainConfig
 from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.evaluate import extra_measures, with_temperature
 from agent_r1.training.monitor.health_monitor import HealthMonitor
@@ -101,14 +102,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     manager = CheckpointManager(runtime, run.folder, run.start, run.recorder)
     monitor = HealthMonitor(config, updater, run.recorder, run.folder)
     monitor.load_state(run.start.monitor)
-    staleness = StalenessController(
-        config.steps - progress.step,
-        config.groups_per_step,
-        max_staleness=config.max_staleness,
-        refill=config.algorithm.max_refill_rounds,
-        taken=progress.groups,
-        version=first.version.number,
-    )
+    staleness = _make_staleness_controller(config, progress, first.version.number)
     requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups, runtime.taskset.kind)
     await run.recorder.record(*run.start.events)
     await publisher.publish(first)
@@ -146,6 +140,18 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     await run.recorder.record(PendingDropped(config.steps, "the run had taken its last step"))
     await manager.finalize()
     await publisher.publish(await run_in_thread(updater.publish))
+
+
+def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, version: int) -> StalenessController:
+    """Return the controller for the steps that are left, if sampling begins with the weights of ``version``."""
+    return StalenessController(
+        config.steps - progress.step,
+        config.groups_per_step,
+        max_staleness=config.max_staleness,
+        refill=config.algorithm.max_refill_rounds,
+        taken=progress.groups,
+        version=version,
+    )
 
 
 async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateReport:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
@@ -14,6 +13,7 @@ from agent_r1.core.packages import require_extra
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.weights import Dtype
 from agent_r1.model.adapter import add_adapter, has_adapter
+from agent_r1.model.device import choose_device
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import load_images, load_model, load_stop_ids, load_tokenizer
 from agent_r1.model.names import NAMED_MODELS
@@ -130,16 +130,6 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
         got = f"{name}, of the type {teacher.config.model_type}"
         raise InvalidInput("teacher", got=got, do="name one with the vision of the policy's model")
     return teacher
-
-
-def choose_device(name: str) -> str:
-    """Return the torch device that the setting ``name`` means: for "auto", a GPU if there is one, otherwise the CPU."""
-    has_gpu = torch.cuda.is_available()
-    if name == "auto":
-        return "cuda" if has_gpu else "cpu"
-    if name.startswith("cuda") and not has_gpu:
-        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
-    return name
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:

@@ -91,7 +91,7 @@ def render_report(report: SmokeReport) -> Group:
 def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> SmokeReport:
     """Check the services that a run with the settings ``config`` would use, and return the results.
 
-    Nothing is written to the folder of a run. The arguments are those of :func:`agent_r1.training.run.train`.
+    Nothing is written to the folder of a run. The arguments mean the same as in :func:`agent_r1.training.run.train`.
 
     Raises:
         InvalidInput: the settings cannot be used.

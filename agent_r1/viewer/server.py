@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import secrets
-import threading
-from types import TracebackType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from agent_r1.viewer.guard import Guard
-from agent_r1.web import EmbeddedServer, listen
+from agent_r1.web import ThreadedServer, listen
 
 HOST = "127.0.0.1"
 DRAIN_SECONDS = 2
 """Seconds that a stopped server waits for the requests in progress."""
 
 
-class ViewerServer:
+class ViewerServer(ThreadedServer):
     """A server on the loopback address of this machine, which answers only browsers that have its token.
-
-    Use the server in one of two ways. ``run`` blocks until another thread or a signal handler calls ``stop``. As a
-    context manager, the server runs in a thread of its own until the end of the block.
 
     Args:
         app: the application to serve.
@@ -36,8 +31,8 @@ class ViewerServer:
     """
 
     def __init__(self, app: ASGIApp, port: int = 0) -> None:
-        self._socket = listen(HOST, port, do="choose another --port; --port 0 takes any free one")
-        self.port: int = self._socket.getsockname()[1]
+        listening = listen(HOST, port, do="choose another --port; --port 0 takes any free one")
+        self.port: int = listening.getsockname()[1]
         self._token = secrets.token_urlsafe(24)
         self.url = self.address("/")
         config = uvicorn.Config(
@@ -49,26 +44,8 @@ class ViewerServer:
             server_header=False,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
-        self._server = EmbeddedServer(config)
-        self._thread = threading.Thread(target=self.run, name="viewer", daemon=True)
+        super().__init__(listening, config, "viewer")
 
     def address(self, path: str) -> str:
         """Return the address of the page at ``path`` for the browser, which contains the token."""
         return f"http://{HOST}:{self.port}{path}?token={self._token}"
-
-    def run(self) -> None:
-        with self._socket:
-            self._server.run(sockets=[self._socket])
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-
-    def __enter__(self) -> ViewerServer:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-        self._thread.join()

@@ -1,6 +1,6 @@
 """The parts of HTTP servers that the gateway, the retrieval server and the viewer share."""
 
-from agent_r1.web.server import EmbeddedServer, LimitedHeadersProtocol
+from agent_r1.web.server import EmbeddedServer, LimitedHeadersProtocol, ThreadedServer
 from agent_r1.web.sockets import listen
 
-__all__ = ["EmbeddedServer", "LimitedHeadersProtocol", "listen"]
+__all__ = ["EmbeddedServer", "LimitedHeadersProtocol", "ThreadedServer", "listen"]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -19,6 +23,41 @@ class EmbeddedServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class ThreadedServer:
+    """A server that is used in one of two ways.
+
+    ``run`` blocks until another thread or a signal handler calls ``stop``, and the requests in progress are answered.
+    As a context manager, the server runs in a thread of its own until the end of the block.
+
+    Args:
+        listening: the socket on which the server accepts connections. The server closes it.
+        config: the settings of uvicorn.
+        name: the name of the thread.
+    """
+
+    def __init__(self, listening: socket.socket, config: uvicorn.Config, name: str) -> None:
+        self._socket = listening
+        self._server = EmbeddedServer(config)
+        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+
+    def run(self) -> None:
+        with self._socket:
+            self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._thread.join()
 
 
 class LimitedHeadersProtocol(H11Protocol):

@@ -1,0 +1,20 @@
+"""The torch device that the setting ``device`` means."""
+
+from __future__ import annotations
+
+import torch
+
+from agent_r1.core.errors import InvalidInput
+
+
+def choose_device(name: str) -> str:
+    """Return the torch device that the setting ``name`` means: for "auto", a GPU if there is one, otherwise the CPU.
+
+    Raise InvalidInput for a GPU if torch sees none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if name.startswith("cuda") and not has_gpu:
+        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
+    return name
