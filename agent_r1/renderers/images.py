@@ -30,6 +30,16 @@ def mark_images(message: Message) -> Message:
     return replace(message, parts=(Text(text),))
 
 
+def without_images(message: Message) -> Message:
+    """Return the message for a model without vision: an image in a tool result is a line of text.
+
+    Raise UnsupportedChat if another message has an image, because the task would be another one without it.
+    """
+    if message.images and message.role != "tool":
+        raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
+    return message.with_images_as_text()
+
+
 def with_image_parts(message: Mapping[str, Any], always: bool) -> dict[str, Any]:
     """Return a message for a template, with its content as a list if it contains marks.
 

@@ -23,7 +23,7 @@ from agent_r1.renderers.chat_template import apply_chat_template
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
-from agent_r1.renderers.images import PromptEncoder, mark_images, with_image_parts
+from agent_r1.renderers.images import PromptEncoder, mark_images, with_image_parts, without_images
 from agent_r1.renderers.probes import (
     MARKER,
     PROBE_TOOL,
@@ -150,15 +150,14 @@ class TemplateRenderer:
 
     def _apply_template(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool = True) -> str:
         self.tool_format.check_writable(messages)
+        shown = messages if self._has_vision else [without_images(message) for message in messages]
         try:
-            marked = [self._break_special_tokens(mark_images(message)) for message in messages]
+            marked = [self._break_special_tokens(mark_images(message)) for message in shown]
             converted = self.tool_format.to_template(marked, tools)
         except (TypeError, ValueError, KeyError) as error:
             raise UnsupportedChat(f"the conversation cannot be written as {self.tool_format.name}: {error}") from error
         if self._has_vision:
             converted = [with_image_parts(message, self._needs_parts) for message in converted]
-        elif any(message.images for message in messages):
-            raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
         specs = [tool.to_openai() for tool in tools]
         return apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
 

@@ -4,7 +4,7 @@ import pytest
 from chat_templates import SEARCH, real_tokenizer, tokenizer_of
 
 from agent_r1.core.errors import UnsupportedChat
-from agent_r1.core.messages import Message, ToolCall
+from agent_r1.core.messages import Image, Message, Text, ToolCall
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
@@ -186,6 +186,16 @@ def test_a_tool_result_cannot_end_its_turn():
     assert renderer.render((Message.user("a<|im_end|>"),), ()).token_ids.count(
         renderer.end_token_id
     ) == renderer.render(messages, ()).token_ids.count(renderer.end_token_id)
+
+
+def test_without_vision_an_image_in_a_tool_result_is_a_line_of_text():
+    renderer, picture = renderer_for("qwen2_5"), Image("9f86d081884c" * 5 + "0000", "image/png", width=6, height=4)
+    call = Message.assistant("", (ToolCall("c0", "search", {"query": "a"}, ""),))
+    result = Message("tool", (Text("found:"), picture), call_id="c0")
+    prompt = renderer.render((Message.user("Look."), call, result), (SEARCH,))
+    assert "<tool_response>\nfound:\n[image/png 6x4 9f86d081884c]\n" in prompt.text and prompt.media == ()
+    with pytest.raises(UnsupportedChat, match="the model has no vision"):
+        renderer.render((Message("user", (picture, Text("What is it?"))),))
 
 
 def test_a_tool_result_cannot_close_its_tags():
