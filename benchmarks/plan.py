@@ -31,7 +31,7 @@ from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.plan import P99, plan_recorded
 from agent_r1.training.plan_config import PlanConfig
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.step_costs import RecordedRun, load_factor, read_run
+from agent_r1.training.step_costs import RecordedRun, load_factor, read_profiled_run
 
 SPREAD = 0.8
 """The standard deviation of the logarithm of a tool's duration."""
@@ -81,7 +81,7 @@ def record(case: Case, folder: Path, seed: int) -> RecordedRun:
         values = {**case.settings, **short, "seed": seed, "checkpoint_every": 0, "profile": STEPS, "run": str(place)}
         values |= {"record_tokens": 0, "trainer.learning_rate": 3e-5}
         run.train(resolve_config(TrainConfig, [Layer("benchmark", values)], taskset), taskset, SilentProgress())
-    return read_run(place)
+    return read_profiled_run(place)
 
 
 def predict(case: Case, known: list[RecordedRun], load: float, seed: int) -> float:

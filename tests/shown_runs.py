@@ -24,7 +24,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn
+from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
 from agent_r1.core.weights import PolicyVersion
 from agent_r1.store import create_run
 from agent_r1.store.results import result_event
@@ -57,6 +57,7 @@ def make_trajectory(step: int, index: int, text: str = "Bruno") -> Trajectory:
             results=(result,),
             call_rewards=({"found": float(index)},),
             call_ends=(1,),
+            timing=TurnTiming(asked=0.0, done=0.5, first_token=0.25, env_seconds=0.75),
             **tokens,
         ),
         Turn(
@@ -76,6 +77,8 @@ def make_trajectory(step: int, index: int, text: str = "Bruno") -> Trajectory:
         rewards={"em": float(index)},
         start=(Message.system("Answer."), Message.user(f"Who rules {text}?")),
         seconds=1.5,
+        began=1_767_323_045.0,
+        waited=2.5,
     )
 
 

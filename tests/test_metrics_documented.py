@@ -7,7 +7,7 @@ COMPOSED = {"policy_gradient_norm", "critic_gradient_norm", "reward/NAME"}
 
 
 def test_every_documented_metric_exists() -> None:
-    rooms = ("algorithms", "trainer", "training", "core")
+    rooms = ("algorithms", "inference", "trainer", "training", "core")
     files = [path for room in rooms for path in ROOT.glob(f"agent_r1/{room}/**/*.py")]
     source = "\n".join(path.read_text() for path in files)
     assert {name for name in DOCUMENTED - COMPOSED if f'"{name}"' not in source} == set()

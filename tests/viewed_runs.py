@@ -26,7 +26,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn
+from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
 from agent_r1.core.weights import PolicyVersion
 from agent_r1.store import create_run
 from agent_r1.store.results import result_event
@@ -51,6 +51,7 @@ def make_turn(index: int, parent: int | None, query: str, found: str, ok: bool =
         rewards={"format": -0.5},
         call_rewards=({"found": float(ok)},),
         call_ends=(2,),
+        timing=TurnTiming(asked=0.0, done=0.8, env_seconds=2.5),
     )
 
 

@@ -16,7 +16,7 @@ from agent_r1.training.plan_config import PlanConfig
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings without an effect: of GPUs and attempts with a recorded run, of recorded runs without one."""
+"""Settings of the GPUs, of the attempts if they are not drawn from a recorded run, and of recorded costs."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)
@@ -26,8 +26,9 @@ OF_RECORDED_RUNS = ("clock", "load")
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    RUN is a run of the embedded engine that was recorded with --profile. The prediction begins with its settings and
-    its attempts. Further runs, of other batch sizes, make its costs more precise.
+    The prediction begins with the settings of RUN, and its attempts are drawn from those of RUN, with the recorded
+    times of their environments. With --gpu, the costs are those of a GPU. Without, they are measured in RUN, a run of
+    the embedded engine with --profile. Further runs, of other batch sizes, make measured costs more precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]
@@ -37,15 +38,32 @@ def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_j
     if folders:
         layers.append(config_of_run(folders[0]))
     config = resolve(PlanConfig, layers)
-    for name in (*OF_GPUS, *OF_ATTEMPTS) if folders else OF_RECORDED_RUNS:
+    for name, why in _without_effect(bool(folders), bool(config.gpu)).items():
         if name in config.model_fields_set:
-            do = "leave it out: a recorded run has its machine and its attempts" if folders else "give a recorded run"
-            raise InvalidInput(name, got=config.model_dump(include={name})[name], do=do)
+            raise InvalidInput(name, got=config.model_dump(include={name})[name], do=why)
+    if len(folders) > 1 and config.gpu:
+        do = "give one run with --gpu: only its attempts are used"
+        raise InvalidInput("runs", got=", ".join(map(str, folders)), do=do)
     if not config.model:
         do = "give --model: a name such as qwen2.5-7b, a folder, or a config.json"
         raise InvalidInput("model", got="nothing", do=do)
     from agent_r1.training.plan import plan_cluster, plan_recorded, render_plan
-    from agent_r1.training.step_costs import read_run
+    from agent_r1.training.step_costs import read_profiled_run, read_run
 
-    found = plan_recorded(config, [read_run(folder) for folder in folders]) if folders else plan_cluster(config)
+    if folders and not config.gpu:
+        found = plan_recorded(config, [read_profiled_run(folder) for folder in folders])
+    else:
+        found = plan_cluster(config, [group for folder in folders for group in read_run(folder).groups])
     show(as_json, found.to_json(), render_plan(found))
+
+
+def _without_effect(has_run: bool, has_gpu: bool) -> dict[str, str]:
+    """Return the settings that have no effect, each with what to do if it is given."""
+    found = dict[str, str]()
+    if has_run:
+        found |= dict.fromkeys(OF_ATTEMPTS, "leave it out: the attempts are those of the recorded run")
+    if has_run and not has_gpu:
+        found |= dict.fromkeys(OF_GPUS, "give --gpu too, or leave it out: the recorded run has its machine")
+    if has_gpu or not has_run:
+        found |= dict.fromkeys(OF_RECORDED_RUNS, "leave out --gpu, and give a recorded run")
+    return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store import AttemptSummary, RunReader
 from agent_r1.store.codec import encode_value
-from agent_r1.viewer.text import duration, number, one_line, visible
+from agent_r1.viewer.text import duration, number, one_line, timing_text, visible
 from agent_r1.viewer.tokens import read_tokenizer, token_texts
 
 LABEL_WIDTH = 11
@@ -59,11 +60,12 @@ class AttemptReport:
         """Return the report as a JSON object, with the texts as they were recorded.
 
         The object always has the keys of :func:`summary_json` and the key ``siblings``. If the attempt has ended, it
-        also has the keys ``answer``, ``rewards``, ``start`` and ``turns``.
+        also has the keys ``answer``, ``began``, ``waited``, ``rewards``, ``start`` and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
             data["answer"] = self.trajectory.answer
+            data["began"], data["waited"] = self.trajectory.began, self.trajectory.waited
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}
             data["start"] = [_message_json(message) for message in self.trajectory.start]
             data["turns"] = [
@@ -119,6 +121,7 @@ def _turn_json(turn: Turn, trajectory: Trajectory, value: float | None) -> dict[
         "calls": [_call_json(turn, index, call) for index, call in enumerate(turn.action.message.calls)],
         "rewards": dict(turn.rewards),
         "value": value,
+        "timing": None if turn.timing is None else asdict(turn.timing),
         "observation": [_message_json(message) for message in turn.observation],
     }
 
@@ -168,6 +171,8 @@ class AttemptText:
                 yield _labelled([("state", state_text(tokens[turn.index].state, self.prints_all_tokens))])
             yield _labelled(_message_lines(trajectory.new_context(turn)))
             yield _labelled(_turn_lines(turn))
+            if turn.timing is not None:
+                yield _labelled([("time", Text(timing_text(turn.timing), "dim"))])
             if tokens is not None and turn.action_ids:
                 yield token_table(tokens[turn.index].action, largest, width)
         if tokens is not None and not self.report.summary.has_token_records:
@@ -197,10 +202,24 @@ def _facts(report: AttemptReport) -> Table:
     if summary.status_reason:
         lines.insert(0, ("reason", safe(summary.status_reason, "red")))
     if trajectory is not None:
+        lines += [("time", Text(_times(trajectory)))] if trajectory.began else []
         lines.append(("rewards", _rewards(trajectory.rewards)))
         if trajectory.answer is not None:
             lines.append(("answer", safe(trajectory.answer)))
     return _labelled(lines)
+
+
+def _times(trajectory: Trajectory) -> str:
+    """Return when an attempt began, how long it waited before, and how long engine and environment took in all turns.
+
+    Example:
+        "from 2026-11-23 01:51:39 on, after 0.2 s of waiting; engine 1.9 s, environment 4.1 s"
+    """
+    timings = [turn.timing for turn in trajectory.turns if turn.timing is not None]
+    engine, environment = sum(one.done - one.asked for one in timings), sum(one.env_seconds for one in timings)
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trajectory.began))
+    waited = f"from {began} on, after {duration(trajectory.waited)} of waiting"
+    return f"{waited}; engine {duration(engine)}, environment {duration(environment)}"
 
 
 def _fate_text(summary: AttemptSummary) -> str:

@@ -19,7 +19,7 @@ from agent_r1.core.profile import CPU_SECONDS, SECONDS, StepProfile, format_prof
 from agent_r1.store import RunReader
 from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent
-from agent_r1.store.results import read_file, read_results
+from agent_r1.store.results import read_file, read_hardware, read_results
 from agent_r1.store.writer import writing_process
 from agent_r1.tasksets import TASKSETS
 from agent_r1.viewer.catalog import RunSummary, read_curves, summarize_reader
@@ -29,7 +29,7 @@ from agent_r1.viewer.text import duration, number, one_line
 
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
-_RESULT_KINDS = frozenset({"tools", "file", "validation", "table", "fingerprint", "checkpoint_saved"})
+_RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
 """Kinds of events that other lines of the report show, or that are data."""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
@@ -64,6 +64,7 @@ class RunReport:
         table: the share of right answers at the end of the run, by method and then by split.
         curves: the values of each metric and timing by step, by name.
         file: the Python file that defines the task set; None if the run recorded no such file.
+        hardware: the machine of the run's last segment, such as its processor and its GPUs; {} if it is not recorded.
         profile: where the time of an average step went. It is empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.
@@ -82,6 +83,7 @@ class RunReport:
     table: Mapping[str, Mapping[str, float]]
     curves: Mapping[str, Curve]
     file: Path | None
+    hardware: Mapping[str, Any]
     profile: StepProfile
     events: tuple[RecordedEvent, ...]
     warnings: int
@@ -112,6 +114,7 @@ class RunReport:
             "best_checkpoint": None if self.best_checkpoint is None else str(self.best_checkpoint),
             "table": {method: dict(cells) for method, cells in self.table.items()},
             "curves": {name: dict(curve) for name, curve in self.curves.items()},
+            "hardware": dict(self.hardware),
             "profile": {part.value: asdict(time) for part, time in self.profile.parts.items()},
             "warnings": self.warnings,
             "events": [{"time": event.time, "segment": event.segment, **asdict(event.event)} for event in self.events],
@@ -144,6 +147,7 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
         table=_em_table(tables[-1]) if tables else {},
         curves=curves,
         file=read_file(reader),
+        hardware=read_hardware(reader),
         profile=mean_profile(read_profiles(curves)),
         events=tuple(shown[-MAX_EVENTS:]),
         warnings=sum(event.event.kind == "warning" for event in events),
@@ -215,6 +219,7 @@ def _facts(report: RunReport) -> Table:
         "model": summary.model,
         "algorithm": summary.algorithm,
         "not default": settings or "nothing",
+        "machine": _machine_text(report.hardware),
         "attempts": f"{summary.attempts:,}: {_counts(report.fates)}" if summary.attempts else "none yet",
         "endings": _counts(report.statuses),
         "validation": _validation_text(report),
@@ -226,6 +231,13 @@ def _facts(report: RunReport) -> Table:
         if text:
             grid.add_row(name, safe(text))
     return grid
+
+
+def _machine_text(hardware: Mapping[str, Any]) -> str:
+    if not hardware:
+        return ""
+    gpus = ", ".join(hardware["gpus"]) or "no GPU"
+    return f"{hardware['processor']}, {hardware['cores']} cores, {gpus}, torch {hardware['torch']}"
 
 
 def _value(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from agent_r1.core.messages import Image
@@ -130,6 +130,10 @@ class Completion:
     ``top_logprobs`` has one tuple for each token if they were requested: the most likely tokens in its place, with
     their log-probabilities, the most likely token first.
 
+    Two measures of the work do not count in comparisons: ``first_token_seconds``, the time from the request to the
+    first token, and ``prefilled_tokens``, the number of tokens of which the engine computed keys and values in prefill,
+    instead of taking them from its cache. They are None if the engine does not report them.
+
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
                    version_spans=(PolicyVersionSpan(0, 3),))
@@ -140,6 +144,8 @@ class Completion:
     finish_reason: FinishReason
     version_spans: tuple[PolicyVersionSpan, ...]
     top_logprobs: tuple[TopLogprobs, ...] = ()
+    first_token_seconds: float | None = field(default=None, compare=False)
+    prefilled_tokens: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,27 @@ TurnKind = Literal["act", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
+class TurnTiming:
+    """When the action of a turn was requested and sampled, in seconds since the attempt began.
+
+    Attributes:
+        asked: when the action was requested from the engine.
+        done: when the engine returned the action.
+        first_token: when the engine had sampled the first token; None if the engine does not report it.
+        env_seconds: how long the environment took to respond to the action. In a game, the moves of the other players
+            are included. For an agent program, it is the time until the next request of the program.
+
+    Example:
+        TurnTiming(asked=0.5, done=0.8, first_token=0.6, env_seconds=1.2)  # the next action is requested at about 2.0
+    """
+
+    asked: float
+    done: float
+    first_token: float | None = None
+    env_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One transition of the step-level MDP (arXiv:2511.14460, section 2): a state and an action.
 
@@ -83,6 +104,8 @@ class Turn:
         call_ends: for each call, the index in ``action_ids`` of the token that completes the call. The rewards of the
             call are assigned to this token.
         media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
+        timing: when the turn happened; None if it was not measured. Turns with other timings are equal, because no
+            repetition of an attempt has the same timing.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
@@ -107,6 +130,7 @@ class Turn:
     new_messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] | None = None
     media: tuple[PromptMedia, ...] = ()
+    timing: TurnTiming | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +190,8 @@ class Trajectory:
         start: the opening messages of the episode.
         seconds: the duration of the attempt.
         answer: the answer that an agent program returned; None if the last text of the policy is the answer.
+        began: the time at which the attempt began, in seconds since 1970; 0.0 if it was not measured.
+        waited: how long the attempt had waited before, because ``concurrency`` other attempts ran.
     """
 
     attempt: AttemptId
@@ -178,6 +204,8 @@ class Trajectory:
     start: tuple[Message, ...] = ()
     seconds: float = 0.0
     answer: str | None = None
+    began: float = field(default=0.0, compare=False)
+    waited: float = field(default=0.0, compare=False)
 
     def prompt_ids(self, turn: Turn) -> tuple[int, ...]:
         """Return the exact tokens that the policy saw before its action in ``turn``."""

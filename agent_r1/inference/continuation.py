@@ -88,6 +88,7 @@ def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReas
 def join(first: Completion, more: Completion) -> Completion:
     """Return one completion with the tokens of ``first`` and then of ``more``, which continues ``first``."""
     shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
+    parts = (first.prefilled_tokens, more.prefilled_tokens)
     is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version
     return Completion(
         first.token_ids + more.token_ids,
@@ -95,6 +96,8 @@ def join(first: Completion, more: Completion) -> Completion:
         more.finish_reason,
         first.version_spans + (shifted[1:] if is_same else shifted),
         first.top_logprobs + more.top_logprobs,
+        first.first_token_seconds,
+        None if None in parts else sum(part or 0 for part in parts),
     )
 
 

@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from agent_r1.core.inference import Completion, FinishReason, PolicyVersionSpan, SamplingParams, TopLogprobs
 from agent_r1.inference.kv_cache import CacheSlot
@@ -21,7 +22,8 @@ class Request:
     """One call of ``generate``: its prompt and parameters, and the tokens that were sampled so far.
 
     In ``prompt``, a negative token stands for a feature of an image. ``shift`` is the difference between the position
-    and the index of a token after the prompt; 0 without images.
+    and the index of a token after the prompt; 0 without images. ``prefilled_tokens`` counts the tokens that were
+    prefilled for this request, without tokens that were copied from another slot.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +40,9 @@ class Request:
     is_cancelled: bool = False
     is_prefilled: bool = False
     shift: int = 0
+    asked: float = field(default_factory=perf_counter)
+    first_token_seconds: float | None = None
+    prefilled_tokens: int = 0
 
     @property
     def last_token(self) -> int:
@@ -188,7 +193,7 @@ class Scheduler:
 
         Afterwards, the slot of every running request must hold all tokens of its sequence except the last one.
         """
-        new: list[tuple[_Session, PrefillChunk]] = []
+        new: list[tuple[_Session, Request, PrefillChunk]] = []
         for slot, request in self._running.items():
             if not request.is_prefilled:
                 request.is_prefilled = True
@@ -200,21 +205,22 @@ class Scheduler:
                 session.prefills = tuple(span for span in session.prefills if span[0] < cached)
                 if cached < len(needed):
                     session.prefills += ((cached, len(needed)),)
-                new.append((session, PrefillChunk(slot, needed[:cached], needed[cached:])))
+                new.append((session, request, PrefillChunk(slot, needed[:cached], needed[cached:])))
         # The prefix cache no longer contains slots that will be overwritten, so all of its entries are valid.
         plan = PrefillPlan()
-        for session, chunk in new:
+        for session, request, chunk in new:
             source = self._prefix_cache.setdefault((session.prefills, session.token_ids), chunk.slot)
             if source != chunk.slot:
                 plan.copies.append(PrefixCopy(source, chunk.slot, len(session.token_ids), start=chunk.cached))
             elif chunk.cached == 0 and chunk.token_ids:
-                self._plan_new_sequence(chunk, plan)
+                request.prefilled_tokens += self._plan_new_sequence(chunk, plan)
             else:
                 plan.compute.append(chunk)
+                request.prefilled_tokens += len(chunk.token_ids)
         return plan
 
-    def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> None:
-        """Add the prefill of a new sequence to ``plan``.
+    def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> int:
+        """Add the prefill of a new sequence to ``plan``. Return the number of tokens to compute.
 
         If another slot holds a prefix of the sequence, the prefix is copied and only the rest is computed. Otherwise
         the whole sequence is computed, and its prefixes are added to the prefix cache.
@@ -228,10 +234,11 @@ class Scheduler:
             if source not in incomplete:
                 plan.prefix_copies.append(PrefixCopy(source, chunk.slot, length))
                 plan.remainders.append(PrefillChunk(chunk.slot, tokens[:length], tokens[length:]))
-                return
+                return len(tokens) - length
         plan.compute.append(chunk)
         for length in lengths:
             self._prefix_cache[((0, length),), tokens[:length]] = chunk.slot
+        return len(tokens)
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
         """Yield (block index, batch) for each block that has running requests.

@@ -18,6 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -306,6 +307,8 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return
     params = request.params
+    if request.first_token_seconds is None:
+        request.first_token_seconds = perf_counter() - request.asked
     request.token_ids.append(token)
     request.logprobs.append(logprob)
     if params.on_tokens is not None:
@@ -330,7 +333,9 @@ def _resolve(request: Request) -> None:
     else:
         spans, reason = tuple(request.version_spans), request.finish_reason or "cancelled"
         completion = Completion(
-            tuple(request.token_ids), tuple(request.logprobs), reason, spans, tuple(request.top_logprobs)
+            *(tuple(request.token_ids), tuple(request.logprobs), reason, spans, tuple(request.top_logprobs)),
+            first_token_seconds=request.first_token_seconds,
+            prefilled_tokens=request.prefilled_tokens,
         )
         settle(request.future, completion, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -161,18 +162,26 @@ class Collector:
         return trajectories
 
     async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
+        """Make an attempt when fewer than ``limits.concurrency`` attempts run. Measure when it began and ended."""
+        asked = time.perf_counter()
         async with self._slots:
-            deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
-            context = RolloutContext(id, id.seed(self._seed), deadline, self._models)
-            try:
-                # The rollout can be user code. A rollout that stops at its deadline has time to close its episode.
-                async with asyncio.timeout_at(deadline + CLOSING_SECONDS):
-                    with isolate(_UserCodeFailure):
-                        return _own_trajectory(await run_detached(rollout.run(task, context)), id)
-            except _UserCodeFailure as failure:
-                return Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=f"the rollout failed: {failure}")
-            except TimeoutError:
-                return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
+            began, start = time.time(), time.perf_counter()
+            trajectory = await self._run_rollout(rollout, task, id)
+            seconds = trajectory.seconds or time.perf_counter() - start  # user code may not measure it
+            return replace(trajectory, began=began, waited=start - asked, seconds=seconds)
+
+    async def _run_rollout(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
+        deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
+        context = RolloutContext(id, id.seed(self._seed), deadline, self._models)
+        try:
+            # The rollout can be user code. A rollout that stops at its deadline has time to close its episode.
+            async with asyncio.timeout_at(deadline + CLOSING_SECONDS):
+                with isolate(_UserCodeFailure):
+                    return _own_trajectory(await run_detached(rollout.run(task, context)), id)
+        except _UserCodeFailure as failure:
+            return Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=f"the rollout failed: {failure}")
+        except TimeoutError:
+            return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
         """Return all trajectories, in the same order, with rewards for the trajectories that can be trained.

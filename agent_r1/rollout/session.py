@@ -20,7 +20,7 @@ from agent_r1.core.inference import Completion, InferenceEngine, Prompt, PromptM
 from agent_r1.core.messages import Action
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
-from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
+from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind, TurnTiming
 from agent_r1.renderers.protocol import RenderedPrompt, Renderer
 from agent_r1.renderers.stop_strings import with_stop_strings
 from agent_r1.rollout.session_values import Messages, Sample, SessionPrompt, Stopped
@@ -106,6 +106,7 @@ class Session:
         self._turns: list[Turn] = []
         self._known: list[_KnownConversation] = []  # one for each turn, and one for the sample in _pending
         self._pending: Sample | None = None  # a sample whose outcome is not known yet
+        self._accepted = 0.0  # when the sample in _pending was accepted
         self._newest: SessionPrompt | None = None  # the prompt of the newest known conversation
         self._num_generations = 0  # started so far; each generation has a seed of its own
 
@@ -206,14 +207,16 @@ class Session:
                     ),
                     seed=self._attempt.seed(self._seed, number),
                 )
+            asked = self._seconds()
             with isolate(_EngineFailure):
                 completion = await self._engine.generate(
                     Prompt(prompt.token_ids, prompt.media), params, session_id=str(self._attempt)
                 )
+            timing = _timing(asked, self._seconds(), completion)
             if completion.finish_reason == "cancelled":
                 return Stopped(Status.CANCELLED, "the engine cancelled the generation")
             with isolate(_RenderError):
-                return self._parse(prompt, completion, number, kind)
+                return self._parse(prompt, completion, number, kind, timing)
         except _EngineFailure as error:
             return Stopped(Status.ENGINE_FAILED, str(error))
         except _RenderError as error:
@@ -222,7 +225,7 @@ class Session:
     def accept(self, sample: Sample) -> Action:
         """Record a sampled action and return it. A later call of :meth:`observe` adds the outcome of the action."""
         self._complete_pending()
-        self._pending = sample
+        self._pending, self._accepted = sample, self._seconds()
         has_end = not set(sample.completion.token_ids[-1:]).isdisjoint(self._renderer.stop_token_ids)
         self._known.append(_KnownConversation(sample.messages, sample.action, sample.prompt.tools, has_end))
         self._newest = sample.prompt
@@ -235,7 +238,7 @@ class Session:
         """
         if self._pending is None:
             raise RuntimeError("no action is waiting for its outcome")
-        turn = self._pending.to_turn(len(self._turns), outcome, tools)
+        turn = self._pending.to_turn(len(self._turns), outcome, tools, self._seconds() - self._accepted)
         self._turns.append(turn)
         self._pending = None
         return turn
@@ -267,20 +270,26 @@ class Session:
             truncated=status in (Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS),
             reason=reason,
             start=start,
-            seconds=time.perf_counter() - self._started,
+            seconds=self._seconds(),
         )
 
     async def close(self) -> None:
         """Release the session at the engine. A failure is logged and not raised, because the attempt has ended."""
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
 
-    def _parse(self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind) -> Sample:
+    def _seconds(self) -> float:
+        """Return how many seconds ago the attempt began."""
+        return time.perf_counter() - self._started
+
+    def _parse(
+        self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind, timing: TurnTiming
+    ) -> Sample:
         """Return the parsed action as a Sample, without the tokens that were sampled after the end of the action."""
         renderer, tools = self._renderer, prompt.tools
         completion = _truncate(completion, renderer.action_length(completion.token_ids, tools))
         action = renderer.parse(completion.token_ids, turn, tools)
         call_ends = renderer.call_ends(completion.token_ids, tools) if action.message.calls else ()
-        return Sample(prompt, completion, action, call_ends, kind)
+        return Sample(prompt, completion, action, call_ends, kind, timing)
 
     def _complete_pending(self) -> None:
         if self._pending is not None:
@@ -318,12 +327,25 @@ class _RenderError(Exception):
     """Raised if the conversation cannot be rendered, or the action cannot be parsed. The message is the reason."""
 
 
+def _timing(asked: float, done: float, completion: Completion) -> TurnTiming:
+    """Return the timing of a generation that was requested at ``asked`` and returned at ``done``."""
+    first = completion.first_token_seconds
+    return TurnTiming(asked, done, None if first is None else asked + first)
+
+
 def _truncate(completion: Completion, length: int) -> Completion:
     """Return the completion with only its first ``length`` tokens."""
     if length == len(completion.token_ids):
         return completion
     version_spans = tuple(span for span in completion.version_spans if span.start < length)
-    return Completion(completion.token_ids[:length], completion.logprobs[:length], "stop", version_spans)
+    return replace(
+        completion,
+        token_ids=completion.token_ids[:length],
+        logprobs=completion.logprobs[:length],
+        finish_reason="stop",
+        version_spans=version_spans,
+        top_logprobs=completion.top_logprobs[:length],
+    )
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:

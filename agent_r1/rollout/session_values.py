@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.core.environment import Transition
 from agent_r1.core.inference import Completion, PromptMedia
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status, Turn, TurnKind
+from agent_r1.core.trajectory import Status, Turn, TurnKind, TurnTiming
 from agent_r1.renderers.protocol import RenderedPrompt
 
 Messages = tuple[Message, ...]
@@ -48,20 +48,21 @@ class SessionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sampled action with its prompt and its tokens. The observation that follows the action is not known yet."""
+    """A sampled action with its prompt, tokens and timing. The observation after the action is not known yet."""
 
     prompt: SessionPrompt
     completion: Completion
     action: Action
     call_ends: tuple[int, ...]
     kind: TurnKind
+    timing: TurnTiming
 
     @property
     def messages(self) -> Messages:
         """The conversation up to and including the action."""
         return (*self.prompt.messages, self.action.message)
 
-    def to_turn(self, index: int, outcome: Transition, tools: tuple[ToolSpec, ...] | None) -> Turn:
+    def to_turn(self, index: int, outcome: Transition, tools: tuple[ToolSpec, ...] | None, env_seconds: float) -> Turn:
         return Turn(
             index=index,
             parent=self.prompt.parent,
@@ -80,4 +81,5 @@ class Sample:
             new_messages=self.prompt.new_messages,
             tools=tools,
             media=self.prompt.rendered.media,
+            timing=replace(self.timing, env_seconds=env_seconds),
         )

@@ -16,7 +16,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics
 from agent_r1.core.messages import ContentPart, Image, Message
 from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.trajectory import Status, Trajectory, Turn
+from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
 from agent_r1.core.weights import PolicyVersion
 from agent_r1.store.attempt_list import (
     COLUMNS,
@@ -48,7 +48,7 @@ from agent_r1.store.schema import open_reader
 
 _ATTEMPT = "attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry"
 _TRAJECTORY = (
-    f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start, answer"
+    f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start, answer, began, waited"
     " FROM current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
 )
 # Rewards by (turn, call): (None, None) for the whole trajectory, (turn, None) for the whole turn.
@@ -301,7 +301,7 @@ class RunReader:
             yield StepMetrics(step, {name: decode_number(value) for _, name, value in group})
 
     def _trajectory(self, row: tuple[Any, ...]) -> Trajectory:
-        key, *attempt, task_id, status, truncated, reason, seconds, start, answer = row
+        key, *attempt, task_id, status, truncated, reason, seconds, start, answer, began, waited = row
         rewards, opening = self._rewards(key), decode_messages(unpack_document(start))
         return Trajectory(
             attempt=AttemptId(*attempt),
@@ -314,6 +314,8 @@ class RunReader:
             start=opening,
             seconds=seconds,
             answer=answer,
+            began=began,
+            waited=waited,
         )
 
     def _rewards(self, key: int) -> _RewardTable:
@@ -324,7 +326,7 @@ class RunReader:
         return rewards
 
     def _turns(self, key: int, rewards: _RewardTable, opening: tuple[Message, ...]) -> tuple[Turn, ...]:
-        columns = "turn, parent, tokens, finish_reason, kind, content"
+        columns = "turn, parent, tokens, finish_reason, kind, content, asked, done, first_token, env_seconds"
         rows = self._rows(f"SELECT {columns} FROM turns WHERE attempt_id = ? ORDER BY turn", key)
         turns: list[Turn] = []
         for row in rows:
@@ -341,7 +343,7 @@ def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
 
 
 def _turn(row: tuple[Any, ...], rewards: _RewardTable, opening: tuple[Message, ...], before: list[Turn]) -> Turn:
-    index, parent, tokens, finish_reason, kind, content = row
+    index, parent, tokens, finish_reason, kind, content, *times = row
     new_ids, action_ids, logprobs = TurnTokens.unpack(tokens)
     action, observation, results, version_spans, (call_ends, calls_with_rewards), state, media = unpack_document(
         content
@@ -369,4 +371,5 @@ def _turn(row: tuple[Any, ...], rewards: _RewardTable, opening: tuple[Message, .
         new_messages=state_messages,
         tools=decode_tools(tools),
         media=decode_media(media),
+        timing=None if times[0] is None else TurnTiming(*times),
     )

@@ -12,11 +12,12 @@ from agent_r1.core.events import LogEvent
 from agent_r1.core.tool import ToolSpec
 from agent_r1.store.reader import RunReader
 
-ResultKind = Literal["tools", "file", "validation", "table"]
+ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
 """The kind of a log event with a fact or a result.
 
 - tools: the tools of the training environment in the OpenAI format, recorded at the start of each segment.
 - file: the absolute path of the Python file that defines the task set, recorded at the start of each segment.
+- hardware: processor, cores, GPUs and the version of torch, recorded at the start of each segment.
 - validation: the figures of one validation: step, split, em, f1, n, and the interval from low to high.
 - table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
 """
@@ -51,6 +52,16 @@ def read_tools(reader: RunReader) -> list[dict[str, Any]]:
     """Return the tools of the training environment, in the OpenAI format; [] if the run did not record its tools."""
     tools: list[list[dict[str, Any]]] = list(read_results(reader, "tools"))
     return tools[-1] if tools else []  # those of the last segment
+
+
+def read_hardware(reader: RunReader) -> Mapping[str, Any]:
+    """Return the hardware of the last segment of a run; {} if the run did not record it.
+
+    Example:
+        {"processor": "AMD EPYC 9654", "cores": 16, "gpus": ["NVIDIA H200"], "torch": "2.13.0"}
+    """
+    found: list[Mapping[str, Any]] = list(read_results(reader, "hardware"))
+    return found[-1] if found else {}
 
 
 def read_file(reader: RunReader) -> Path | None:

@@ -206,7 +206,8 @@ def _trajectory_rows(
     )
     reward = total_reward(trajectory, reward_weights)
     answer = None if trajectory.answer is None else _escape(trajectory.answer)
-    yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start, answer)])
+    times = (float(trajectory.began), float(trajectory.waited))
+    yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start, answer, *times)])
     yield Rows("turns", [(attempt_id, *_turn_values(turn, trajectory)) for turn in trajectory.turns])
     yield Rows("rewards", [(attempt_id, *values) for values in _reward_values(trajectory)])
 
@@ -223,7 +224,9 @@ def _turn_values(turn: Turn, trajectory: Trajectory) -> Values:
         encode_media(turn.media),
     ]
     tokens = TurnTokens(turn.new_ids, turn.action_ids, turn.logprobs).pack()
-    return turn.index, turn.parent, _escape(turn.kind), turn.finish_reason, tokens, pack_document(content)
+    timing = turn.timing
+    times = (None,) * 4 if timing is None else (timing.asked, timing.first_token, timing.done, timing.env_seconds)
+    return turn.index, turn.parent, _escape(turn.kind), turn.finish_reason, tokens, pack_document(content), *times
 
 
 def _reward_values(trajectory: Trajectory) -> Iterator[Values]:

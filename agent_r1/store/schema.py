@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """The version of the tables, increased with every change. A run of another version is refused, not converted."""
 
 KEYS: Mapping[str, Sequence[str]] = {
@@ -39,6 +39,8 @@ KEYS: Mapping[str, Sequence[str]] = {
 # - outcomes: turns, action_tokens, calls, call_errors (calls whose result is an error) and reward summarize the turns
 #   and rewards, so that lists of attempts are filtered and sorted quickly. reward is the weighted sum of all rewards;
 #   null if the attempt failed, or if a reward could not be computed.
+# - turns: asked, first_token and done are seconds since the attempt began. They and env_seconds are null if they were
+#   not measured, and first_token also if the engine does not report it.
 # - token_records: the numbers that an update computed for the action tokens of a turn, for some attempts of each step.
 #   They belong to the step of the fate of the attempt, and are superseded together with the attempt.
 # - images: the files of all images in messages. An image that occurs several times is stored once. Messages refer to
@@ -72,7 +74,7 @@ CREATE TABLE outcomes (
     status TEXT NOT NULL, truncated INTEGER NOT NULL, reason TEXT, seconds REAL NOT NULL,
     task_id TEXT NOT NULL, newest_version INTEGER NOT NULL,
     turns INTEGER NOT NULL, action_tokens INTEGER NOT NULL, calls INTEGER NOT NULL, call_errors INTEGER NOT NULL,
-    reward, start BLOB NOT NULL, answer TEXT
+    reward, start BLOB NOT NULL, answer TEXT, began REAL NOT NULL, waited REAL NOT NULL
 );
 CREATE INDEX outcomes_by_status ON outcomes (status);
 CREATE TABLE images (
@@ -84,6 +86,7 @@ CREATE TABLE turns (
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
     turn INTEGER NOT NULL, parent INTEGER, kind TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens BLOB NOT NULL, content BLOB NOT NULL,
+    asked REAL, first_token REAL, done REAL, env_seconds REAL,
     UNIQUE (attempt_id, turn)
 );
 CREATE TABLE rewards (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,7 @@ from agent_r1.core.reward_schedule import RewardSchedule
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Scorer
+from agent_r1.inference.metered_engine import EngineMeter, MeteredEngine
 from agent_r1.inference.profiled_engine import ProfiledEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.inference.value_guided import ValueGuidedEngine
@@ -134,6 +135,7 @@ class Runtime:
         extra_scorers: the scorers of the rewards that the run adds to the rewards of its task set.
         events: reports of decisions that were made during the build. The run records these events first.
         profiler: measures where the time of a step goes.
+        meter: counts the requests to the engine "policy".
     """
 
     config: TrainConfig
@@ -146,6 +148,7 @@ class Runtime:
     extra_scorers: tuple[Scorer, ...] = ()
     events: tuple[LogEvent, ...] = ()
     profiler: Profiler = NO_PROFILER
+    meter: EngineMeter = field(default_factory=EngineMeter)
 
     @property
     def engine(self) -> InferenceEngine:
@@ -159,10 +162,11 @@ class Runtime:
     @property
     def agent(self) -> Agent:
         """The agent of the policy alone, at the configured temperature."""
-        agent = self.policy.agent(self.engine, self.config, self.config.temperature)
+        engine: InferenceEngine = MeteredEngine(self.engine, self.meter)
+        agent = self.policy.agent(engine, self.config, self.config.temperature)
         if self.profiler is NO_PROFILER:
             return agent
-        engine = self.engine if isinstance(self.engine, TorchEngine) else ProfiledEngine(self.engine, self.profiler)
+        engine = engine if isinstance(self.engine, TorchEngine) else ProfiledEngine(engine, self.profiler)
         renderer = ProfiledRenderer(agent.renderer, self.profiler)
         return replace(agent, engine=engine, renderer=renderer, profiler=self.profiler)
 
@@ -199,12 +203,13 @@ def build_runtime(
     trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens, profiler)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
+    meter = EngineMeter()
     if config.decode.method != "plain":
         values = open_critic(config.decode, policy.model)
-        engines["guided"] = ValueGuidedEngine(engines["policy"], values, config.decode)
+        engines["guided"] = ValueGuidedEngine(MeteredEngine(engines["policy"], meter), values, config.decode)
     precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
     events = (*_device_events(devices), *_adapter_events(config, policy), *precision, *_events(config, plan))
-    return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, profiler)
+    return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, profiler, meter)
 
 
 def rebuild_trainer(runtime: Runtime) -> Runtime:

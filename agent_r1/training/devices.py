@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 import torch
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.events import LogEvent
 from agent_r1.inference.config import EngineConfig
+from agent_r1.store.results import result_event
 from agent_r1.training.config import RunConfig, TrainSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -64,6 +68,26 @@ def find_hardware() -> Hardware:
     names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
     gpus = names[:count] if len(names) >= count else map(str, range(count))
     return Hardware(tuple(gpus), os.cpu_count() or 1)
+
+
+def hardware_event() -> LogEvent:
+    """Return the event with the processor, the cores, the GPUs and the version of torch with which a run trains."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    found = {
+        "processor": _processor_name(),
+        "cores": find_hardware().cores,
+        "gpus": gpus,
+        "torch": str(torch.__version__),
+    }
+    return result_event("hardware", found)
+
+
+def _processor_name() -> str:
+    try:
+        names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):  # not Linux
+        names = []
+    return names[0] if names else platform.processor() or platform.machine() or "unknown"
 
 
 def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:

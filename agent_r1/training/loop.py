@@ -108,6 +108,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     await publisher.publish(first)
     async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):
         watch, profiles = Stopwatch(), ProfileLog(runtime.profiler, config.profile, run.progress)
+        runtime.meter.take()  # drop what was counted before the first step
         for _ in range(progress.step, config.steps):
             with shutdown.interruptible():
                 batch = await _gather(groups, staleness, updater, monitor, run.progress)
@@ -130,7 +131,8 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
                 await manager.copy_if_due(monitor.state())
             watch.lap("checkpoint_seconds")
             published = [PolicyPublished(update.version)] if update.version.number > before else []
-            await _record_step(run, batch, update, published, validation | proxy, watch.take() | profiles.take())
+            timings = watch.take() | profiles.take() | runtime.meter.take()
+            await _record_step(run, batch, update, published, validation | proxy, timings)
             profiles.on_step(update.step, is_last=update.step == config.steps)
             await monitor.report(findings)
             manager.start_saving()
@@ -216,21 +218,21 @@ async def _record_step(
     update: UpdateReport,
     published: Sequence[Event],
     measured: dict[str, float],
-    seconds: dict[str, float],
+    timings: dict[str, float],
 ) -> None:
     """Record the events of a step in one transaction, and show the step on the progress display.
 
     Args:
         published: the event about the new weights, or () if the weights did not change.
         measured: the validation metrics if the step was validated, and the metrics of the check of the true reward.
-        seconds: the duration of each phase of the step, by the name of the phase.
+        timings: the duration of each phase of the step, by the name of the phase, and the counters of the engine.
     """
     groups = [selected.group for selected in batch]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     results = [score_trajectory(trajectory) for trajectory in trajectories]
     em = statistics.fmean([result.em for result in results if result.failure is None] or [math.nan])
     tokens = sum(len(turn.action_ids) for trajectory in trajectories for turn in trajectory.turns)
-    tokens_per_second = tokens / max(seconds["rollout_seconds"] + seconds["update_seconds"], 1e-9)
+    tokens_per_second = tokens / max(timings["rollout_seconds"] + timings["update_seconds"], 1e-9)
     metrics = {
         **update.metrics,
         **measured,
@@ -247,7 +249,7 @@ async def _record_step(
         TokensRecorded(update.token_records),
         *published,
         StepMetrics(update.step, metrics),
-        StepTimings(update.step, {**seconds, "tokens_per_second": tokens_per_second}),
+        StepTimings(update.step, {**timings, "tokens_per_second": tokens_per_second}),
     )
     for name in run.runtime.config.reward_weights if update.step == 1 else ():
         if f"{REWARD_MEAN}{name}" not in metrics and name not in run.runtime.taskset.rewards:

@@ -97,33 +97,26 @@ def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
     The costs are measured in all runs. The attempts are drawn from the first run.
     """
     cluster = slower(measure_cluster(runs, config.clock), config.load)
-    draw = random.Random(config.seed)
-    recorded = [group for group in runs[0].groups if group]
-
-    def draw_group() -> GroupLoad:
-        group = draw.choice(recorded)
-        attempts = [draw.choice(group) for _ in range(config.group_size)]
-        return tuple(_with_tools(attempt, config, draw) for attempt in attempts)
-
-    groups = [draw_group() for _ in range(RECORDED_STEPS * config.groups_per_step)]
+    groups = _draw_groups(config, RECORDED_STEPS * config.groups_per_step, runs[0].groups)
     machine = f"the machine of the recorded run, by its {config.clock} time"
     return Plan(machine, (), _predict(config, cluster, groups, RECORDED_STEPS))
 
 
-def plan_cluster(config: PlanConfig) -> Plan:
+def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan:
     """Return the memory per GPU and the predicted step of a run with the settings ``config`` on GPUs.
 
+    The attempts are drawn from the groups ``recorded`` of a run. If there are none, they have the sizes in ``config``.
     If ``trainer.ranks`` is not given, all divisions in eighths of the GPUs are tried, and the fastest one is returned.
 
     Raises InvalidInput if the run does not fit, with the settings with which it would.
     """
     gpu, model = _gpu_of(config), shape_of(config.model)
     if "ranks" in config.trainer.model_fields_set or config.gpus == 1:
-        return _plan_division(config, gpu, model, config.trainer.ranks)
+        return _plan_division(config, gpu, model, config.trainer.ranks, recorded)
     plans, refused = list[Plan](), list[InvalidInput]()
     for ranks in sorted({max(1, config.gpus * eighths // 8) for eighths in range(1, 8)}):
         try:
-            plans.append(_plan_division(config, gpu, model, ranks))
+            plans.append(_plan_division(config, gpu, model, ranks, recorded))
         except InvalidInput as error:
             refused.append(error)
     if not plans:
@@ -131,7 +124,9 @@ def plan_cluster(config: PlanConfig) -> Plan:
     return min(plans, key=lambda plan: plan.predictions[-1].step_seconds)
 
 
-def _plan_division(config: PlanConfig, gpu: Gpu, model: PreTrainedModel, ranks: int) -> Plan:
+def _plan_division(
+    config: PlanConfig, gpu: Gpu, model: PreTrainedModel, ranks: int, recorded: Sequence[GroupLoad]
+) -> Plan:
     """Return the plan with ``ranks`` GPUs for the trainer, and the others for engines."""
     config = _with_division(config, ranks)
     is_shared = config.gpus == 1
@@ -150,7 +145,6 @@ def _plan_division(config: PlanConfig, gpu: Gpu, model: PreTrainedModel, ranks: 
     kv_tokens = kv_capacity(config, gpu, size, each)
     engine_cost = engine_on(gpu, size, each, config.engine.max_sequences, kv_tokens)
     cluster = Cluster(engines, engine_cost, trainer_on(gpu, size, ranks, config.mfu), is_shared)
-    draw = random.Random(config.seed)
 
     name = f"{config.gpus} x {config.gpu}"
     division = "shared by trainer and engine" if is_shared else f"{ranks} for the trainer, {engines} engines of {each}"
@@ -159,7 +153,7 @@ def _plan_division(config: PlanConfig, gpu: Gpu, model: PreTrainedModel, ranks: 
     if not is_shared:
         shown.append(f"KV cache of an engine: {kv_tokens:,.0f} tokens")
     part = max(1, round(config.groups_per_step * min(1.0, MAX_ENGINES / engines)))
-    groups = [tuple(_draw_attempt(config, draw) for _ in range(config.group_size)) for _ in range(STEPS * part)]
+    groups = _draw_groups(config, STEPS * part, recorded)
     return Plan(f"{name}, {division}", tuple(shown), _predict(config, cluster, groups, STEPS))
 
 
@@ -253,6 +247,21 @@ def _gpu_of(config: PlanConfig) -> Gpu:
     return Gpu(
         config.gpu_memory or known.memory, config.gpu_tflops or known.tflops, config.gpu_bandwidth or known.bandwidth
     )
+
+
+def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) -> list[GroupLoad]:
+    """Return ``count`` groups of ``group_size`` attempts. The attempts of a group are drawn from one recorded group."""
+    draw = random.Random(config.seed)
+    recorded = [group for group in recorded if group]
+
+    def draw_group() -> GroupLoad:
+        if not recorded:
+            return tuple(_draw_attempt(config, draw) for _ in range(config.group_size))
+        group = draw.choice(recorded)
+        attempts = [draw.choice(group) for _ in range(config.group_size)]
+        return tuple(_with_tools(attempt, config, draw) for attempt in attempts)
+
+    return [draw_group() for _ in range(count)]
 
 
 def _draw_attempt(config: PlanConfig, draw: random.Random) -> AttemptLoad:

@@ -28,6 +28,7 @@ from agent_r1.training.checkpoint.files import CORRUPT
 from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
+from agent_r1.training.devices import hardware_event
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.inactive_settings import chosen_inactive_settings
 from agent_r1.training.loop import TrainingRun, make_collector
@@ -137,7 +138,7 @@ def _train_and_close(
             show = log.warning if event.kind in (CORRUPT, INEXACT) else progress.print_line
             show(f"{event.kind}: {event.detail}")
     tools = tools_event(taskset.env_for_split("train").tools)
-    start = replace(start, events=(*start.events, tools, *file_events(taskset.file)))
+    start = replace(start, events=(*start.events, tools, hardware_event(), *file_events(taskset.file)))
     recorder = TrackingRecorder(writer, config.track, tracked, progress.print_line)
     collector = make_collector(runtime, recorder, writer.run)
     end: RunEnd = "failed"

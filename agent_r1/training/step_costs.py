@@ -30,7 +30,7 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""Tools that take less count as computation of the process. Their duration is mostly the wait for a thread."""
+"""Environments that take less count as computation of the process. Their duration is mostly the wait for a thread."""
 
 ROUNDS = 4
 """How often costs are measured with the timeline that the costs before gave."""
@@ -67,10 +67,25 @@ class RecordedRun:
         return tuple(group for groups in self.steps for group in groups)
 
 
-def read_run(folder: Path) -> RecordedRun:
+def read_profiled_run(folder: Path) -> RecordedRun:
     """Return the attempts and profiles of the run in ``folder``.
 
     Raises InvalidInput if the run was recorded without ``--profile``, or not with the embedded engine.
+    """
+    run = read_run(folder)
+    if run.config["engine"]["backend"] != "embedded":
+        do = "give a run of the embedded engine: runs on servers record no costs of decode steps; or give --gpu"
+        raise InvalidInput("run", got=f"{folder}, with engine.backend {run.config['engine']['backend']}", do=do)
+    if not run.profiles:
+        do = "record one with --profile 1, or give --gpu for the costs of a GPU"
+        raise InvalidInput("run", got=f"{folder}, without profiles", do=do)
+    return run
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Return the attempts of the run in ``folder``, and its profiles, if it has any.
+
+    Raises InvalidInput if the run has no step.
     """
     with closing(RunReader(folder)) as reader:
         config = reader.config()
@@ -81,21 +96,18 @@ def read_run(folder: Path) -> RecordedRun:
                 place = (steps[trajectory.attempt], trajectory.attempt.group_id)
                 by_group[place].append(_load_of(trajectory))
         profiles = read_profiles({name: reader.curve(name) for name in reader.metric_names() if "profile" in name})
-    if config["engine"]["backend"] != "embedded":
-        do = "give a run of the embedded engine: runs on servers record no costs of decode steps"
-        raise InvalidInput("run", got=f"{folder}, with engine.backend {config['engine']['backend']}", do=do)
     numbers = sorted({step for step, _ in by_group})
-    if not profiles or not numbers:
-        raise InvalidInput("run", got=f"{folder}, without profiles", do="record one with --profile 1")
+    if not numbers:
+        raise InvalidInput("run", got=f"{folder}, without a step", do="give a run with at least one step")
     groups = tuple(tuple(tuple(by_group[place]) for place in sorted(by_group) if place[0] == step) for step in numbers)
     return RecordedRun(config, groups, tuple(profiles))
 
 
 def _load_of(trajectory: Trajectory) -> AttemptLoad:
-    """Return the work of an attempt. The tools of a turn run at the same time, so the slowest one counts."""
+    """Return the work of an attempt, with the recorded durations of the environment's responses."""
     loads = []
     for turn in trajectory.turns:
-        seconds = max((result.seconds for result in turn.results), default=0.0)
+        seconds = 0.0 if turn.timing is None else turn.timing.env_seconds
         loads.append(
             TurnLoad(len(turn.new_ids), len(turn.action_ids), seconds if seconds >= IN_PROCESS_SECONDS else 0.0)
         )

@@ -12,7 +12,7 @@ from agent_r1.core.messages import ContentPart, Image, Message, ToolCall, parts_
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.viewer.text import as_json, duration, number, shortened, visible
+from agent_r1.viewer.text import as_json, duration, number, shortened, timing_text, visible
 from agent_r1.viewer.tokens import Scale, Token, TokenFigures, figures_of, make_scales, make_tokens, token_texts
 
 
@@ -73,6 +73,7 @@ class TurnView:
             conversation of a sub-agent.
         num_tokens: the number of tokens of the action.
         tokens: the tokens of the action; () if the page does not show them one by one.
+        timing: how long the engine and the environment took; "" if it was not measured.
     """
 
     index: int
@@ -89,6 +90,7 @@ class TurnView:
     rewards: tuple[Reward, ...]
     calls: tuple[CallView, ...]
     observation: tuple[MessageText, ...]
+    timing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ def _turn_view(
         rewards=tuple(_rewards(turn.rewards)),
         calls=calls,
         observation=tuple(_message(message, most) for message in rest),
+        timing="" if turn.timing is None else timing_text(turn.timing),
     )
 
 

@@ -100,6 +100,15 @@ def _seconds(curves: Curves) -> Named:
     ]
 
 
+def _engine_tokens(curves: Curves) -> Named:
+    prefix, suffix = "engine/", "_tokens"
+    return [
+        (name.removeprefix(prefix).removesuffix(suffix), curve)
+        for name, curve in curves.items()
+        if name.startswith(prefix) and name.endswith(suffix)
+    ]
+
+
 def _starting_with(prefix: str) -> Callable[[Curves], Named]:
     return lambda curves: [
         (name.removeprefix(prefix), curve)
@@ -152,6 +161,8 @@ PANELS = (
     Panel("Tool errors", "% of calls", _call_errors, from_zero=True),
     Panel("Endings", "% of attempts", _endings, from_zero=True),
     Panel("Throughput", "tokens per second", _only("tokens_per_second"), from_zero=True),
+    Panel("Tokens of the engine", "per step", _engine_tokens, from_zero=True),
+    Panel("Engine in use", "share of the time", _only("engine/utilization"), from_zero=True),
     Panel("Time of a step", "seconds", _seconds, from_zero=True),
     Panel("Profile of a step", "seconds", _starting_with(SECONDS), from_zero=True, are_parts=True),
     Panel(

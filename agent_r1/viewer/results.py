@@ -12,7 +12,7 @@ from agent_r1.store.reader import RecordedEvent
 from agent_r1.store.results import ResultKind, read_results
 from agent_r1.viewer.text import number
 
-SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file"})
+SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "hardware"})
 """The kinds of results that are not in the list of events."""
 
 

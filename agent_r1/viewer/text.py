@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from agent_r1.core.trajectory import TurnTiming
+
 MAX_SHOWN = 20_000
 """The largest number of characters of a text on a page. A link shows the whole text."""
 
@@ -101,6 +103,17 @@ def duration(seconds: float) -> str:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def timing_text(timing: TurnTiming) -> str:
+    """Return how long the engine and the environment took in a turn.
+
+    Example:
+        >>> timing_text(TurnTiming(asked=1.0, done=1.8, first_token=1.05, env_seconds=2.5))
+        'engine 0.8 s (first token 50 ms), environment 2.5 s'
+    """
+    first = "" if timing.first_token is None else f" (first token {duration(timing.first_token - timing.asked)})"
+    return f"engine {duration(timing.done - timing.asked)}{first}, environment {duration(timing.env_seconds)}"
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -21,13 +21,7 @@ from recorded_runs import record_all
 from shown_runs import CONFIG, HOSTILE, attempt_id, make_trajectory, step_events, write_run
 
 from agent_r1.cli import main
-from agent_r1.core.events import (
-    AttemptFinished,
-    AttemptStarted,
-    Event,
-    LogEvent,
-    PolicyPublished,
-)
+from agent_r1.core.events import AttemptFinished, AttemptStarted, Event, LogEvent, PolicyPublished
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status
@@ -35,7 +29,7 @@ from agent_r1.core.weights import PolicyVersion
 from agent_r1.data.training_sample import Excluded, describe_status
 from agent_r1.store import create_run
 from agent_r1.store.folder import run_argument
-from agent_r1.store.results import file_events
+from agent_r1.store.results import file_events, result_event
 from agent_r1.training.monitor.circuit_breaker import CircuitBreaker
 
 
@@ -43,7 +37,8 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreaker
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder ``runs`` with a complete run ``demo`` and the run ``hostile``, whose texts are HOSTILE."""
     runs = tmp_path_factory.mktemp("show") / "runs"
-    write_run(runs / "demo", LogEvent("completed", "3 steps in 1.0 s"))
+    hardware = {"processor": "EPYC", "cores": 16, "gpus": ["H200"], "torch": "2.13.0"}
+    write_run(runs / "demo", result_event("hardware", hardware), LogEvent("completed", "3 steps in 1.0 s"))
     write_run(runs / "hostile", LogEvent("stopped", f"OSError: {HOSTILE}"), steps=1, text=HOSTILE)
     return runs
 
@@ -89,6 +84,7 @@ def test_a_run_is_summarized(show: Show) -> None:
         "demo complete step 3 of 3",
         "task set films",
         "algorithm grpo",
+        "machine EPYC, 16 cores, H200, torch 2.13.0",
         "attempts 36: 33 trained, 3 dropped",
         "endings 33 completed, 3 engine failed",
         "validation EM 0.750 (0.10-0.90) at step 3, the best",
@@ -254,6 +250,8 @@ def test_a_conversation_has_calls_with_results_rewards_and_the_group(show: Show)
         "demo:20.0.0:style-a/2 completed reward -0.5",
         "trained at step 2, advantages add up to -5",
         "2 turns, 4 tokens, 1 call (1 with an error)",
+        "after 2.5 s of waiting; engine 0.5 s, environment 0.8 s",
+        "time engine 0.5 s (first token 0.2 s), environment 0.8 s",
         "rewards em 0",
         "user Who rules Bruno?",
         "turn 0 · 2 tokens after 3 · stop",
@@ -335,6 +333,9 @@ def test_the_json_of_an_attempt_has_all_texts_and_numbers(show: Show) -> None:
         -0.5,
         {"em": 0.0},
     )
+    assert (data["began"], data["waited"]) == (1_767_323_045.0, 2.5)
+    assert data["turns"][0]["timing"] == {"asked": 0.0, "done": 0.5, "first_token": 0.25, "env_seconds": 0.75}
+    assert data["turns"][1]["timing"] is None
     [call] = data["turns"][0]["calls"]
     assert (call["name"], call["arguments"], call["error"]) == ("search", {"query": "Bruno"}, "timed out: Bruno")
     [first, second] = data["turns"][0]["tokens"]

@@ -240,6 +240,25 @@ def test_the_tokens_so_far_are_shown_after_each_token(tiny_model):
     assert shown == [token_ids[:count] for count in range(1, 6)]
 
 
+def test_a_completion_reports_its_first_token_and_the_tokens_that_were_prefilled(tiny_model):
+    prompt, params = tuple(range(1, 41)), SamplingParams(max_tokens=3)
+
+    async def generate():
+        engine = engine_of(tiny_model)
+        first = await engine.generate(Prompt(prompt), params, session_id="a")
+        longer = Prompt((*prompt, *first.token_ids, 7, 8))
+        second = await engine.generate(longer, params, session_id="a")
+        copied = await engine.generate(Prompt(prompt), params, session_id="b")
+        await engine.close()
+        return first, second, copied
+
+    first, second, copied = asyncio.run(generate())
+    # Decode steps compute the last token of each prompt, and all sampled tokens but the last one of a turn.
+    assert (first.prefilled_tokens, second.prefilled_tokens) == (39, 2)
+    assert copied.prefilled_tokens < 39 and copied == first
+    assert all(one.first_token_seconds > 0 for one in (first, second, copied))
+
+
 def test_a_stop_condition_that_raises_fails_its_own_request_only(tiny_model):
     def is_met(ids):
         return 1 / (4 - len(ids)) < 0

@@ -29,7 +29,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn
+from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
 from agent_r1.core.weights import PolicyVersion
 from agent_r1.store import create_run, reopen_run
 from agent_r1.store.ledger import read_latest_seal
@@ -56,6 +56,7 @@ def make_turn(index: int) -> Turn:
         rewards={"format": -0.5},
         call_rewards=({"found": 1.0, "cost": -0.1 / 3}, {})[:index],
         call_ends=(1, 1)[:index],
+        timing=TurnTiming(asked=2.0 * index, done=2.0 * index + 0.5, first_token=2.0 * index + 0.1, env_seconds=1.5),
     )
 
 

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+from recorded_runs import record_all
+from shown_runs import make_trajectory
 
 from agent_r1.cli import main
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, PolicyPublished, StepMetrics
 from agent_r1.core.profile import Part, PartTime, StepProfile
+from agent_r1.core.trajectory import TurnTiming
+from agent_r1.core.weights import PolicyVersion
 from agent_r1.model.pass_memory import kv_bytes_per_token
+from agent_r1.store import RunReader, create_run
+from agent_r1.store.results import read_hardware
 from agent_r1.training.memory_estimate import plan_memory
 from agent_r1.training.plan import kv_capacity, model_size, plan_cluster, shape_of
 from agent_r1.training.plan_config import GPUS, MODEL_SHAPES, Gpu, PlanConfig
 from agent_r1.training.simulation import Cluster, EngineCost, GroupLoad, Schedule, TrainerCost, TurnLoad, simulate
-from agent_r1.training.step_costs import RecordedRun, engine_on, load_factor, measure_cluster, schedule_of, slower
+from agent_r1.training.step_costs import (
+    RecordedRun,
+    engine_on,
+    load_factor,
+    measure_cluster,
+    read_profiled_run,
+    read_run,
+    schedule_of,
+    slower,
+)
 
 COST = EngineCost(step=2e-3, sequence=1e-4, prefill_pass=4e-3, prefill_token=2e-5, request=1e-3, rows=64)
 TRAINER = TrainerCost(update=0.05, token=1e-4, publish=0.02)
@@ -75,10 +94,39 @@ def test_a_recorded_run_is_planned_with_other_settings(tmp_path: Path, capsys: p
     assert len(alone) == 2 and 0 < alone[1] <= 1.1 * alone[0]
     assert step_seconds("--group_size", "16")[0] > alone[0]
     assert step_seconds("--tool_seconds", "100")[0] > 100
-    assert main(["plan", str(run), "--gpu", "h100"]) == 2
-    assert "gpu: got h100; leave it out" in capsys.readouterr().err
+    assert step_seconds("--model", "qwen2.5-0.5b", "--gpu", "h100", "--tool_seconds", "100")[0] > 100
+    assert main(["plan", str(run), "--gpus", "2"]) == 2
+    assert "gpus: got 2; give --gpu too, or leave it out" in capsys.readouterr().err
+    assert main(["plan", str(run), str(run), "--gpu", "h100"]) == 2
+    assert "give one run with --gpu" in capsys.readouterr().err
     assert main(["plan", str(run)]) == 0
     assert "predicted, not measured: the machine of the recorded run" in capsys.readouterr().out
+    with closing(RunReader(run)) as reader:
+        assert read_hardware(reader)["torch"] == torch.__version__
+        metrics = next(reader.metrics()).values
+        assert metrics["engine/requests"] > 0 and metrics["engine/generated_tokens"] >= metrics["tokens"]
+        assert 0 < metrics["engine/prefilled_tokens"] < metrics["engine/prompt_tokens"]
+        for trajectory in reader.trajectories("train"):
+            assert trajectory.began > 0
+            timings = [turn.timing for turn in trajectory.turns]
+            assert all(one.asked <= one.first_token <= one.done <= trajectory.seconds for one in timings)
+            assert all(one.done + one.env_seconds <= two.asked for one, two in pairwise(timings))
+
+
+def test_attempts_have_the_recorded_times_of_their_environment(tmp_path: Path) -> None:
+    """With any engine and without a profile. A short time counts as computation of the process."""
+    folder = tmp_path / "run"
+    with closing(create_run(folder, {"engine": {"backend": "vllm"}})) as writer:
+        attempt = make_trajectory(1, 0)
+        timings = [TurnTiming(0.0, 0.5, env_seconds=seconds) for seconds in (2.5, 0.01)]
+        turns = tuple(replace(turn, timing=timing) for turn, timing in zip(attempt.turns, timings, strict=True))
+        timed = replace(attempt, turns=turns)
+        started, fate = AttemptStarted(timed.attempt, "train", 0), AttemptFate(timed.attempt, "trained", 1, credit=0.0)
+        first = PolicyPublished(PolicyVersion(0, 0))
+        record_all(writer, [first, started, AttemptFinished(timed), fate, StepMetrics(1, {"reward": 0.0})])
+    assert read_run(folder).groups == (((TurnLoad(3, 2, 2.5), TurnLoad(1, 2, 0.0)),),)
+    with pytest.raises(InvalidInput, match=r"with engine.backend vllm; .* or give --gpu"):
+        read_profiled_run(folder)
 
 
 @pytest.fixture
@@ -126,7 +174,7 @@ def test_more_gpus_are_not_slower_and_engines_share_their_arithmetic(small: str)
         (["--gpu", "h100", "--gpus", "2", "--trainer.ranks", "2"], "gpus: got 2, of which the trainer takes 2"),
         (["--gpu", "h100", "--model", "none.json"], "model: got none.json"),
         (["no-such-run"], "give the name or the folder of a run"),
-        (["--gpu", "h100", "--clock", "cpu"], "clock: got cpu; give a recorded run"),
+        (["--gpu", "h100", "--clock", "cpu"], "clock: got cpu; leave out --gpu, and give a recorded run"),
     ],
 )
 def test_bad_input_and_runs_that_do_not_fit_are_refused_in_one_line(

@@ -127,7 +127,7 @@ def events(folder: Path) -> list[str]:
         return [
             f"{event.kind}: {event.detail}"
             for event in reader.events()
-            if event.kind not in ("checkpoint_saved", "fingerprint", "tools", "validation", "table")
+            if event.kind not in ("checkpoint_saved", "fingerprint", "tools", "hardware", "validation", "table")
         ]
 
 

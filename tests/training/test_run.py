@@ -163,8 +163,9 @@ def test_a_run_is_written_down_whole(taskset, tmp_path):
     assert [step.step for step in metrics] == [1, 2]
     assert {"reward", "em", "tokens_per_second", "rollout_seconds", "update_seconds"} <= set(metrics[0].values)
     assert max(step.values.get("padding", 0) for step in metrics) < 0.1
-    first, second, *between, table, completed = [event.kind for event in reader.events()]
-    assert [first, second, table, completed] == ["fingerprint", "tools", "table", "completed"]
+    *first, one, two, three, table, completed = [event.kind for event in reader.events()]
+    between = [one, two, three]
+    assert [*first, table, completed] == ["fingerprint", "tools", "hardware", "table", "completed"]
     assert sorted(between) == ["checkpoint_saved", "checkpoint_saved", "validation"]
     assert json.loads((report.run / "config.json").read_text())["group_size"] == 4
     reader.close()

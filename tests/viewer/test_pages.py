@@ -186,6 +186,7 @@ def test_an_attempt_shows_turns_calls_results_and_rewards(client: httpx.Client) 
         assert part in text
     assert "search tool_failed 0.2 s found 0 query Who rules Alba2? k 3 Result Alba: ruler Bruno." in text
     assert "format -0.5" in text and "steps 0.5, 0.25" in text
+    assert "weights 0 · engine 0.8 s, environment 2.5 s" in text
     assert "environment failed: connectionerror" in plain(client.get("/run/alba/attempt/1.3.0:style-a/1")).lower()
 
 

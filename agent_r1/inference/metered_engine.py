@@ -1,0 +1,108 @@
+"""An engine that counts the work of another engine: its requests, its tokens, and how long it was busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+
+
+class EngineMeter:
+    """Counters of an engine for each training step. Any thread can use them.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._lock, self._clock = threading.Lock(), clock
+        self._running = 0  # requests that the engine is working on
+        self._last = self._began = clock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._requests = self._generated = self._prompt = self._prefilled = 0
+        self._reports_prefill = False
+        self._busy = self._request_seconds = 0.0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one more running request inside of the ``with`` block."""
+        self._change_running(1)
+        try:
+            yield
+        finally:
+            self._change_running(-1)
+
+    def count(self, prompt: Prompt, completion: Completion) -> None:
+        """Count the tokens of a completed request."""
+        with self._lock:
+            self._requests += 1
+            self._prompt += len(prompt.token_ids)
+            self._generated += len(completion.token_ids)
+            if completion.prefilled_tokens is not None:
+                self._prefilled += completion.prefilled_tokens
+                self._reports_prefill = True
+
+    def take(self) -> dict[str, float]:
+        """Return the counters since the last call, by the names under which a run records them."""
+        with self._lock:
+            self._advance()
+            elapsed = max(self._last - self._began, 1e-9)
+            values = {
+                "engine/requests": float(self._requests),
+                "engine/generated_tokens": float(self._generated),
+                "engine/prompt_tokens": float(self._prompt),
+                "engine/utilization": min(1.0, self._busy / elapsed),
+                "engine/running": self._request_seconds / self._busy if self._busy else 0.0,
+            }
+            if self._reports_prefill:
+                values["engine/prefilled_tokens"] = float(self._prefilled)
+            self._began = self._last
+            self._reset()
+            return values
+
+    def _change_running(self, change: int) -> None:
+        with self._lock:
+            self._advance()
+            self._running += change
+
+    def _advance(self) -> None:
+        """Add the time since the last call. The caller holds the lock."""
+        now = self._clock()
+        if self._running:
+            self._busy += now - self._last
+            self._request_seconds += self._running * (now - self._last)
+        self._last = now
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredEngine:
+    """An engine that does what ``engine`` does. ``meter`` counts its generations."""
+
+    engine: InferenceEngine
+    meter: EngineMeter
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        with self.meter.request():
+            completion = await self.engine.generate(prompt, params, session_id=session_id)
+        self.meter.count(prompt, completion)
+        return completion
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        return await self.engine.update_weights(update)
+
+    async def release(self, session_id: str) -> None:
+        await self.engine.release(session_id)
+
+    async def close(self) -> None:
+        await self.engine.close()
