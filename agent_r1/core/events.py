@@ -18,7 +18,9 @@ FateName = Literal["trained", "dropped", "superseded"]
 class AttemptStarted:
     """The event that an attempt started.
 
-    The task is in ``split``, and ``version`` is the version of the policy's weights.
+    Attributes:
+        split: the name of the split to which the task belongs.
+        version: the version of the policy's weights when the attempt's group was allowed to start.
     """
 
     attempt: AttemptId

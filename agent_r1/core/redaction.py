@@ -91,9 +91,10 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return the web address of ``match`` without its credentials. The address is a part of another web address.
+    """Return the web address of ``match``, which is a part of another web address, without its credentials.
 
-    If the address has an ``@`` and contains a further web address, ``***`` replaces everything after its ``http://``.
+    If the address of ``match`` has an ``@`` and contains a third web address, only its scheme is kept:
+    ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
     """
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)

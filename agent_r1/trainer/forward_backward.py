@@ -217,9 +217,9 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the ids and the log-probabilities of the k most likely tokens at each of a micro-batch's n tokens.
+    """Return the ids and the log-probabilities of the k most likely tokens in the place of each predicted token.
 
-    Both tensors have the shape (n, k). k is ``count``, but at most the number of possible tokens. The possible tokens
+    A micro-batch predicts n tokens. Both tensors have the shape (n, k). k is ``count``, but at most the number of possible tokens. The possible tokens
     are the tokens of the model with an id below ``vocabulary``.
     """
     return top_tokens(model, _predicting_states(model, micro, prefix, images), count, temperature, vocabulary)

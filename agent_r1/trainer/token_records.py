@@ -19,8 +19,8 @@ def make_token_records(
 ) -> tuple[TokenRecord, ...]:
     """Return token records for the attempts of at most ``groups`` groups.
 
-    The groups are the first groups of the batch with an attempt that an optimizer step used. No model runs in this
-    function, because the update has already computed all numbers of the records.
+    Groups are taken in the order of the batch. A group is skipped if no optimizer step used any of its attempts. No
+    model runs in this function, because the update has already computed all numbers of the records.
 
     Args:
         samples: the samples of the batch, in the order of the batch's trajectories.

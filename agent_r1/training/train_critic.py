@@ -76,7 +76,13 @@ class CriticFit:
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """The result of ``train-critic``: counts, and the fit on held-out tasks, of all states and of ends of actions."""
+    """The result of ``train-critic``: how many attempts and tasks it used, and how well the critic predicts returns.
+
+    Attributes:
+        folder: the folder of the critic.
+        all_states: the fit over all states of the held-out attempts.
+        after_actions: the fit over the states after the last token of an action only.
+    """
 
     folder: str
     attempts: int
