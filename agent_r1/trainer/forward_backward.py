@@ -219,8 +219,8 @@ def _top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return the ids and the log-probabilities of the k most likely tokens in the place of each predicted token.
 
-    A micro-batch predicts n tokens. Both tensors have the shape (n, k). k is ``count``, but at most the number of possible tokens. The possible tokens
-    are the tokens of the model with an id below ``vocabulary``.
+    A micro-batch predicts n tokens. Both tensors have the shape (n, k). k is ``count``, but at most the number of
+    possible tokens. The possible tokens are the tokens of the model with an id below ``vocabulary``.
     """
     return top_tokens(model, _predicting_states(model, micro, prefix, images), count, temperature, vocabulary)
 
