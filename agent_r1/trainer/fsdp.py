@@ -76,9 +76,12 @@ class FsdpTrainer:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
         if "teacher" in algorithm.needs and teacher is None:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
+        if torch.__version__ < (2, 13):  # the first version that is known to have FSDPModule.reset_iter_state
+            raise InvalidInput("trainer.ranks", got=f"several, with torch {torch.__version__}", do="install torch 2.13")
         self._ranks, self._model, self._config, self._profiler = ranks, model.eval(), config, profiler
         self._tree_attention = supports_tree_mask(model)
         self._checksum: str | None = None  # of the policy's current weights; None: not computed
+        self._micro_tokens = config.micro_tokens
         self._is_copied = True  # whether the model in this process has the current weights
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
         self._reference_checksum = ""
@@ -102,30 +105,30 @@ class FsdpTrainer:
 
     @property
     def micro_tokens(self) -> int:
-        return self._config.micro_tokens
+        return self._micro_tokens
 
     @property
     def supports_tree_attention(self) -> bool:
         return self._tree_attention
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        return _sum(self._call("logprobs", batch, role))
+        return _sum(self._pass("logprobs", batch, role))
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        return _sum(self._call("entropy", batch))
+        return _sum(self._pass("entropy", batch))
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        parts = self._call("top_tokens", batch, count)
+        parts = self._pass("top_tokens", batch, count)
         return TopTokens(_sum([part.ids for part in parts]), _sum([part.logprobs for part in parts]))
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        parts = self._call("values", batch)
+        parts = self._pass("values", batch)
         return StateValues(_sum([part.before_token for part in parts]), _sum([part.after_action for part in parts]))
 
     def forward_backward(
         self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
     ) -> PassStats:
-        stats = join_passes(self._call("forward_backward", batch, scale, frozenset(modules)))
+        stats = join_passes(self._pass("forward_backward", batch, scale, frozenset(modules)))
         self._last_pass = (stats.loss, frozenset(modules))
         return stats
 
@@ -179,10 +182,18 @@ class FsdpTrainer:
         if self._reference_is_fixed and state.scalars["reference"] != self._reference_checksum:
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
-        self._call("load_state", dict(state.tensors))
+        # for the same reason as in a trainer of one process, a saved maximum that is smaller stays in force
+        self._micro_tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
+        self._call("load_state", dict(state.tensors), self._micro_tokens)
 
     def close(self) -> None:
         self._ranks.close()
+
+    def _pass(self, method: str, *arguments: object) -> list[Any]:
+        """Call a method of :class:`RankTrainer` that runs a pass. It can make the micro-batches smaller."""
+        results = self._call(method, *arguments)
+        self._micro_tokens = self._call("micro_tokens")[0]
+        return results
 
     def _call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method of :class:`RankTrainer` on each rank, and return the results in the order of the ranks."""

@@ -32,13 +32,14 @@ class TokenBudget:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def run(self, work: Callable[[int], T], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
+    def run(self, work: Callable[[int], T | RanOut], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
         """Return ``work(tokens)``. While memory runs out, repeat the work with fewer tokens.
 
         The new number of tokens is half the size of the largest micro-batch of the failed pass.
 
         Args:
-            work: runs a pass over the sequences. Its argument is the maximum number of tokens in a micro-batch.
+            work: runs a pass over the sequences. Its argument is the maximum number of tokens in a micro-batch. If
+                memory runs out, it raises the error of torch, or returns RanOut.
             largest: takes the same argument, and returns the size of the pass's largest micro-batch in tokens. The size
                 is above the maximum if a block of sequences is longer, because blocks are never divided.
             undo: clears the gradients of a failed pass.
@@ -46,7 +47,7 @@ class TokenBudget:
         Raises:
             OutOfMemory: memory ran out, although the largest micro-batch was a single block and cannot become smaller.
         """
-        while isinstance(result := _try(work, self.tokens), _RanOut):
+        while isinstance(result := _try(work, self.tokens), RanOut):
             undo()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -72,14 +73,14 @@ def explain_oom(work: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_oom(error):
+        if not is_oom(error):
             raise
-        message = _first_line(error)
+        message = first_line(error)
         raise OutOfMemory(f"memory ran out in {work}: {message}; take a smaller model or more memory") from error
 
 
 @dataclass(frozen=True, slots=True)
-class _RanOut:
+class RanOut:
     """The result of work in which memory ran out.
 
     The result is a value and not an exception, because the traceback of an exception would keep the tensors of the
@@ -89,19 +90,21 @@ class _RanOut:
     message: str
 
 
-def _try(work: Callable[[int], T], tokens: int) -> T | _RanOut:
+def _try(work: Callable[[int], T | RanOut], tokens: int) -> T | RanOut:
     try:
         return work(tokens)
     except (RuntimeError, MemoryError) as error:
-        if not _is_oom(error):
+        if not is_oom(error):
             raise
-        return _RanOut(_first_line(error))
+        return RanOut(first_line(error))
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _is_oom(error: RuntimeError | MemoryError) -> bool:
+def is_oom(error: RuntimeError | MemoryError) -> bool:
+    """Return whether the error was raised because memory ran out."""
     known = any(message in str(error) for message in OOM_MESSAGES)
     return known or isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,16 +18,20 @@ from agent_r1.algorithms.registry import as_algorithm
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.model.adapter import has_adapter, without_adapter
 from agent_r1.model.precision import cast_parameters, checkpoint_activations
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.forward_backward import forward_backward
-from agent_r1.trainer.oom_retry import explain_oom
+from agent_r1.trainer.forward_backward import blocks_of, forward_backward
+from agent_r1.trainer.oom_retry import TokenBudget
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, full_tensor, overwrite
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, OptimStats, PassStats, PreparedBatch, Role
-from agent_r1.trainer.sharding import OneForward, ShardedModelSet, like, shard_critic, shard_model
+from agent_r1.trainer.rank_memory import MemoryAgreement
+from agent_r1.trainer.sharding import OneForward, PaddingModelSet, ShardedModelSet, like, shard_critic, shard_model
 from agent_r1.trainer.single_process import syncs_reference
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,42 +100,51 @@ class RankTrainer:
         if self._critic is not None:
             shard_critic(self._critic, mesh, config.dtype)
         self._policy = model
-        self._models = ShardedModelSet(
-            policy=model,
-            temperature=settings.temperature,
-            micro_tokens=config.micro_tokens,
-            critic=self._critic,
-            reference=self._reference,
-            teacher=teacher,
-            roots=roots,
-            rank=self._rank,
-            ranks=dist.get_world_size(),
+        called = [*roots.values(), *([] if self._critic is None else [self._critic])]
+        self._memory = MemoryAgreement(called, device)
+        self._models, self._padding = (
+            model_set(
+                policy=model,
+                temperature=settings.temperature,
+                micro_tokens=config.micro_tokens,
+                critic=self._critic,
+                reference=self._reference,
+                teacher=teacher,
+                roots=roots,
+                rank=self._rank,
+                ranks=dist.get_world_size(),
+                memory=self._memory,
+            )
+            for model_set in (ShardedModelSet, PaddingModelSet)
         )
+        self._budget = TokenBudget(config.micro_tokens)
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
         if self._critic is not None:
             groups[CRITIC] = ParameterGroup(self._critic, config.critic_learning_rate)
         self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm, config.optimizer)
 
     def logprobs(self, batch: TrainingBatch, role: Role) -> Tensor:
-        with self._explain_oom():
-            return self._models.logprobs(batch, role)
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.logprobs(batch, role))
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        with self._explain_oom():
-            return self._models.entropy(batch)
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.entropy(batch))
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        with self._explain_oom():
-            return self._models.top_tokens(batch, count)
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.top_tokens(batch, count))
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        with self._explain_oom():
-            return self._models.values(batch)
+        return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
         """Add the gradient of the whole batch to this rank's part of the gradients. Return this rank's statistics."""
-        with self._explain_oom():
-            return forward_backward(self._models, self._algorithm, batch, scale, modules)
+        return self._within_memory(
+            blocks_of(batch.batch.sequences, self._algorithm),
+            lambda models: forward_backward(models, self._algorithm, batch, scale, modules),
+        )
+
+    def micro_tokens(self) -> int:
+        """Return the maximum number of tokens in a micro-batch, which is the same on all ranks."""
+        return self._budget.tokens
 
     def optim_step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float) -> OptimStats:
         """Take an optimizer step on this rank's part of the weights. ``loss`` is the sum over all ranks."""
@@ -155,17 +168,26 @@ class RankTrainer:
         """Return the tensors of the trainer's state on the CPU. Only rank 0 returns them; other ranks return {}."""
         return self._gathered(self._tensors())
 
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the tensors of the trainer's state. ``tensors`` holds whole tensors by name, on every rank."""
-        self._overwrite(self._tensors(), tensors)
+    def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
+        """Replace the tensors of the trainer's state, and the maximum number of tokens in a micro-batch.
 
-    def _explain_oom(self) -> AbstractContextManager[None]:
-        """Return a context manager that raises OutOfMemory if memory runs out inside it.
-
-        The other ranks wait for this rank, so the caller then ends all ranks.
+        ``tensors`` holds whole tensors by name, on every rank.
         """
-        size = f"passes of {self._models.micro_tokens} tokens (--trainer.micro_tokens gives fewer)"
-        return explain_oom(f"rank {self._rank} of the trainer, in {size}")
+        self._overwrite(self._tensors(), tensors)
+        self._budget.tokens = micro_tokens
+
+    def _within_memory(self, blocks: Sequence[Block], work: Callable[[ShardedModelSet], T]) -> T:
+        """Run ``work(models)``, a pass over this rank's share of ``blocks``, and return its result.
+
+        If memory runs out on a rank, all ranks repeat the pass with smaller micro-batches of the same size.
+        """
+        return self._budget.run(
+            lambda tokens: self._memory.run(
+                lambda: work(replace(self._models, micro_tokens=tokens)), lambda: work(self._padding)
+            ),
+            lambda tokens: self._models.largest_micro_batch(blocks, tokens),
+            self._optimizer.clear_gradients,
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return this rank's tensors of the trainer's state, by name, without copying them.

@@ -25,6 +25,7 @@ from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, make_micro_
 from agent_r1.model.precision import DTYPES
 from agent_r1.model.value_head import ValueModel
 from agent_r1.trainer.forward_backward import ModelSet, Work
+from agent_r1.trainer.rank_memory import MemoryAgreement
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,17 +115,17 @@ def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
     return [[blocks[index] for index in sorted(share)] for share in shares]
 
 
-def padding_micro_batch(device: torch.device) -> MicroBatch:
+def padding_micro_batch() -> MicroBatch:
     """Return a micro-batch of one token that predicts no token of the batch: all its losses and gradients are 0."""
     none = torch.zeros(0, dtype=torch.int64)
     return MicroBatch(
-        ids=torch.zeros((1, 1), dtype=torch.int64, device=device),
+        ids=torch.zeros((1, 1), dtype=torch.int64),
         position_ids=None,
         attention_mask=None,
-        logit_positions=none.to(device),
-        token_positions=none.to(device),
+        logit_positions=none,
+        token_positions=none,
         tokens=none,
-        post_action_states=none.to(device),
+        post_action_states=none,
         turns=none,
         num_tokens=0,
     )
@@ -140,19 +141,32 @@ class ShardedModelSet(ModelSet):
         roots: for each sharded model, the module whose ``forward`` gathers its weights.
         rank: the number of this rank.
         ranks: the number of ranks.
+        memory: agrees with the other ranks, after each micro-batch, on whether memory sufficed.
     """
 
     roots: Mapping[nn.Module, OneForward]
     rank: int
     ranks: int
+    memory: MemoryAgreement
 
     def call(self, model: PreTrainedModel, work: Work[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         return self.roots[model](work, *arguments, **options)
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
-        device = self.policy.device
         own = list(make_micro_batches(share_blocks(blocks, self.ranks)[self.rank], self.micro_tokens))
         count = torch.tensor(len(own))
         dist.all_reduce(count, dist.ReduceOp.MAX)
-        padding = repeat(padding_micro_batch(device), int(count) - len(own))
-        return PassPlan(torch.zeros(0, dtype=torch.int64), chain((micro.to(device) for micro in own), padding))
+        padding = repeat(padding_micro_batch(), int(count) - len(own))
+        return PassPlan(torch.zeros(0, dtype=torch.int64), self.memory.micro_batches(chain(own, padding)))
+
+    def largest_micro_batch(self, blocks: Sequence[Block], micro_tokens: int) -> int:
+        """Return the size, in tokens, of the largest micro-batch of any rank in a pass over ``blocks``."""
+        shares = share_blocks(blocks, self.ranks)
+        return max(micro.padded_size for share in shares for micro in make_micro_batches(share, micro_tokens))
+
+
+class PaddingModelSet(ShardedModelSet):
+    """The sharded models of one rank. A pass reads one micro-batch of padding, whatever the batch is."""
+
+    def plan(self, blocks: Sequence[Block]) -> PassPlan:
+        return PassPlan(torch.zeros(0, dtype=torch.int64), iter([padding_micro_batch().to(self.policy.device)]))

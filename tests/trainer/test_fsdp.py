@@ -13,6 +13,7 @@ import torch
 from forked_ranks import ForkedRank
 from pydantic import ValidationError
 from trainer.own_components import Halved
+from trainer.rank_requests import RunOutOfMemory
 from transformers import PreTrainedModel
 from updating import update
 
@@ -26,6 +27,7 @@ from agent_r1.model.config import LoraConfig
 from agent_r1.trainer import ranks
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.fsdp import FsdpTrainer
+from agent_r1.trainer.oom_retry import OutOfMemory
 from agent_r1.trainer.protocol import Trainer, TrainerState
 from agent_r1.trainer.rank_trainer import RankTrainer
 from agent_r1.trainer.ranks import RankGroup
@@ -48,6 +50,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 EXACT = ("grpo", "ppo", "gspo", "vapo")
 """Cases without a reference in float32, whose rounding errors Adam makes as large as other gradients."""
+
+
+NO_ROOM = r"passes of \d+ tokens, the longest sequence alone has \d+: rank 1 of the trainer: CUDA out of memory"
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,16 @@ def test_two_ranks_give_the_loss_the_gradient_and_the_weights_of_one_process(
         assert any(not torch.allclose(weights[name], began[name], atol=1e-3) for name in weights)  # control
 
 
+def update_and_state(
+    make: Any, case: str, group: RankGroup[RankTrainer] | None, before: RunOutOfMemory | None = None
+) -> tuple[UpdateReport, TrainerState]:
+    """Return the report of a new updater's first update, and its state. The ranks get the request ``before`` first."""
+    updater = updater_of(make, case, group)
+    if group is not None and before is not None:
+        group.call(before)
+    return update(updater, make.random_groups(0, groups=6)), updater.state()
+
+
 def one_attempt(make: Any) -> list[Group]:
     """Return a group of which only one attempt has tokens."""
     attempts = [make.trajectory(make.chain(([1, 2], [3, 4, 5])), {"score": 1.0}, member=0)]
@@ -173,6 +188,29 @@ def test_a_state_continues_with_another_number_of_ranks(
     continued.load_weights(weights)
     continued.load_state(state)
     assert_equal_metrics(update(continued, make.random_groups(1)), expected, 1e-6)
+
+
+@pytest.mark.parametrize("place", ["scoring", "forward", "backward"])
+def test_memory_that_runs_out_on_one_rank_makes_the_passes_of_all_ranks_smaller(
+    place: Any, make: Any, group: RankGroup[RankTrainer]
+) -> None:
+    """Two minibatches, so that gradients of a pass that is dropped would reach the next step."""
+    expected, state = update_and_state(make, "ppo", None)
+    found, ranked_state = update_and_state(make, "ppo", group, RunOutOfMemory(place, 30))
+    assert expected.micro_tokens == 60
+    assert found.micro_tokens == ranked_state.scalars["micro_tokens"] <= 30
+    assert_equal_metrics(found, expected, 1e-6)
+    for module in ("policy", "critic"):
+        means, ranked_means = (mean_gradient(one, module) for one in (state, ranked_state))
+        assert (ranked_means - means).norm() <= 1e-6 * means.norm() > 0
+
+
+def test_a_sequence_that_fits_on_no_rank_ends_the_update_with_numbers(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "start_process", ForkedRank)
+    with closing(RankGroup[RankTrainer](2, "cpu")) as group, pytest.raises(OutOfMemory, match=NO_ROOM):
+        update_and_state(make, "grpo", group, RunOutOfMemory("forward", 1))
 
 
 def test_a_state_of_other_weights_is_refused(make: Any, group: RankGroup[RankTrainer]) -> None:

@@ -1,0 +1,172 @@
+"""Agreement of the ranks about memory: if memory runs out on one rank, all ranks repeat the pass.
+
+FSDP exchanges tensors between the ranks before and after each layer. A rank that leaves a micro-batch in the middle
+would leave the other ranks waiting for its tensors. So this rank takes part in the remaining exchanges of the
+micro-batch, with a micro-batch of one token. After each micro-batch, the ranks tell each other whether their memory
+sufficed. If it did not on one rank, all ranks drop what they computed, and repeat the pass in smaller micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from agent_r1.data.micro_batches import MicroBatch
+from agent_r1.trainer.oom_retry import RanOut, explain_oom, first_line, is_oom
+
+T = TypeVar("T")
+
+
+class PassAborted(Exception):
+    """Raised in a pass after a micro-batch in which memory ran out on another rank."""
+
+    def __init__(self, failure: RanOut) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class MemoryAgreement:
+    """The agreement of all ranks, after each micro-batch of a pass, on whether memory sufficed.
+
+    Args:
+        roots: the sharded modules whose ``forward`` the passes call.
+        device: the device of the micro-batches.
+    """
+
+    def __init__(self, roots: Collection[nn.Module], device: torch.device) -> None:
+        self._device = device
+        self._exchanges = _Exchanges()
+        self._called: set[nn.Module] = set()  # the roots that FSDP has prepared for passes
+        self._in_micro_batch = False
+        for root in roots:
+            root.register_forward_pre_hook(lambda module, _: self._called.add(module), prepend=True)
+            for module in root.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_custom_all_gather(_AllGather(self._exchanges))
+                    module.set_custom_reduce_scatter(_ReduceScatter(self._exchanges))
+
+    def micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+        """Yield the micro-batches on the device of the models. After each one, compare notes with the other ranks.
+
+        All ranks need the same number of micro-batches.
+
+        Raises:
+            PassAborted: memory ran out on another rank in the last micro-batch.
+        """
+        for micro in micro_batches:
+            self._exchanges.begin()
+            self._in_micro_batch = True
+            yield micro.to(self._device)
+            self._in_micro_batch = False
+            failure = _find_failure(None)
+            if failure is not None:
+                raise PassAborted(failure)
+
+    def run(self, work: Callable[[], T], work_on_padding: Callable[[], object]) -> T | RanOut:
+        """Return ``work()``; or RanOut, on all ranks, if memory ran out in a micro-batch of at least one rank.
+
+        Args:
+            work: runs a pass over :meth:`micro_batches`.
+            work_on_padding: runs the same pass over one micro-batch of padding.
+
+        Raises:
+            OutOfMemory: memory ran out between two micro-batches, or for the padding. The other ranks then wait for
+                this rank, so the caller has to end them.
+        """
+        with explain_oom(f"rank {dist.get_rank()} of the trainer"):
+            try:
+                return work()
+            except PassAborted as aborted:
+                return aborted.failure
+            except (RuntimeError, MemoryError) as error:
+                if not (self._in_micro_batch and is_oom(error)):
+                    raise
+                message = first_line(error)
+            # not in the except block, because the traceback of the error keeps the tensors of the micro-batch
+            self._in_micro_batch = False
+            self._reset()
+            self._exchanges.repeat()
+            work_on_padding()
+            failure = _find_failure(message)
+            assert failure is not None
+            return failure
+
+    def _reset(self) -> None:
+        """Make the models ready for another pass, after a pass was left in the middle. Gradients are dropped."""
+        for root in self._called:
+            assert isinstance(root, nn.Module)
+            root.zero_grad(set_to_none=True)  # while whole weights, with their gradients, are in the modules
+            assert isinstance(root, FSDPModule)
+            root.reset_iter_state()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _find_failure(message: str | None) -> RanOut | None:
+    """Return the failure of the last rank whose memory ran out; None if memory sufficed. All ranks return the same.
+
+    ``message`` is the error of this rank; None if its memory sufficed.
+    """
+    failed = torch.tensor(-1 if message is None else dist.get_rank())
+    dist.all_reduce(failed, dist.ReduceOp.MAX)
+    rank = int(failed)
+    if rank < 0:
+        return None
+    messages = [message]
+    dist.broadcast_object_list(messages, rank, device=torch.device("cpu"))
+    return RanOut(f"rank {rank} of the trainer: {messages[0]}")
+
+
+class _Exchanges:
+    """Counts the exchanges of tensors between ranks in a micro-batch.
+
+    If this rank begins a micro-batch again, and the other ranks do not, it leaves out the exchanges in which it took
+    part before.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._left_out = 0
+
+    def begin(self) -> None:
+        """Begin a micro-batch on all ranks."""
+        self._count = self._left_out = 0
+
+    def repeat(self) -> None:
+        """Begin the micro-batch again, on this rank only."""
+        self._count, self._left_out = 0, self._count
+
+    def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
+        """Return ``exchange()``, which writes ``output``. If the exchange is left out, write zeros."""
+        is_left_out = self._count < self._left_out
+        result = None if is_left_out else exchange()
+        if is_left_out:
+            output.zero_()
+        self._count += 1
+        return result
+
+
+class _AllGather(DefaultAllGather):
+    """The exchange that collects the parts of a layer's weights. It is counted."""
+
+    def __init__(self, exchanges: _Exchanges) -> None:
+        self._exchanges = exchanges
+
+    def __call__(self, output_tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        return self._exchanges.run(partial(super().__call__, output_tensor, *arguments, **options), output_tensor)
+
+
+class _ReduceScatter(DefaultReduceScatter):
+    """The exchange that sums the gradients of a layer. It is counted."""
+
+    def __init__(self, exchanges: _Exchanges) -> None:
+        self._exchanges = exchanges
+
+    def __call__(self, output_tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        return self._exchanges.run(partial(super().__call__, output_tensor, *arguments, **options), output_tensor)
