@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from agent_r1.core.messages import Text
+from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.retriever import TOP_K, RetrievalError, Retriever
@@ -23,11 +25,7 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
-        try:
-            found = retriever.search([call["query"] for call in calls], k)
-        except RetrievalError as error:
-            return [error_result(ToolErrorKind.RAISED, f"search failed: {error}")] * len(calls)
-        return [_result(passages) for passages in found]
+        return _search(retriever, [call["query"] for call in calls], k)
 
     @tool(batch=search_many)
     def search(query: str) -> ToolResult:
@@ -39,6 +37,43 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
         return search_many([{"query": query}])[0]
 
     return search
+
+
+def search_tool_with_question(retriever: Retriever, k: int = TOP_K) -> Tool:
+    """Return a tool like :func:`search_tool` that repeats the question after the passages.
+
+    The question is the text of the last message of the task. Without it, a small model answers with any value in the
+    passages.
+    """
+
+    def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
+        results = _search(retriever, [call["query"] for call in calls], k)
+        return [_with_question(result, call["task"]) for result, call in zip(results, calls, strict=True)]
+
+    @tool(batch=search_many)
+    def search(query: str, task: Task) -> ToolResult:
+        """Search an encyclopedia. Returns the passages that match the query best.
+
+        Args:
+            query: what to look for, in a few words.
+        """
+        return search_many([{"query": query, "task": task}])[0]
+
+    return search
+
+
+def _search(retriever: Retriever, queries: list[str], k: int) -> list[ToolResult]:
+    try:
+        found = retriever.search(queries, k)
+    except RetrievalError as error:
+        return [error_result(ToolErrorKind.RAISED, f"search failed: {error}")] * len(queries)
+    return [_result(passages) for passages in found]
+
+
+def _with_question(result: ToolResult, task: Task) -> ToolResult:
+    if not result.ok:
+        return result
+    return replace(result, parts=(*result.parts, Text(f"\n\n{task.messages[-1].text}")))
 
 
 def _result(found: Sequence[Passage]) -> ToolResult:

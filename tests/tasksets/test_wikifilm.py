@@ -7,6 +7,7 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,28 @@ def test_searching_the_titles_finds_the_pages_and_is_measured(taskset: TaskSet, 
     assert silent.rewards["supported"] == 0.0
 
 
+def test_a_search_of_the_agent_repeats_the_question_and_one_of_naive_rag_does_not(
+    taskset: TaskSet, run_attempts: Any
+) -> None:
+    task = taskset.tasks("1-hop")[0]
+    (title,), question = task.data["supporting"], task.messages[-1].text
+    call = f"<tool_call>\n{json.dumps({'name': 'search', 'arguments': {'query': title}})}\n</tool_call>"
+    (trajectory,) = run_attempts(taskset, [task], lambda prompt: call)
+    shown = "".join(part.text for part in trajectory.turns[0].results[0].parts)
+    assert title in shown and shown.endswith(f"\n\n{question}")
+    prompts: list[str] = []
+    run_attempts(
+        replace(taskset, env=taskset.baselines["naive-rag"]), [task], lambda prompt: prompts.append(prompt) or ""
+    )
+    assert prompts[0].count(question) == 1
+
+
+def test_training_questions_of_one_and_of_several_pages_are_spread_evenly(taskset: TaskSet) -> None:
+    assert taskset.kind is not None
+    for task in taskset.tasks("train"):
+        assert taskset.kind(task) == len(task.data["supporting"])
+
+
 def test_a_search_shows_the_beginning_of_a_page_from_which_the_facts_are_read() -> None:
     long = Passage("X", "X is a 1953 film directed by Ann Lee. " + "It is long. " * 60 + "It was directed by Bo Ek.")
     short = shorten(long)
@@ -328,7 +351,7 @@ def test_settings_choose_the_training_questions_and_what_the_agent_sees(
         ('data = "pages.jsonl"\nkinds = []', "kinds"),
         ('data = "pages.jsonl"\npage = 1', "page"),
         ("pages = 1", "data"),
-        ('data = "pages.jsonl"\nturns = 2', "turns"),
+        ('data = "pages.jsonl"\nturns = 0', "turns"),
         ('data = "none.jsonl"', "none.jsonl"),
         ("data = ", "films.toml"),
     ],

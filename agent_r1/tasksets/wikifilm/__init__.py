@@ -18,7 +18,7 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs import NaiveRag, ToolEnv
 from agent_r1.retrieval.config import IndexConfig
 from agent_r1.retrieval.open import build_index, open_retriever
-from agent_r1.retrieval.tool import search_tool
+from agent_r1.retrieval.tool import search_tool, search_tool_with_question
 from agent_r1.rewards import FunctionScorer, exact_match, f1
 from agent_r1.rewards.answers import final_answer
 from agent_r1.rewards.normalization import exact_match_score
@@ -35,6 +35,9 @@ from agent_r1.tasksets.wikifilm.settings import KINDS, Settings, read_settings
 
 TITLE = 200
 """The number of characters of a search result that are reserved for the title of each page."""
+
+QUESTION = 400
+"""The number of characters of a search result that are reserved for the question, which follows the pages."""
 
 RECIPE: Mapping[str, Any] = {
     "tool_format": "tags",
@@ -68,19 +71,21 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str 
     retriever = ShortPages(
         build_index(IndexConfig(encoder=encoder), pages) if corpus is None else open_retriever(corpus, encoder)
     )
-    search = search_tool(retriever, settings.pages)
-    max_output = settings.pages * (SHOWN + TITLE)
+    search = search_tool_with_question(retriever, settings.pages)
+    retrieve = search_tool(retriever, settings.pages)
+    max_output = settings.pages * (SHOWN + TITLE) + QUESTION
     rewards = {"em": exact_match, "f1": f1, "pages_read": pages_read, "supported": supported}
     return TaskSet(
         name="wikifilm",
         env=ToolEnv([search], max_turns=settings.turns, system=INSTRUCTION, examples=EXAMPLES, max_output=max_output),
         tasks=tasks_function(splits, settings.data),
         scorers=(FunctionScorer(rewards),),
-        baselines={"naive-rag": NaiveRag(search, system=READING, examples=READING_EXAMPLES, max_output=max_output)},
+        baselines={"naive-rag": NaiveRag(retrieve, system=READING, examples=READING_EXAMPLES, max_output=max_output)},
         recipe=RECIPE,
         evaluation=tuple(kind for kind in KINDS if splits[kind]),
         validation="validation" if splits["validation"] else None,
         retrieval=recall_function(splits, retriever, settings.pages),
+        kind=lambda task: len(task.data["supporting"]),
         solutions=partial(solutions, max_turns=settings.turns),
     )
 

@@ -1,6 +1,8 @@
-"""The prompt of ``wikifilm``: the instruction and a solved question about an invented film."""
+"""The prompt of ``wikifilm``: the instruction and solved questions about invented films."""
 
 from __future__ import annotations
+
+from itertools import chain
 
 from agent_r1.core.messages import Message
 from agent_r1.core.reference_solution import tool_call
@@ -13,27 +15,44 @@ INSTRUCTION = (
 )
 READING = "Read the pages and reply with <answer>answer</answer>."
 
-_FILM = Passage("Salt on the Quay", "Salt on the Quay is a 1961 Swedish drama film directed by Edda Lindqvane.")
-_OTHER = Passage("The Quay Wardens", "The Quay Wardens is a 1974 Danish comedy film starring Nils Brakholm.")
-_DIRECTOR = Passage(
-    "Edda Lindqvane",
-    "Edda Lindqvane (9 March 1921 - 2 May 1990) was a Swedish film director. She was born in Visby, Sweden.",
+_LETTER = Passage("A Letter to Ebba", "A Letter to Ebba is a 1938 Danish film directed by Asger Tolne.")
+_WARDENS = Passage(
+    "The Quay Wardens",
+    "The Quay Wardens is a 1974 comedy film directed by Ottilie Brakholm and starring Nils Aaberg.",
 )
-_ACTOR = Passage("Olle Lindqvane", "Olle Lindqvane (born 1948) is a Swedish actor.")
-_QUESTION = Message.user("Where was the director of film Salt on the Quay born?")
+_OTTILIE = Passage(
+    "Ottilie Brakholm",
+    "Ottilie Brakholm (born 9 March 1921 in Turku) is a Finnish film director.",
+)
+_SALT = Passage("Salt on the Quay", "Salt on the Quay is a 1961 Swedish drama film directed by Edda Lindqvane.")
+_EDDA = Passage(
+    "Edda Lindqvane",
+    "Edda Lindqvane (December 4, 1919 - May 2, 1990) was a Swedish film director. She was born in Visby, Sweden.",
+)
+_OLLE = Passage("Olle Lindqvane", "Olle Lindqvane (born 1948) is a Swedish actor.")
+
+
+def _solve(question: str, answer: str, *pages: Passage) -> tuple[Message, ...]:
+    """Return the messages of a solved example: a question, a search for each page with its result, and the answer."""
+    searches = [
+        (tool_call("search", query=page.title), Message.tool(f"{render([page])}\n\n{question}", "call_0"))
+        for page in pages
+    ]
+    return (Message.user(question), *chain.from_iterable(searches), Message.assistant(f"<answer>{answer}</answer>"))
+
 
 EXAMPLES: tuple[Message, ...] = (
-    _QUESTION,
-    tool_call("search", query="Salt on the Quay"),
-    Message.tool(render((_FILM, _OTHER)), "call_0"),
-    tool_call("search", query="Edda Lindqvane"),
-    Message.tool(render((_DIRECTOR, _ACTOR)), "call_0"),
-    Message.assistant("<answer>Visby</answer>"),
+    *_solve("Who is the director of film A Letter to Ebba?", "Asger Tolne", _LETTER),
+    *_solve("When was the director of film The Quay Wardens born?", "9 March 1921", _WARDENS, _OTTILIE),
+    *_solve("Where was the director of film Salt on the Quay born?", "Visby", _SALT, _EDDA),
 )
-"""A solved question of two hops."""
+"""Three solved questions, of one, two and two hops.
+
+Two examples of two hops make a second search more probable than one example.
+"""
 
 READING_EXAMPLES: tuple[Message, ...] = (
-    Message.user(f"{render((_DIRECTOR, _ACTOR))}\n\nWhere was Edda Lindqvane born?"),
+    Message.user(f"{render((_EDDA, _OLLE))}\n\nWhere was Edda Lindqvane born?"),
     Message.assistant("<answer>Visby</answer>"),
 )
 """The example for the naive RAG baseline, which gets the pages in its prompt and does not search."""

@@ -38,8 +38,9 @@ class Settings(BaseModel):
     pages: int = Field(default=3, ge=1)
     """The largest number of pages that a search returns."""
 
-    turns: int = Field(default=7, ge=5)
-    """The largest number of actions in an episode. A bridge comparison needs four searches and an answer."""
+    turns: int = Field(default=7, ge=1)
+    """The largest number of actions in an episode. A question of one hop needs a search and an answer; a bridge
+    comparison needs four searches and an answer."""
 
 
 def read_settings(data: Path | None) -> Settings:
