@@ -26,6 +26,7 @@ from agent_r1.commands.export import export
 from agent_r1.commands.init import init
 from agent_r1.commands.plan import plan
 from agent_r1.commands.serve import serve
+from agent_r1.commands.serve_env import serve_env
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
 from agent_r1.commands.train_reward import train_reward
@@ -104,6 +105,7 @@ for _command in (
     algorithms,
     retriever,
     serve,
+    serve_env,
 ):
     cli.add_command(_command)
 

@@ -35,12 +35,12 @@ def test_a_long_function_is_seen():
 
 
 ALLOWED = {
+    "agent_r1/core/task_hash.py",
     "agent_r1/inference/llama_decode.py",
     "agent_r1/model/forward.py",
     "agent_r1/renderers/template_environment.py",
     "agent_r1/trainer/optimizer.py",
     "agent_r1/training/policy.py",
-    "agent_r1/training/data_fingerprint.py",
 }
 """Files that read attributes of a library's object (configurations of transformers differ from model to model, and
 functions in a chat template are of any kind; a quantized tensor names the tensors in it), or of the dataclasses in a

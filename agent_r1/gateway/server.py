@@ -31,9 +31,9 @@ from agent_r1.gateway.chat import Answer, ChatModel, RequestError
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
 from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity, key_ended
 from agent_r1.gateway.dialect import Dialect, Exchange, Json, event, warn_about_ignored
-from agent_r1.gateway.http_server import HttpServer
 from agent_r1.gateway.responses import RESPONSES
 from agent_r1.gateway.streams import complete_parts, live_parts
+from agent_r1.web import HttpServer
 
 log = logging.getLogger(__name__)
 

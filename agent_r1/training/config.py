@@ -32,6 +32,7 @@ from agent_r1.tasksets.hub import is_hub
 from agent_r1.trackers.registry import TrackerName
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.monitor.config import MonitorConfig
+from agent_r1.workers.config import EnvironmentConfig
 
 if TYPE_CHECKING:
     from agent_r1.algorithms.algorithm import Algorithm
@@ -47,11 +48,7 @@ def _absolute(data: Path) -> Path:
 
 
 def _absolute_file(agent: str) -> str:
-    """Return the setting ``agent`` (``FILE.py:NAME``) with an absolute path, which is valid in every working directory.
-
-    Example:
-        "my_agent.py:run" -> "/home/ada/my_agent.py:run"
-    """
+    """Return the setting ``agent`` (``FILE.py:NAME``) with an absolute path, valid in every working directory."""
     file, colon, name = agent.rpartition(":")
     return f"{Path(file).absolute()}{colon}{name}" if file else agent
 
@@ -215,13 +212,16 @@ class RunConfig(TasksetConfig):
 
 
 class GuidedConfig(RunConfig):
-    """Settings of commands whose attempts can be guided by a critic."""
+    """Settings of training and evaluation that other commands with attempts do not have."""
 
     section: ClassVar[str] = "Model and rollout"
 
     decode: DecodeConfig = DecodeConfig()
     """Guidance of actions by the values of a critic. In training it samples the attempts; evaluation compares it with
     plain decoding."""
+
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """Workers on other machines on which environments and tools run."""
 
 
 class TrainSettings(GuidedConfig):

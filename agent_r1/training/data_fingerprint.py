@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import LogEvent
-from agent_r1.core.messages import to_openai
-from agent_r1.core.task import Task
+from agent_r1.core.task_hash import hash_tasks
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store.manifest import hash_file
 from agent_r1.store.reader import RunReader
-from agent_r1.training.config import TrainConfig
+from agent_r1.training.config import TasksetConfig, TrainConfig
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
 """The kind of an event with a fingerprint, and the name of the fingerprint of all tasks.
@@ -25,7 +22,12 @@ The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sh
 """
 
 
-def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
+def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
+    """Return the sha256 hashes of :func:`fingerprint_data` by name: "tasks", and "data" and "corpus" if they exist."""
+    return _hashes(fingerprint_data(config, taskset))
+
+
+def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
     """Return events with the sha256 hashes of a run's data.
 
     One event is for the tasks of training and validation. ``config.data`` and ``config.corpus`` each have an event of
@@ -36,7 +38,7 @@ def fingerprint_data(config: TrainConfig, taskset: TaskSet) -> tuple[LogEvent, .
         if place is not None and (path := Path(place)).exists():
             lines.append(f"{name} {path} sha256 {_hash_path(path)}")
     splits = dict.fromkeys(["train", taskset.validation or "train"])
-    lines.append(f"{TASKS} sha256 {_hash_tasks(task for split in splits for task in taskset.tasks(split))}")
+    lines.append(f"{TASKS} sha256 {hash_tasks(task for split in splits for task in taskset.tasks(split))}")
     return tuple(LogEvent(FINGERPRINT, line) for line in lines)
 
 
@@ -85,41 +87,3 @@ def _hash_path(path: Path) -> str:
     files = sorted(one for one in path.rglob("*") if one.is_file() and not one.name.startswith("."))
     lines = [f"{one.relative_to(path).as_posix()} {hash_file(one)}\n" for one in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _hash_tasks(tasks: Iterable[Task]) -> str:
-    """Return the sha256 of a sequence of tasks. Another order of the tasks gives another sha256."""
-    total = hashlib.sha256()
-    for task in tasks:
-        try:
-            data = _to_json(task.data)
-        except RecursionError:  # the task's data contains itself
-            data = sorted(map(str, task.data))
-        messages = [to_openai(message.with_images_as_text()) for message in task.messages]
-        images = [image.sha256 for message in task.messages for image in message.images]
-        content = [task.id, task.split, messages, data, *images]
-        total.update(_dump(content).encode() + b"\n")
-    return total.hexdigest()
-
-
-_dump = json.JSONEncoder(sort_keys=True).encode
-
-
-def _to_json(value: object) -> object:
-    """Convert a value to a value that JSON can represent. An object of an unknown type becomes the name of its type."""
-    match value:
-        case str() | None | bool() | float():
-            return value
-        case int():
-            return hex(value)  # Python refuses to write very long integers in decimal
-        case list() | tuple():  # before Mapping, an abstract class, whose check is slow
-            return [_to_json(item) for item in value]
-        case bytes() | bytearray():
-            return value.hex()
-        case dict() | Mapping():
-            return {_dump(_to_json(key)): _to_json(item) for key, item in value.items()}
-        case set() | frozenset():
-            return sorted(_dump(_to_json(item)) for item in value)
-    if is_dataclass(value):
-        return {field.name: _to_json(getattr(value, field.name)) for field in fields(value)}
-    return type(value).__qualname__

@@ -28,11 +28,12 @@ from agent_r1.rollout.session import Rollout
 from agent_r1.rollout.turn_beam import BeamSearch, TurnBeam
 from agent_r1.store import is_run, run_folder
 from agent_r1.store.reader import RunReader
-from agent_r1.training.agent_programs import close_agents, make_rollout, with_agent
+from agent_r1.training.agent_programs import make_rollout
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.checkpoint.files import find_trained_model
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.critics import open_critic
+from agent_r1.training.environment_workers import close_environments, with_environments
 from agent_r1.training.eval_metrics import (
     EXACT_MATCH,
     EvalResult,
@@ -271,7 +272,7 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
     """
     placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
-    taskset = with_agent(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
+    taskset = with_environments(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
     run = run_folder(config.model)
     if not is_run(run):
         base = load_policy(config, taskset, config.engine.dtype)
@@ -318,7 +319,7 @@ async def _evaluate(
         table = await make_table(chosen, taskset, config.n, limits, progress)
         return replace(table, passed=await _measure_pass_at_k(config, taskset, chosen, limits, progress))
     finally:
-        await close_agents(taskset)
+        await close_environments(taskset)
         for engine in engines:
             await engine.close()
 

@@ -16,6 +16,7 @@ from agent_r1.store.results import read_file
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.config import TrainConfig, TrainSettings
 from agent_r1.training.monitor.config import MonitorConfig
+from agent_r1.workers.config import EnvironmentConfig
 
 CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
@@ -25,6 +26,7 @@ CHANGEABLE = (
     *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),
     *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm")),
     *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
+    *(f"environment.{name}" for name in EnvironmentConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
 """The settings that can differ from the stored configuration of a run:
@@ -32,8 +34,8 @@ CHANGEABLE = (
 - The folder of the run.
 - The number of steps, which must be at least the number of steps that the run has taken.
 - Settings of checkpoints, records and reports.
-- Settings for the machine and the engine. ``trainer.micro_tokens`` and ``trainer.ranks`` change results only by
-  rounding.
+- Settings for the machine, the engine and the environment workers. ``trainer.micro_tokens`` and ``trainer.ranks``
+  change results only by rounding.
 - Limits of the monitor.
 - The paths of data, corpus and model. The contents of data and corpus must be unchanged, which
   :mod:`agent_r1.training.data_fingerprint` checks. The initial weights must have the same checksum.

@@ -22,13 +22,13 @@ from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import TrackedRun, TrackingRecorder
 from agent_r1.trackers.protocol import RunEnd
 from agent_r1.trackers.registry import require_trackers
-from agent_r1.training.agent_programs import close_agents, with_agent
 from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
 from agent_r1.training.checkpoint.files import CORRUPT
 from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
 from agent_r1.training.devices import hardware_event
+from agent_r1.training.environment_workers import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.inactive_settings import chosen_inactive_settings
 from agent_r1.training.loop import TrainingRun, make_collector
@@ -62,7 +62,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         Interrupted: a signal stopped the run. Interrupted is a subclass of KeyboardInterrupt.
     """
     require_trackers(config.track)
-    taskset = with_agent(with_splits(taskset, config.splits), config)
+    taskset = with_environments(with_splits(taskset, config.splits), config)
     folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
     require_new_run(folder)
     profiler = StepProfiler() if config.profile else NO_PROFILER
@@ -96,7 +96,7 @@ def resume(
         do = f"resume with the task set of the run, {config.taskset!r}"
         raise InvalidInput("taskset", got=repr(taskset.name), do=do)
     require_trackers(config.track)
-    taskset = with_agent(with_splits(taskset, config.splits), config)
+    taskset = with_environments(with_splits(taskset, config.splits), config)
     folder = run_folder(config.run)
     profiler = StepProfiler() if config.profile else NO_PROFILER
     writer = reopen_run(folder, profiler)  # also locks the run, before the models are loaded
@@ -172,7 +172,7 @@ async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
                 await run.recorder.record(LogEvent("stopped", f"{type(error).__name__}: {error}"))
             raise
         finally:
-            await close_agents(run.runtime.taskset)
+            await close_environments(run.runtime.taskset)
             for engine in run.runtime.engines.values():
                 await engine.close()
 

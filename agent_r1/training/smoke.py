@@ -18,9 +18,9 @@ from rich.text import Text
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
-from agent_r1.training.agent_programs import close_agents, with_agent
 from agent_r1.training.build import Placement, Runtime, build_runtime
 from agent_r1.training.config import TrainConfig
+from agent_r1.training.environment_workers import close_environments, with_environments
 from agent_r1.training.progress import Progress
 from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.run import with_splits
@@ -97,7 +97,7 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         InvalidInput: the settings cannot be used.
     """
     config = _one_optimizer_step(config)
-    taskset = with_agent(with_splits(taskset, config.splits), config)
+    taskset = with_environments(with_splits(taskset, config.splits), config)
     began = time.perf_counter()
     try:
         runtime = build_runtime(config, taskset, placement)
@@ -134,7 +134,7 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
                 results.append(await _timed(name, check(checks)))
     finally:
         runtime.trainer.close()
-        await close_agents(runtime.taskset)
+        await close_environments(runtime.taskset)
         for engine in runtime.engines.values():
             await engine.close()
     return results

@@ -1,6 +1,7 @@
-"""The parts of HTTP servers that the gateway, the retrieval server and the viewer share."""
+"""The parts of HTTP servers that the gateway, the retrieval server, environment workers and the viewer share."""
 
+from agent_r1.web.http_server import HttpServer
 from agent_r1.web.server import EmbeddedServer, LimitedHeadersProtocol, ThreadedServer
 from agent_r1.web.sockets import listen
 
-__all__ = ["EmbeddedServer", "LimitedHeadersProtocol", "ThreadedServer", "listen"]
+__all__ = ["EmbeddedServer", "HttpServer", "LimitedHeadersProtocol", "ThreadedServer", "listen"]

@@ -37,7 +37,7 @@ from hostile_options import Invocation, option_invocations
 from agent_r1.cli import main as run_command_line
 from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.reward_models import train as train_reward
-from agent_r1.training import check, evaluate, run, serve, smoke, train_critic
+from agent_r1.training import check, environment_workers, evaluate, run, serve, smoke, train_critic
 from agent_r1.viewer import ViewerServer
 
 SECONDS = 10
@@ -90,6 +90,7 @@ def stopped_before_work(seconds: int) -> Iterator[None]:
         stack.enter_context(patch.object(train_critic, "fit", accept))
         stack.enter_context(patch.object(train_reward, "_fit", accept))
         stack.enter_context(patch.object(serve, "_serve", accept_later))
+        stack.enter_context(patch.object(environment_workers, "_serve", accept_later))
         stack.enter_context(patch.object(sys, "stdin", io.StringIO()))
         signal.signal(signal.SIGALRM, hang)
         signal.alarm(seconds)

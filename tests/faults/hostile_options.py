@@ -58,6 +58,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "algorithms": ("grpo",),
     "retriever": ("--corpus", "corpus.jsonl", "--port", "0"),
     "serve": ("tiny-base", "--port", "0"),
+    "serve-env": ("agent.py", "--port", "0"),
     "init": ("new",),
     "train-critic": ("--run", "finished", "--out", "new"),
     "train-reward": ("finished", "--out", "new", "--loss", "regression"),

@@ -12,10 +12,11 @@ from agent_episodes import ANSWER, QUESTION, RecordingEngine
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import SamplingParams
-from agent_r1.gateway import Gateway, GatewayConfig, http_server
+from agent_r1.gateway import Gateway, GatewayConfig
 from agent_r1.gateway import server as server_module
 from agent_r1.gateway.episode import EpisodeModel
 from agent_r1.rollout.agent_loop import Agent
+from agent_r1.web import http_server
 
 BODY = {"model": "any", "messages": [QUESTION]}
 CHAT = "/chat/completions"

@@ -95,8 +95,8 @@ def test_data_that_is_not_json_is_covered(micro: TaskSet, tmp_path: Path) -> Non
 
 def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = (
-        "from agent_r1.training.data_fingerprint import _hash_tasks; from agent_r1.core.task import Task;"
-        "print(_hash_tasks([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
+        "from agent_r1.core.task_hash import hash_tasks; from agent_r1.core.task import Task;"
+        "print(hash_tasks([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
     )
     command = [sys.executable, "-c", script]
     hashes = {subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (1, 2)}

@@ -10,7 +10,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from agent_r1.core.tasks import shared_task
-from agent_r1.web import EmbeddedServer, LimitedHeadersProtocol, listen
+from agent_r1.web.server import EmbeddedServer, LimitedHeadersProtocol
+from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4

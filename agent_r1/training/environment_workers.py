@@ -1,0 +1,120 @@
+"""Environments on workers: which a task set has, whether a worker has the same, and a worker that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from agent_r1.core.environment import Env
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.tasks import run_protected
+from agent_r1.core.taskset import TaskSet
+from agent_r1.store.manifest import hash_file
+from agent_r1.training.agent_programs import close_agents, with_agent
+from agent_r1.training.config import GuidedConfig, TasksetConfig
+from agent_r1.training.data_fingerprint import data_hashes
+from agent_r1.training.worker_config import WorkerConfig
+from agent_r1.workers import (
+    EnvironmentWorker,
+    RemoteEnv,
+    WorkerDescription,
+    WorkerLimits,
+    WorkerPool,
+    check_workers,
+)
+
+ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
+"""The names of environments on workers: of the task set, of a split with its own, and of another method."""
+
+
+def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
+    """Return the task set with the environments that a run uses: agent programs, or environments on workers.
+
+    Raises:
+        InvalidInput: as for :func:`with_agent`; or a worker cannot be reached, or has other tasks or tools.
+    """
+    settings = config.environment
+    if not settings.workers:
+        return with_agent(taskset, config)
+    if config.agent or taskset.agent is not None:
+        do = "leave it out: an agent of your own runs its tools itself"
+        raise InvalidInput("environment.workers", got=", ".join(settings.workers), do=do)
+    description = describe_environments(config, taskset)
+    check_workers(settings, description)
+    pool = WorkerPool(settings, description)
+    remote = {name: RemoteEnv(env, name, pool) for name, env in environments_of(taskset).items()}
+    return replace(
+        taskset,
+        env=remote[ENV],
+        variants={split: remote[f"{VARIANT}{split}"] for split in taskset.variants},
+        baselines={method: remote[f"{BASELINE}{method}"] for method in taskset.baselines},
+    )
+
+
+async def close_environments(taskset: TaskSet) -> None:
+    """Stop the gateway of an agent program, or close the connections to environment workers."""
+    await close_agents(taskset)
+    if isinstance(taskset.env, RemoteEnv):
+        await taskset.env.pool.close()
+
+
+def environments_of(taskset: TaskSet) -> dict[str, Env]:
+    """Return all environments of a task set by the names that they have on workers."""
+    variants = {f"{VARIANT}{split}": env for split, env in taskset.variants.items()}
+    return {ENV: taskset.env, **variants, **{f"{BASELINE}{name}": env for name, env in taskset.baselines.items()}}
+
+
+def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
+    """Return what has to be equal for a worker and a run: the version of agent-r1, the tasks, the tools, and files."""
+    hashes = dict(data_hashes(config, taskset))
+    hashes["tools"] = _hash_tools(environments_of(taskset))
+    if taskset.file is not None:
+        hashes["file"] = hash_file(Path(taskset.file))
+    return WorkerDescription(version=version("agent-r1"), taskset=taskset.name, fingerprints=hashes)
+
+
+def _hash_tools(envs: Mapping[str, Env]) -> str:
+    tools = {name: [tool.to_openai() for tool in env.tools] for name, env in envs.items()}
+    return hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def serve_environments(
+    config: WorkerConfig, taskset: TaskSet, token: str, on_started: Callable[[str, WorkerDescription], None]
+) -> None:
+    """Serve the environments of a task set to runs on other machines, until SIGINT or SIGTERM arrives.
+
+    Args:
+        config: the address and the limits of the worker.
+        taskset: the task set.
+        token: the token that requests must have; "" for none.
+        on_started: called with the address and the description of the worker when it listens.
+
+    Raises InvalidInput if the address cannot be used, or needs a token.
+    """
+    if taskset.agent is not None:
+        do = "give a task set without an agent of its own, which runs its tools itself"
+        raise InvalidInput("task set", got=taskset.name, do=do)
+    description = describe_environments(config, taskset)
+    limits = WorkerLimits(config.max_episodes, config.idle_seconds)
+    worker = EnvironmentWorker(
+        environments_of(taskset), taskset.tasks, description, limits, token=token, host=config.host, port=config.port
+    )
+    run_protected(_serve(worker, lambda: on_started(worker.url, description)))
+
+
+async def _serve(worker: EnvironmentWorker, on_started: Callable[[], None]) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    worker.start()
+    try:
+        on_started()
+        await stopped.wait()
+    finally:
+        await worker.close()

@@ -1,0 +1,344 @@
+"""Environments on workers: a pool of workers that are live, and environments whose episodes run there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from agent_r1.core.environment import Env, ModelClient, RolloutContext, Transition
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.task import Task
+from agent_r1.core.tasks import child_task, shared_task
+from agent_r1.core.tool import ToolSpec
+from agent_r1.rollout.user_code import format_error
+from agent_r1.store.codec import decode_messages, encode_messages
+from agent_r1.workers.config import TOKEN_VARIABLE, EnvironmentConfig
+from agent_r1.workers.protocol import (
+    ENVIRONMENT_FAILED,
+    ModelAnswer,
+    ModelQuery,
+    Opened,
+    OpenRequest,
+    Stepped,
+    StepRequest,
+    WorkerDescription,
+    decode_transition,
+    encode_attempt,
+    encode_step,
+    encode_task,
+    images_of,
+    with_images,
+)
+
+CONNECT_SECONDS = 10.0
+RECHECK_SECONDS = 5.0
+"""How often a worker that failed is checked again, in seconds."""
+
+Found = TypeVar("Found", bound=BaseModel)
+
+_ANSWER: TypeAdapter[Opened | Stepped | ModelQuery] = TypeAdapter(Opened | Stepped | ModelQuery)
+
+
+class WorkerError(AgentR1Error):
+    """Raised if a worker cannot be reached, hangs, or refuses a request. The attempt fails, and is repeated."""
+
+
+class RemoteEnvironmentError(AgentR1Error):
+    """Raised if an environment on a worker raised an error. The message names the error and its place."""
+
+
+def read_token() -> str:
+    """Return the token of the workers, which only the environment of the process has; "" if it has none."""
+    return os.environ.get(TOKEN_VARIABLE, "")
+
+
+def check_workers(config: EnvironmentConfig, expected: WorkerDescription) -> None:
+    """Raise InvalidInput if a worker cannot be reached, or has other environments than ``expected``."""
+    for url in config.workers:
+        try:
+            response = httpx.get(f"{url}/health", headers=_headers(), timeout=config.stall_seconds, trust_env=False)
+            difference = _difference(_read_description(response), expected)
+        except (WorkerError, httpx.HTTPError, httpx.InvalidURL) as error:
+            do = f"start a worker there with 'agent-r1 serve-env' ({error or type(error).__name__})"
+            raise InvalidInput("environment worker", got=url, do=do) from error
+        if difference:
+            raise InvalidInput("environment worker", got=f"{url}, {difference}", do="start it with what the run has")
+
+
+def _headers() -> dict[str, str]:
+    token = read_token()
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _read_description(response: httpx.Response) -> WorkerDescription:
+    if response.is_error:
+        raise WorkerError(_error_line(response))
+    try:
+        return WorkerDescription.model_validate_json(response.content)
+    except ValidationError as error:
+        raise WorkerError("what answers is not an environment worker") from error
+
+
+def _error_line(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}: {response.text[:200]}"
+
+
+def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
+    """Return how a worker differs from the run, such as "with other tasks"; "" if it does not."""
+    if found.version != expected.version:
+        return f"with agent-r1 {found.version} instead of {expected.version}"
+    if found.taskset != expected.taskset:
+        return f"with the task set {found.taskset!r} instead of {expected.taskset!r}"
+    both = found.fingerprints.keys() & expected.fingerprints.keys()
+    others = sorted(name for name in both if found.fingerprints[name] != expected.fingerprints[name])
+    return f"with other {' and '.join(others)} (by their sha256)" if others else ""
+
+
+class WorkerConnection:
+    """A worker, the number of its episodes, and the reason why it gets no requests (None if it is live)."""
+
+    def __init__(self, url: str, stall_seconds: float) -> None:
+        self.url, self._stall_seconds = url, stall_seconds
+        self.num_episodes = 0
+        self.failure: str | None = None
+        self.checked = 0.0  # when it failed or was checked last, on the clock of the event loop
+        self._requests: set[asyncio.Task[httpx.Response]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        # Each request has a connection of its own: an open one could be used neither in the event loop of the run after
+        # that of the checks before it, nor after the worker closed it.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(
+            base_url=url, headers=_headers(), timeout=timeout, limits=limits, trust_env=False
+        )
+
+    async def post(self, path: str, body: BaseModel) -> Opened | Stepped | ModelQuery:
+        """Return the answer to a request. Raise WorkerError or RemoteEnvironmentError if there is none."""
+        response = await self._request("POST", path, json.dumps(body.model_dump(mode="python")).encode())
+        if response.status_code == ENVIRONMENT_FAILED:
+            raise RemoteEnvironmentError(_error_line(response))
+        if response.is_error:
+            raise WorkerError(f"{self.url} refused a request: {_error_line(response)}")
+        try:
+            return _ANSWER.validate_python(json.loads(response.content))
+        except (ValidationError, ValueError) as error:
+            raise WorkerError(f"{self.url} answered something else than an environment worker") from error
+
+    async def delete(self, path: str) -> None:
+        """Send a request to close an episode, unless the worker failed. It closes idle episodes itself."""
+        if self.failure is None:
+            await self._request("DELETE", path, b"")
+
+    async def check(self, expected: WorkerDescription) -> None:
+        """Ask a worker that failed for its description. It is live again if it answers as expected."""
+        self.checked = asyncio.get_running_loop().time()
+        try:
+            difference = _difference(await self._describe(), expected)
+        except (WorkerError, httpx.HTTPError) as error:
+            self.failure = f"{type(error).__name__}: {error}"
+        else:
+            self.failure = f"it came back {difference}" if difference else None
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        await self._client.aclose()
+
+    async def _describe(self) -> WorkerDescription:
+        return _read_description(await self._client.get("/health", timeout=self._stall_seconds / 2))
+
+    async def _request(self, method: str, path: str, content: bytes) -> httpx.Response:
+        """Send a request. If the worker fails meanwhile, raise WorkerError."""
+        headers = {"Content-Type": "application/json"}
+        if self.failure is not None:
+            raise WorkerError(f"{self.url} failed: {self.failure}")
+        request = child_task(self._client.request(method, path, content=content, headers=headers))
+        self._requests.add(request)
+        if self._watcher is None or self._watcher.done():
+            self._watcher = shared_task(self._watch())
+        try:
+            await asyncio.wait([request])
+            if request.cancelled():
+                raise WorkerError(f"{self.url} failed: {self.failure}")
+            return request.result()
+        except httpx.HTTPError as error:
+            reason = f"{type(error).__name__}: {error}"
+            await self._check_health(reason)  # it can be this request alone
+            raise WorkerError(f"{self.url} failed: {reason}") from error
+        finally:
+            request.cancel()  # if the caller was cancelled
+            self._requests.discard(request)
+
+    async def _watch(self) -> None:
+        """Check the health of the worker as long as it has requests. A slow tool does not delay this answer."""
+        while self._requests:
+            await asyncio.sleep(self._stall_seconds / 2)
+            if not self._requests:
+                return
+            await self._check_health("it does not report its health")
+
+    async def _check_health(self, reason: str) -> None:
+        """If the worker does not report its health, give it no more requests, and end those that it has."""
+        try:
+            await self._describe()
+        except (WorkerError, httpx.HTTPError) as error:
+            self._fail(f"{reason}: {type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.failure, self.checked = reason, loop.time()
+        loop.call_soon(self._end_requests, context=Context())  # outside of the attempt, which can end only its own
+
+    def _end_requests(self) -> None:
+        for request in self._requests:
+            request.cancel()
+
+
+class WorkerPool:
+    """The workers of a run. A new episode is opened on the live worker with the fewest episodes.
+
+    A worker that cannot be reached, or that does not report its health for ``config.stall_seconds``, gets no more
+    episodes until it answers again. All episodes on it fail.
+
+    Args:
+        config: the addresses of the workers, and their limits.
+        expected: the description that a worker must have when it comes back.
+    """
+
+    def __init__(self, config: EnvironmentConfig, expected: WorkerDescription) -> None:
+        self._limit, self._expected = config.episodes, expected
+        self._workers = [WorkerConnection(url, config.stall_seconds) for url in config.workers]
+        self._changed = asyncio.Event()
+        self._checking: asyncio.Task[None] | None = None
+
+    async def acquire(self) -> WorkerConnection:
+        """Return a worker for a new episode. If all live workers have enough episodes, wait.
+
+        Raise WorkerError if no worker is live.
+        """
+        while True:
+            self._changed.clear()
+            checking = self._check_failed()
+            live = [worker for worker in self._workers if worker.failure is None]
+            if not live and checking is not None:
+                await asyncio.wait([checking])
+                live = [worker for worker in self._workers if worker.failure is None]
+            if not live:
+                reasons = "; ".join(f"{worker.url}: {worker.failure}" for worker in self._workers)
+                raise WorkerError(f"no environment worker is left ({reasons})")
+            chosen = min(live, key=lambda worker: worker.num_episodes)
+            if chosen.num_episodes < self._limit:
+                chosen.num_episodes += 1
+                return chosen
+            await self._changed.wait()
+
+    def release(self, worker: WorkerConnection) -> None:
+        """End the use of a worker by an episode."""
+        worker.num_episodes -= 1
+        self._changed.set()
+
+    async def close(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+
+    def _check_failed(self) -> asyncio.Task[None] | None:
+        """Start to check failed workers whose last check is long ago. Return the check, or None if there is none."""
+        now = asyncio.get_running_loop().time()
+        due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
+        if due and (self._checking is None or self._checking.done()):
+            self._checking = shared_task(self._check(due))
+        return None if self._checking is None or self._checking.done() else self._checking
+
+    async def _check(self, workers: Sequence[WorkerConnection]) -> None:
+        await asyncio.gather(*(worker.check(self._expected) for worker in workers))
+        self._changed.set()
+
+
+class RemoteEnv:
+    """An environment whose episodes run on the workers of a pool.
+
+    Args:
+        env: the same environment in this process, which describes the tools. No episode of it is opened.
+        name: the name of the environment on the workers.
+        pool: the workers.
+    """
+
+    def __init__(self, env: Env, name: str, pool: WorkerPool) -> None:
+        self.tools: tuple[ToolSpec, ...] = env.tools
+        self.pool, self._name = pool, name
+
+    async def open(self, task: Task, context: RolloutContext) -> RemoteEpisode:
+        request = OpenRequest(
+            environment=self._name,
+            task=encode_task(task),
+            attempt=encode_attempt(context.id),
+            seed=context.seed,
+            seconds=None if context.deadline is None else context.deadline - asyncio.get_running_loop().time(),
+            models=tuple(context.models),
+            images=images_of(task.messages),
+        )
+        worker = await self.pool.acquire()
+        try:
+            opened = await _converse(worker, "/episodes", request, context.models)
+        except BaseException:
+            self.pool.release(worker)
+            raise
+        assert isinstance(opened, Opened)
+        start = with_images(decode_messages(opened.start), opened.images)
+        return RemoteEpisode(start, opened.episode, worker, self.pool, context.models)
+
+
+@dataclass(slots=True)
+class RemoteEpisode:
+    """An episode on a worker. All its requests go to this worker, because the worker holds its state."""
+
+    start: tuple[Message, ...]
+    name: str
+    worker: WorkerConnection
+    pool: WorkerPool
+    models: Mapping[str, ModelClient]
+
+    async def step(self, action: Action) -> Transition:
+        answer = await _converse(self.worker, f"/episodes/{self.name}/step", encode_step(action), self.models)
+        assert isinstance(answer, Stepped)
+        return decode_transition(answer)
+
+    async def close(self) -> None:
+        try:
+            await self.worker.delete(f"/episodes/{self.name}")
+        finally:
+            self.pool.release(self.worker)
+
+
+async def _converse(
+    worker: WorkerConnection, path: str, request: OpenRequest | StepRequest, models: Mapping[str, ModelClient]
+) -> Opened | Stepped:
+    """Send a request, and answer the queries of models with which the worker responds, until the request is done."""
+    answer = await worker.post(path, request)
+    while isinstance(answer, ModelQuery):
+        reply = await _ask(answer, models)
+        answer = await worker.post(f"/episodes/{answer.episode}/answer", reply)
+    return answer
+
+
+async def _ask(query: ModelQuery, models: Mapping[str, ModelClient]) -> ModelAnswer:
+    """Return the answer of a model to a query, or its error."""
+    try:
+        messages = with_images(decode_messages(query.messages), query.images)
+        reply = await models[query.role](messages)
+    except Exception as error:
+        return ModelAnswer(query=query.query, messages=[], images={}, error=format_error(error))
+    return ModelAnswer(query=query.query, messages=encode_messages([reply]), images=images_of([reply]))

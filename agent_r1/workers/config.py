@@ -1,0 +1,49 @@
+"""Settings of the environment workers that a run uses. Importing this module imports no web server."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+TOKEN_VARIABLE = "AGENT_R1_WORKER_TOKEN"
+"""The environment variable with the token of the workers. A run never stores the token."""
+
+
+class EnvironmentConfig(BaseModel):
+    """The workers on which the environments of a run are, instead of in the process of the run.
+
+    Example:
+        EnvironmentConfig(workers=("http://10.0.0.5:8200", "http://10.0.0.6:8200"))
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    workers: tuple[str, ...] = ()
+    """Environment workers, separated by commas, such as http://10.0.0.5:8200. Start each with 'agent-r1 serve-env'.
+    Empty: environments and tools run in the process of the run."""
+
+    episodes: int = Field(default=256, ge=1)
+    """Maximum number of episodes that a worker has at the same time. Further attempts wait, which is a part of their
+    episode_seconds."""
+
+    stall_seconds: float = Field(default=60.0, gt=0)
+    """A worker that has requests and does not report its health for this time, in seconds, gets no more requests until
+    it does. The attempts on it fail, and are repeated on another worker."""
+
+    @field_validator("workers")
+    @classmethod
+    def _require_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is not an address: give one such as http://127.0.0.1:8200")
+            if "@" in url:  # a run stores its settings, but must not store credentials
+                raise ValueError(f"give addresses without user and password, and the token in {TOKEN_VARIABLE}")
+        if len(set(value)) < len(value):
+            raise ValueError("a worker is named twice")
+        return value
+
+    @field_validator("episodes", "stall_seconds")
+    @classmethod
+    def _require_workers(cls, value: float, info: ValidationInfo) -> float:
+        if info.field_name and value != cls.model_fields[info.field_name].default and not info.data.get("workers"):
+            raise ValueError("it has an effect only with environment.workers: give that, or leave it out")
+        return value

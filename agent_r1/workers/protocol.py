@@ -1,0 +1,244 @@
+"""The protocol of environment workers: the bodies of requests and answers, as JSON.
+
+    GET    /health                       WorkerDescription
+    POST   /episodes                     OpenRequest -> Opened or ModelQuery
+    POST   /episodes/{episode}/step      StepRequest -> Stepped or ModelQuery
+    POST   /episodes/{episode}/answer    ModelAnswer -> the answer of the request that asked, or another ModelQuery
+    DELETE /episodes/{episode}           Closed
+
+An environment can query models (``RolloutContext.models``), which the run has and the worker has not. The worker then
+answers a request with a ModelQuery, and continues when it has the answer.
+
+Status 422 means that the environment raised an error; the worker is intact. Messages are encoded as in the database of
+a run (``store.codec``), with the files of their images beside them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Transition
+from agent_r1.core.messages import Action, ContentPart, Image, Message
+from agent_r1.core.task import Task
+from agent_r1.core.task_hash import hash_tasks
+from agent_r1.core.tool import ToolResult
+from agent_r1.store.codec import (
+    MAX_DEPTH,
+    MAX_INTEGER_BITS,
+    decode_action,
+    decode_messages,
+    decode_result,
+    decode_value,
+    encode_action,
+    encode_messages,
+    encode_result,
+    encode_value,
+)
+
+MAX_BODY = 256 * 2**20
+"""The largest number of bytes in the body of a request."""
+
+ENVIRONMENT_FAILED = 422
+"""The status of an answer after an error of the environment."""
+
+Images = dict[str, str]
+"""The files of images in base64, by the sha256 of the file. An image that occurs several times is sent once."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorkerDescription(_Body):
+    """The environments of a worker, or of a run. They fit together if version, task set and fingerprints are equal.
+
+    Attributes:
+        version: the version of agent-r1.
+        taskset: the name of the task set.
+        fingerprints: hashes by name: of all tasks, of the tools of all environments, and of files.
+    """
+
+    version: str
+    taskset: str
+    fingerprints: dict[str, str]
+
+
+class TaskContent(_Body):
+    """A task whose data consists of JSON values and tuples."""
+
+    id: str
+    messages: list[Any]
+    data: Any
+    split: str
+
+
+class TaskReference(_Body):
+    """A task with other data, such as objects of a class. The worker has it too: its sha256 must be this one."""
+
+    id: str
+    split: str
+    sha256: str
+
+
+class OpenRequest(_Body):
+    """Open an episode of the environment ``environment``.
+
+    Attributes:
+        attempt: the fields of the AttemptId.
+        seconds: how long the attempt can take from now on; None without a limit.
+        models: the roles of the models that the environment can query.
+    """
+
+    environment: str
+    task: TaskContent | TaskReference
+    attempt: tuple[str, str, int, int, int]
+    seed: int
+    seconds: float | None
+    models: tuple[str, ...]
+    images: Images
+
+
+class Opened(_Body):
+    kind: Literal["opened"] = "opened"
+    episode: str
+    start: list[Any]
+    images: Images
+
+
+class StepRequest(_Body):
+    action: list[Any]
+    images: Images
+
+
+class Stepped(_Body):
+    kind: Literal["stepped"] = "stepped"
+    messages: list[Any]
+    rewards: dict[str, float]
+    end: Literal["terminal", "truncated"] | None
+    results: list[Any]
+    call_rewards: list[dict[str, float]]
+    images: Images
+
+
+class ModelQuery(_Body):
+    """The environment queries the model ``role``. The request with the answer names the same ``episode``."""
+
+    kind: Literal["query"] = "query"
+    episode: str
+    query: int
+    role: str
+    messages: list[Any]
+    images: Images
+
+
+class ModelAnswer(_Body):
+    """The answer to a ModelQuery: one message, or the error of the model."""
+
+    query: int
+    messages: list[Any]
+    images: Images
+    error: str | None = None
+
+
+class Closed(_Body):
+    """The answer to the request to close an episode."""
+
+
+class ErrorResponse(_Body):
+    error: str
+
+
+def images_of(messages: Iterable[Message], results: Iterable[ToolResult] = ()) -> Images:
+    """Return the files of the images in messages and tool results."""
+    parts = [part for message in messages for part in message.parts]
+    parts += (part for result in results for part in result.parts)
+    return {part.sha256: base64.b64encode(part.data).decode() for part in parts if isinstance(part, Image)}
+
+
+def with_images(messages: Iterable[Message], images: Mapping[str, str]) -> tuple[Message, ...]:
+    """Return decoded messages with the files of their images. Raise InvalidInput if a file is not an image."""
+    return tuple(replace(message, parts=_filled(message.parts, images)) for message in messages)
+
+
+def _filled(parts: Sequence[ContentPart], images: Mapping[str, str]) -> tuple[ContentPart, ...]:
+    return tuple(
+        Image.from_bytes(base64.b64decode(images[part.sha256]), part.mime) if isinstance(part, Image) else part
+        for part in parts
+    )
+
+
+def encode_task(task: Task) -> TaskContent | TaskReference:
+    """Return the task as JSON values, or a reference to it if its data cannot be sent."""
+    data = dict(task.data)
+    try:
+        check_sendable("the data", data)
+    except TypeError:
+        return TaskReference(id=task.id, split=task.split, sha256=hash_tasks([task]))
+    return TaskContent(id=task.id, messages=encode_messages(task.messages), data=encode_value(data), split=task.split)
+
+
+def decode_task(content: TaskContent, images: Images) -> Task:
+    messages = with_images(decode_messages(content.messages), images)
+    return Task(content.id, messages, decode_value(content.data), content.split)
+
+
+def encode_attempt(attempt: AttemptId) -> tuple[str, str, int, int, int]:
+    return attempt.run, attempt.task, attempt.group_id, attempt.sample_index, attempt.retry
+
+
+def encode_step(action: Action) -> StepRequest:
+    return StepRequest(action=encode_action(action), images=images_of([action.message]))
+
+
+def decode_step(request: StepRequest) -> Action:
+    action = decode_action(request.action)
+    return replace(action, message=with_images([action.message], request.images)[0])
+
+
+def encode_transition(transition: Transition) -> Stepped:
+    """Return the transition as JSON values. Raise TypeError if a result has data that JSON cannot represent."""
+    for result in transition.results:
+        check_sendable("the data of a tool result", result.data)
+    return Stepped(
+        messages=encode_messages(transition.messages),
+        rewards=dict(transition.rewards),
+        end=transition.end,
+        results=[encode_result(result) for result in transition.results],
+        call_rewards=[dict(rewards) for rewards in transition.call_rewards],
+        images=images_of(transition.messages, transition.results),
+    )
+
+
+def decode_transition(answer: Stepped) -> Transition:
+    results = map(decode_result, answer.results)
+    return Transition(
+        with_images(decode_messages(answer.messages), answer.images),
+        answer.rewards,
+        answer.end,
+        tuple(replace(result, parts=_filled(result.parts, answer.images)) for result in results),
+        tuple(answer.call_rewards),
+    )
+
+
+def check_sendable(what: str, value: object, depth: int = 0) -> None:
+    """Raise TypeError about ``what`` if a value would be another value after it was sent to another process.
+
+    Numbers, texts, None, lists, tuples and dictionaries of them can be sent.
+    """
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        raise TypeError(f"{what} has an integer of {value.bit_length()} bits; the limit is {MAX_INTEGER_BITS}")
+    if value is None or isinstance(value, str | bool | int | float):
+        return
+    if not isinstance(value, list | tuple | Mapping):
+        do = "use numbers, texts, lists, tuples and dictionaries"
+        raise TypeError(f"{what} has an object of type {type(value).__name__}, which cannot be sent to a worker: {do}")
+    if depth == MAX_DEPTH:
+        raise TypeError(f"{what} is nested deeper than {MAX_DEPTH} levels")
+    for item in (*value.keys(), *value.values()) if isinstance(value, Mapping) else value:
+        check_sendable(what, item, depth + 1)

@@ -1,0 +1,292 @@
+"""An environment worker: episodes of the environments of a task set, for runs on other machines, over HTTP.
+
+The worker is a Starlette application on uvicorn (see ``protocol``). Whoever can reach it and has its token can run the
+tools of its environments, so a worker that listens beyond the loopback address needs a token. It has no TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.core.task_hash import hash_tasks
+from agent_r1.core.tasks import shared_task
+from agent_r1.rollout.user_code import format_error
+from agent_r1.web import HttpServer
+from agent_r1.workers.config import TOKEN_VARIABLE
+from agent_r1.workers.protocol import (
+    ENVIRONMENT_FAILED,
+    MAX_BODY,
+    Closed,
+    ErrorResponse,
+    ModelAnswer,
+    ModelQuery,
+    OpenRequest,
+    StepRequest,
+    TaskContent,
+    WorkerDescription,
+    decode_step,
+    decode_task,
+)
+from agent_r1.workers.session import Answer, EnvironmentFailure, WorkerSession
+
+Body = TypeVar("Body", bound=BaseModel)
+
+SHORTEST_TOKEN = 8
+BODY_SECONDS = 60.0
+"""The time limit for the body of a request, in seconds."""
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Limits of a worker.
+
+    Attributes:
+        episodes: the largest number of episodes at the same time.
+        idle_seconds: an episode without a request for this time is closed, because its run is gone.
+    """
+
+    episodes: int = 1024
+    idle_seconds: float = 900.0
+
+
+class _RefusedRequest(AgentR1Error):
+    """Raised to refuse a request with a status and an error message of one line."""
+
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status = status
+
+
+class EnvironmentWorker:
+    """A server for episodes of the environments ``envs``, by name. It runs in the event loop of the caller.
+
+    Args:
+        envs: the environments, by the names with which runs open their episodes.
+        tasks: returns the tasks of a split. A run refers to them if their data cannot be sent.
+        description: what runs compare with their own task set.
+        limits: how many episodes are open at a time, and for how long.
+        token: the token that requests must have; "" for none, which is accepted on loopback addresses only.
+        host: the address to listen on.
+        port: the port to listen on; 0 for any free port.
+
+    Raises InvalidInput if the address cannot be used, or if it needs a token.
+
+    Example:
+        worker = EnvironmentWorker({"env": taskset.env}, taskset.tasks, description)
+        worker.start()
+    """
+
+    def __init__(
+        self,
+        envs: Mapping[str, Env],
+        tasks: Callable[[str], Sequence[Task]],
+        description: WorkerDescription,
+        limits: WorkerLimits = WorkerLimits(),
+        *,
+        token: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        check_token(host, token)
+        self._envs, self._description, self._limits, self._token = envs, description, limits, token
+        self._host, self._port = host, port
+        self._tasks = cache(lambda split: {task.id: task for task in tasks(split)})
+        self._sessions: dict[str, WorkerSession] = {}
+        self._server: HttpServer | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the worker. Raise RuntimeError if it was not started."""
+        if self._server is None:
+            raise RuntimeError("the worker was not started")
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._server.port}"
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self._sessions)
+
+    def start(self) -> None:
+        """Listen, and answer requests in the event loop of the caller. Raise InvalidInput if the port is in use."""
+        self._server = HttpServer(self._app(), self._host, self._port)
+        self._sweeper = shared_task(self._close_idle())
+
+    async def close(self) -> None:
+        """Stop the server, and close all episodes."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._server is not None:
+            await self._server.close()
+        sessions, self._sessions = self._sessions, {}
+        await asyncio.gather(*(session.close() for session in sessions.values()))
+
+    def _app(self) -> Starlette:
+        episode = "/episodes/{episode}"
+        routes = [
+            Route("/health", self._endpoint(self._health), methods=["GET"]),
+            Route("/episodes", self._endpoint(self._open), methods=["POST"]),
+            Route(f"{episode}/step", self._endpoint(self._step), methods=["POST"]),
+            Route(f"{episode}/answer", self._endpoint(self._answer), methods=["POST"]),
+            Route(episode, self._endpoint(self._close), methods=["DELETE"]),
+        ]
+        hosts = (*LOOPBACK_NAMES, self._host) if is_loopback(self._host) else ("*",)
+        return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
+
+    def _endpoint(self, handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint that answers with ``await handler(request)``, or with a status and one line of error."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                self._authenticate(request)
+                return JSONResponse((await handler(request)).model_dump(mode="python"))
+            except _RefusedRequest as error:
+                return _error(error.status, str(error))
+            except EnvironmentFailure as error:
+                return _error(ENVIRONMENT_FAILED, str(error))
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads this response
+            except Exception as error:
+                log.exception("a request failed")
+                return _error(500, format_error(error))
+
+        return endpoint
+
+    def _authenticate(self, request: Request) -> None:
+        """Raise _RefusedRequest if the token is wrong, or if a page in a browser can have sent the request."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise _RefusedRequest(401, f"the token is missing or wrong: set {TOKEN_VARIABLE}")
+        # browsers send this type to other servers only after they asked, and the worker does not answer that
+        if request.method == "POST" and request.headers.get("content-type") != "application/json":
+            raise _RefusedRequest(415, "send application/json")
+
+    async def _health(self, request: Request) -> BaseModel:
+        return self._description
+
+    async def _open(self, request: Request) -> BaseModel:
+        given = await _read(OpenRequest, request)
+        env = self._envs.get(given.environment)
+        if env is None:
+            raise _RefusedRequest(404, f"no environment {given.environment!r}; there are {', '.join(self._envs)}")
+        if len(self._sessions) >= self._limits.episodes:
+            raise _RefusedRequest(503, f"{self._limits.episodes} episodes are open, the limit of this worker")
+        now = asyncio.get_running_loop().time()
+        session = WorkerSession(secrets.token_hex(16), now)
+        deadline = None if given.seconds is None else now + given.seconds
+        context = RolloutContext(AttemptId(*given.attempt), given.seed, deadline, session.models(given.models))
+        self._sessions[session.name] = session
+        try:
+            return await self._work(session, partial(session.open, env, self._task(given), context))
+        except BaseException:
+            await self._remove(session.name)
+            raise
+
+    def _task(self, request: OpenRequest) -> Task:
+        given = request.task
+        if isinstance(given, TaskContent):
+            return decode_task(given, request.images)
+        found = self._tasks(given.split).get(given.id)
+        if found is None or hash_tasks([found]) != given.sha256:
+            raise EnvironmentFailure(f"the worker has no task {given.id!r} of the split {given.split!r} with this data")
+        return found
+
+    async def _step(self, request: Request) -> BaseModel:
+        session, action = self._session(request), decode_step(await _read(StepRequest, request))
+        return await self._work(session, partial(session.step, action))
+
+    async def _answer(self, request: Request) -> BaseModel:
+        session, answer = self._session(request), await _read(ModelAnswer, request)
+        return await self._work(session, partial(session.answer, answer))
+
+    async def _close(self, request: Request) -> BaseModel:
+        await self._remove(self._session(request).name)
+        return Closed()
+
+    def _session(self, request: Request) -> WorkerSession:
+        session = self._sessions.get(request.path_params["episode"])
+        if session is None:
+            raise _RefusedRequest(404, "no such episode: it was closed, or had no request for too long")
+        return session
+
+    async def _work(
+        self, session: WorkerSession, work: Callable[[], Awaitable[Answer | ModelQuery]]
+    ) -> Answer | ModelQuery:
+        async with session.lock:
+            try:
+                return await work()
+            finally:
+                session.used = asyncio.get_running_loop().time()
+
+    async def _remove(self, name: str) -> None:
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            await session.close()
+
+    async def _close_idle(self) -> None:
+        """Close the episodes of runs that are gone, until this task is cancelled."""
+        limit = self._limits.idle_seconds
+        while True:
+            await asyncio.sleep(min(limit / 4, 30.0))
+            now = asyncio.get_running_loop().time()
+            idle = [one.name for one in self._sessions.values() if not one.lock.locked() and now - one.used > limit]
+            await asyncio.gather(*map(self._remove, idle))
+
+
+def check_token(host: str, token: str) -> None:
+    """Raise InvalidInput if a token is too short, or missing although the worker listens beyond loopback."""
+    do = f"give at least {SHORTEST_TOKEN} printable ASCII characters in --token or {TOKEN_VARIABLE}"
+    if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise InvalidInput("token", got=f"{len(token)} characters", do=do)
+    if not token and not is_loopback(host):
+        raise InvalidInput("token", got=f"none, and the worker listens on {host}", do=f"{do}, or --host 127.0.0.1")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _error(status: int, line: str) -> Response:
+    return JSONResponse(ErrorResponse(error=line).model_dump(), status)
+
+
+async def _read(kind: type[Body], request: Request) -> Body:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise _RefusedRequest(413, f"send at most {MAX_BODY} bytes")
+        return kind.model_validate(json.loads(bytes(body)))
+    except TimeoutError as error:
+        raise _RefusedRequest(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise _RefusedRequest(400, f"the body is not a valid {kind.__name__}") from error
