@@ -57,7 +57,7 @@ def make_trajectory(step: int, index: int, text: str = "Bruno") -> Trajectory:
             results=(result,),
             call_rewards=({"found": float(index)},),
             call_ends=(1,),
-            timing=TurnTiming(asked=0.0, done=0.5, first_token=0.25, env_seconds=0.75),
+            timing=TurnTiming(start_seconds=0.0, end_seconds=0.5, first_token_seconds=0.25, env_seconds=0.75),
             **tokens,
         ),
         Turn(
@@ -77,8 +77,8 @@ def make_trajectory(step: int, index: int, text: str = "Bruno") -> Trajectory:
         rewards={"em": float(index)},
         start=(Message.system("Answer."), Message.user(f"Who rules {text}?")),
         seconds=1.5,
-        began=1_767_323_045.0,
-        waited=2.5,
+        start_time=1_767_323_045.0,
+        wait_seconds=2.5,
     )
 
 

@@ -51,7 +51,7 @@ def make_turn(index: int, parent: int | None, query: str, found: str, ok: bool =
         rewards={"format": -0.5},
         call_rewards=({"found": float(ok)},),
         call_ends=(2,),
-        timing=TurnTiming(asked=0.0, done=0.8, env_seconds=2.5),
+        timing=TurnTiming(start_seconds=0.0, end_seconds=0.8, env_seconds=2.5),
     )
 
 

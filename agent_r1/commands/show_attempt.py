@@ -60,12 +60,12 @@ class AttemptReport:
         """Return the report as a JSON object, with the texts as they were recorded.
 
         The object always has the keys of :func:`summary_json` and the key ``siblings``. If the attempt has ended, it
-        also has the keys ``answer``, ``began``, ``waited``, ``rewards``, ``start`` and ``turns``.
+        also has the keys ``answer``, ``start_time``, ``wait_seconds``, ``rewards``, ``start`` and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
             data["answer"] = self.trajectory.answer
-            data["began"], data["waited"] = self.trajectory.began, self.trajectory.waited
+            data["start_time"], data["wait_seconds"] = self.trajectory.start_time, self.trajectory.wait_seconds
             data["rewards"] = {name: encode_value(value) for name, value in self.trajectory.rewards.items()}
             data["start"] = [_message_json(message) for message in self.trajectory.start]
             data["turns"] = [
@@ -202,7 +202,7 @@ def _facts(report: AttemptReport) -> Table:
     if summary.status_reason:
         lines.insert(0, ("reason", safe(summary.status_reason, "red")))
     if trajectory is not None:
-        lines += [("time", Text(_times(trajectory)))] if trajectory.began else []
+        lines += [("time", Text(_times(trajectory)))] if trajectory.start_time else []
         lines.append(("rewards", _rewards(trajectory.rewards)))
         if trajectory.answer is not None:
             lines.append(("answer", safe(trajectory.answer)))
@@ -210,16 +210,16 @@ def _facts(report: AttemptReport) -> Table:
 
 
 def _times(trajectory: Trajectory) -> str:
-    """Return when an attempt began, how long it waited before, and how long engine and environment took in all turns.
+    """Return when an attempt started, how long it waited before, and how long engine and environment took in all turns.
 
     Example:
         "from 2026-11-23 01:51:39 on, after 0.2 s of waiting; engine 1.9 s, environment 4.1 s"
     """
     timings = [turn.timing for turn in trajectory.turns if turn.timing is not None]
-    engine, environment = sum(one.done - one.asked for one in timings), sum(one.env_seconds for one in timings)
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trajectory.began))
-    waited = f"from {began} on, after {duration(trajectory.waited)} of waiting"
-    return f"{waited}; engine {duration(engine)}, environment {duration(environment)}"
+    engine, environment = sum(one.engine_seconds for one in timings), sum(one.env_seconds for one in timings)
+    start = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trajectory.start_time))
+    attempt = f"from {start} on, after {duration(trajectory.wait_seconds)} of waiting"
+    return f"{attempt}; engine {duration(engine)}, environment {duration(environment)}"
 
 
 def _fate_text(summary: AttemptSummary) -> str:

@@ -64,23 +64,28 @@ TurnKind = Literal["act", "summary"]
 
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
-    """When the action of a turn was requested and sampled, in seconds since the attempt began.
+    """When the action of a turn was requested and sampled, in seconds since the start of the attempt.
 
     Attributes:
-        asked: when the action was requested from the engine.
-        done: when the engine returned the action.
-        first_token: when the engine had sampled the first token; None if the engine does not report it.
+        start_seconds: when the action was requested from the engine.
+        end_seconds: when the engine returned the action.
+        first_token_seconds: when the engine had sampled the first token; None if the engine does not report it.
         env_seconds: how long the environment took to respond to the action. In a game, the moves of the other players
             are included. For an agent program, it is the time until the next request of the program.
 
     Example:
-        TurnTiming(asked=0.5, done=0.8, first_token=0.6, env_seconds=1.2)  # the next action is requested at about 2.0
+        TurnTiming(start_seconds=0.5, end_seconds=0.8, first_token_seconds=0.6, env_seconds=1.2)
     """
 
-    asked: float
-    done: float
-    first_token: float | None = None
+    start_seconds: float
+    end_seconds: float
+    first_token_seconds: float | None = None
     env_seconds: float = 0.0
+
+    @property
+    def engine_seconds(self) -> float:
+        """How long the engine took."""
+        return self.end_seconds - self.start_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +195,8 @@ class Trajectory:
         start: the opening messages of the episode.
         seconds: the duration of the attempt.
         answer: the answer that an agent program returned; None if the last text of the policy is the answer.
-        began: the time at which the attempt began, in seconds since 1970; 0.0 if it was not measured.
-        waited: how long the attempt had waited before, because ``concurrency`` other attempts ran.
+        start_time: the time at which the attempt started, in seconds since 1970; 0.0 if it was not measured.
+        wait_seconds: how long the attempt had waited before, because ``concurrency`` other attempts ran.
     """
 
     attempt: AttemptId
@@ -204,8 +209,8 @@ class Trajectory:
     start: tuple[Message, ...] = ()
     seconds: float = 0.0
     answer: str | None = None
-    began: float = field(default=0.0, compare=False)
-    waited: float = field(default=0.0, compare=False)
+    start_time: float = field(default=0.0, compare=False)
+    wait_seconds: float = field(default=0.0, compare=False)
 
     def prompt_ids(self, turn: Turn) -> tuple[int, ...]:
         """Return the exact tokens that the policy saw before its action in ``turn``."""

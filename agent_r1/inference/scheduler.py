@@ -40,7 +40,7 @@ class Request:
     is_cancelled: bool = False
     is_prefilled: bool = False
     shift: int = 0
-    asked: float = field(default_factory=perf_counter)
+    start: float = field(default_factory=perf_counter)
     first_token_seconds: float | None = None
     prefilled_tokens: int = 0
 

@@ -308,7 +308,7 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
         return
     params = request.params
     if request.first_token_seconds is None:
-        request.first_token_seconds = perf_counter() - request.asked
+        request.first_token_seconds = perf_counter() - request.start
     request.token_ids.append(token)
     request.logprobs.append(logprob)
     if params.on_tokens is not None:

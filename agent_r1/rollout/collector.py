@@ -162,13 +162,13 @@ class Collector:
         return trajectories
 
     async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
-        """Make an attempt when fewer than ``limits.concurrency`` attempts run. Measure when it began and ended."""
-        asked = time.perf_counter()
+        """Make an attempt when fewer than ``limits.concurrency`` attempts run. Measure its times."""
+        arrival = time.perf_counter()
         async with self._slots:
-            began, start = time.time(), time.perf_counter()
+            start_time, start = time.time(), time.perf_counter()
             trajectory = await self._run_rollout(rollout, task, id)
             seconds = trajectory.seconds or time.perf_counter() - start  # user code may not measure it
-            return replace(trajectory, began=began, waited=start - asked, seconds=seconds)
+            return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 
     async def _run_rollout(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
         deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds

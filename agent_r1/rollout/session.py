@@ -207,12 +207,12 @@ class Session:
                     ),
                     seed=self._attempt.seed(self._seed, number),
                 )
-            asked = self._seconds()
+            start = self._seconds()
             with isolate(_EngineFailure):
                 completion = await self._engine.generate(
                     Prompt(prompt.token_ids, prompt.media), params, session_id=str(self._attempt)
                 )
-            timing = _timing(asked, self._seconds(), completion)
+            timing = _timing(start, self._seconds(), completion)
             if completion.finish_reason == "cancelled":
                 return Stopped(Status.CANCELLED, "the engine cancelled the generation")
             with isolate(_RenderError):
@@ -327,10 +327,10 @@ class _RenderError(Exception):
     """Raised if the conversation cannot be rendered, or the action cannot be parsed. The message is the reason."""
 
 
-def _timing(asked: float, done: float, completion: Completion) -> TurnTiming:
-    """Return the timing of a generation that was requested at ``asked`` and returned at ``done``."""
+def _timing(start: float, end: float, completion: Completion) -> TurnTiming:
+    """Return the timing of a generation that was requested at ``start`` and returned at ``end``."""
     first = completion.first_token_seconds
-    return TurnTiming(asked, done, None if first is None else asked + first)
+    return TurnTiming(start, end, None if first is None else start + first)
 
 
 def _truncate(completion: Completion, length: int) -> Completion:

@@ -48,7 +48,8 @@ from agent_r1.store.schema import open_reader
 
 _ATTEMPT = "attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry"
 _TRAJECTORY = (
-    f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start, answer, began, waited"
+    f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start, answer, start_time,"
+    " wait_seconds"
     " FROM current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
 )
 # Rewards by (turn, call): (None, None) for the whole trajectory, (turn, None) for the whole turn.
@@ -301,7 +302,7 @@ class RunReader:
             yield StepMetrics(step, {name: decode_number(value) for _, name, value in group})
 
     def _trajectory(self, row: tuple[Any, ...]) -> Trajectory:
-        key, *attempt, task_id, status, truncated, reason, seconds, start, answer, began, waited = row
+        key, *attempt, task_id, status, truncated, reason, seconds, start, answer, start_time, wait_seconds = row
         rewards, opening = self._rewards(key), decode_messages(unpack_document(start))
         return Trajectory(
             attempt=AttemptId(*attempt),
@@ -314,8 +315,8 @@ class RunReader:
             start=opening,
             seconds=seconds,
             answer=answer,
-            began=began,
-            waited=waited,
+            start_time=start_time,
+            wait_seconds=wait_seconds,
         )
 
     def _rewards(self, key: int) -> _RewardTable:
@@ -326,7 +327,8 @@ class RunReader:
         return rewards
 
     def _turns(self, key: int, rewards: _RewardTable, opening: tuple[Message, ...]) -> tuple[Turn, ...]:
-        columns = "turn, parent, tokens, finish_reason, kind, content, asked, done, first_token, env_seconds"
+        times = "start_seconds, end_seconds, first_token_seconds, env_seconds"
+        columns = f"turn, parent, tokens, finish_reason, kind, content, {times}"
         rows = self._rows(f"SELECT {columns} FROM turns WHERE attempt_id = ? ORDER BY turn", key)
         turns: list[Turn] = []
         for row in rows:

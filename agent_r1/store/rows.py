@@ -206,7 +206,7 @@ def _trajectory_rows(
     )
     reward = total_reward(trajectory, reward_weights)
     answer = None if trajectory.answer is None else _escape(trajectory.answer)
-    times = (float(trajectory.began), float(trajectory.waited))
+    times = (float(trajectory.start_time), float(trajectory.wait_seconds))
     yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start, answer, *times)])
     yield Rows("turns", [(attempt_id, *_turn_values(turn, trajectory)) for turn in trajectory.turns])
     yield Rows("rewards", [(attempt_id, *values) for values in _reward_values(trajectory)])
@@ -225,7 +225,9 @@ def _turn_values(turn: Turn, trajectory: Trajectory) -> Values:
     ]
     tokens = TurnTokens(turn.new_ids, turn.action_ids, turn.logprobs).pack()
     timing = turn.timing
-    times = (None,) * 4 if timing is None else (timing.asked, timing.first_token, timing.done, timing.env_seconds)
+    times: Values = (None,) * 4
+    if timing is not None:
+        times = (timing.start_seconds, timing.first_token_seconds, timing.end_seconds, timing.env_seconds)
     return turn.index, turn.parent, _escape(turn.kind), turn.finish_reason, tokens, pack_document(content), *times
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """The version of the tables, increased with every change. A run of another version is refused, not converted."""
 
 KEYS: Mapping[str, Sequence[str]] = {
@@ -39,8 +39,8 @@ KEYS: Mapping[str, Sequence[str]] = {
 # - outcomes: turns, action_tokens, calls, call_errors (calls whose result is an error) and reward summarize the turns
 #   and rewards, so that lists of attempts are filtered and sorted quickly. reward is the weighted sum of all rewards;
 #   null if the attempt failed, or if a reward could not be computed.
-# - turns: asked, first_token and done are seconds since the attempt began. They and env_seconds are null if they were
-#   not measured, and first_token also if the engine does not report it.
+# - turns: start_seconds, first_token_seconds and end_seconds are measured from the start of the attempt. They and
+#   env_seconds are null if they were not measured, and first_token_seconds also if the engine does not report it.
 # - token_records: the numbers that an update computed for the action tokens of a turn, for some attempts of each step.
 #   They belong to the step of the fate of the attempt, and are superseded together with the attempt.
 # - images: the files of all images in messages. An image that occurs several times is stored once. Messages refer to
@@ -74,7 +74,7 @@ CREATE TABLE outcomes (
     status TEXT NOT NULL, truncated INTEGER NOT NULL, reason TEXT, seconds REAL NOT NULL,
     task_id TEXT NOT NULL, newest_version INTEGER NOT NULL,
     turns INTEGER NOT NULL, action_tokens INTEGER NOT NULL, calls INTEGER NOT NULL, call_errors INTEGER NOT NULL,
-    reward, start BLOB NOT NULL, answer TEXT, began REAL NOT NULL, waited REAL NOT NULL
+    reward, start BLOB NOT NULL, answer TEXT, start_time REAL NOT NULL, wait_seconds REAL NOT NULL
 );
 CREATE INDEX outcomes_by_status ON outcomes (status);
 CREATE TABLE images (
@@ -86,7 +86,7 @@ CREATE TABLE turns (
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
     turn INTEGER NOT NULL, parent INTEGER, kind TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens BLOB NOT NULL, content BLOB NOT NULL,
-    asked REAL, first_token REAL, done REAL, env_seconds REAL,
+    start_seconds REAL, first_token_seconds REAL, end_seconds REAL, env_seconds REAL,
     UNIQUE (attempt_id, turn)
 );
 CREATE TABLE rewards (

@@ -109,11 +109,13 @@ def timing_text(timing: TurnTiming) -> str:
     """Return how long the engine and the environment took in a turn.
 
     Example:
-        >>> timing_text(TurnTiming(asked=1.0, done=1.8, first_token=1.05, env_seconds=2.5))
+        >>> timing_text(TurnTiming(1.0, end_seconds=1.8, first_token_seconds=1.05, env_seconds=2.5))
         'engine 0.8 s (first token 50 ms), environment 2.5 s'
     """
-    first = "" if timing.first_token is None else f" (first token {duration(timing.first_token - timing.asked)})"
-    return f"engine {duration(timing.done - timing.asked)}{first}, environment {duration(timing.env_seconds)}"
+    text = f"engine {duration(timing.engine_seconds)}"
+    if timing.first_token_seconds is not None:
+        text += f" (first token {duration(timing.first_token_seconds - timing.start_seconds)})"
+    return f"{text}, environment {duration(timing.env_seconds)}"
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

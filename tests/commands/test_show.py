@@ -333,8 +333,9 @@ def test_the_json_of_an_attempt_has_all_texts_and_numbers(show: Show) -> None:
         -0.5,
         {"em": 0.0},
     )
-    assert (data["began"], data["waited"]) == (1_767_323_045.0, 2.5)
-    assert data["turns"][0]["timing"] == {"asked": 0.0, "done": 0.5, "first_token": 0.25, "env_seconds": 0.75}
+    assert (data["start_time"], data["wait_seconds"]) == (1_767_323_045.0, 2.5)
+    timing = {"start_seconds": 0.0, "end_seconds": 0.5, "first_token_seconds": 0.25, "env_seconds": 0.75}
+    assert data["turns"][0]["timing"] == timing
     assert data["turns"][1]["timing"] is None
     [call] = data["turns"][0]["calls"]
     assert (call["name"], call["arguments"], call["error"]) == ("search", {"query": "Bruno"}, "timed out: Bruno")

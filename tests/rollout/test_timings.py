@@ -90,11 +90,11 @@ def test_turns_and_attempts_have_their_times(clock: Clock) -> None:
     before = time.time()
     first, second = collect(AgentLoop(Agent(engine, renderer, SamplingParams(), 4000), ToolEnv([clock.look])), 2)
     assert [turn.timing for turn in first.turns] == [
-        TurnTiming(asked=0.0, done=1.0, first_token=0.25, env_seconds=30.0),
-        TurnTiming(asked=31.0, done=32.0, first_token=31.25, env_seconds=0.0),
+        TurnTiming(start_seconds=0.0, end_seconds=1.0, first_token_seconds=0.25, env_seconds=30.0),
+        TurnTiming(start_seconds=31.0, end_seconds=32.0, first_token_seconds=31.25, env_seconds=0.0),
     ]
-    assert (first.seconds, first.waited, second.waited) == (32.0, 0.0, 32.0)
-    assert before <= first.began <= second.began <= time.time()
+    assert (first.seconds, first.wait_seconds, second.wait_seconds) == (32.0, 0.0, 32.0)
+    assert before <= first.start_time <= second.start_time <= time.time()
     turns = [(trajectory, turn) for trajectory in (first, second) for turn in trajectory.turns]
     prompts = [len(trajectory.prompt_ids(turn)) for trajectory, turn in turns]
     assert meter.take() == {

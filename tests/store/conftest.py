@@ -56,7 +56,12 @@ def make_turn(index: int) -> Turn:
         rewards={"format": -0.5},
         call_rewards=({"found": 1.0, "cost": -0.1 / 3}, {})[:index],
         call_ends=(1, 1)[:index],
-        timing=TurnTiming(asked=2.0 * index, done=2.0 * index + 0.5, first_token=2.0 * index + 0.1, env_seconds=1.5),
+        timing=TurnTiming(
+            start_seconds=2.0 * index,
+            end_seconds=2.0 * index + 0.5,
+            first_token_seconds=2.0 * index + 0.1,
+            env_seconds=1.5,
+        ),
     )
 
 

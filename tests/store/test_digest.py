@@ -110,8 +110,8 @@ COVERED: dict[str, Change] = {
 
 NOT_COVERED: dict[str, Change] = {
     "outcomes.reason": bit,
-    **{f"outcomes.{name}": bit for name in ("seconds", "began", "waited")},
-    **{f"turns.{name}": bit for name in ("asked", "first_token", "done", "env_seconds")},
+    **{f"outcomes.{name}": bit for name in ("seconds", "start_time", "wait_seconds")},
+    **{f"turns.{name}": bit for name in ("start_seconds", "first_token_seconds", "end_seconds", "env_seconds")},
     **{f"images.{name}": bit for name in ("sha256", "mime", "data")},
     "outcomes.newest_version": bit,
     **{f"outcomes.{name}": bit for name in ("turns", "action_tokens", "calls", "call_errors")},
@@ -173,7 +173,13 @@ def test_every_field_of_a_trajectory_is_in_one_of_the_lists() -> None:
         *("action", "observation", "results", "new_messages", "tools", "media", "timing"),
     }
     covered = {"attempt", "task_id", "turns", "status", "truncated", "rewards", "answer"}
-    assert {field.name for field in fields(Trajectory)} == covered | {"reason", "start", "seconds", "began", "waited"}
+    assert {field.name for field in fields(Trajectory)} == covered | {
+        "reason",
+        "start",
+        "seconds",
+        "start_time",
+        "wait_seconds",
+    }
 
 
 @contextmanager

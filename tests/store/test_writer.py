@@ -44,7 +44,7 @@ def record(folder: Path, *events: Event) -> None:
 def test_every_event_comes_back_as_it_was(folder: Path, make: Make) -> None:
     first, second = make(0), make(1, turns=0)
     not_measured = replace(first.turns[1], timing=None)
-    first = replace(first, began=1e9, waited=0.5, turns=(first.turns[0], not_measured, first.turns[2]))
+    first = replace(first, start_time=1e9, wait_seconds=0.5, turns=(first.turns[0], not_measured, first.turns[2]))
     fates = [
         AttemptFate(first.attempt, "trained", 1, credit=0.1 + 0.2),
         AttemptFate(second.attempt, "dropped", 1, "every reward is equal"),
@@ -69,7 +69,7 @@ def test_every_event_comes_back_as_it_was(folder: Path, make: Make) -> None:
         assert list(reader.trajectories()) == [first, second]
         assert list(reader.trajectories("validation")) == [second]
         assert (found := reader.trajectory(first.attempt)) == first
-        assert (found.began, found.waited) == (first.began, first.waited)
+        assert (found.start_time, found.wait_seconds) == (first.start_time, first.wait_seconds)
         assert [turn.timing for turn in found.turns] == [first.turns[0].timing, None, first.turns[2].timing]
         assert reader.trajectory(replace(first.attempt, retry=1)) is None
         assert list(reader.fates()) == fates

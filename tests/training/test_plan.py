@@ -107,10 +107,12 @@ def test_a_recorded_run_is_planned_with_other_settings(tmp_path: Path, capsys: p
         assert metrics["engine/requests"] > 0 and metrics["engine/generated_tokens"] >= metrics["tokens"]
         assert 0 < metrics["engine/prefilled_tokens"] < metrics["engine/prompt_tokens"]
         for trajectory in reader.trajectories("train"):
-            assert trajectory.began > 0
+            assert trajectory.start_time > 0
             timings = [turn.timing for turn in trajectory.turns]
-            assert all(one.asked <= one.first_token <= one.done <= trajectory.seconds for one in timings)
-            assert all(one.done + one.env_seconds <= two.asked for one, two in pairwise(timings))
+            assert all(
+                one.start_seconds <= one.first_token_seconds <= one.end_seconds <= trajectory.seconds for one in timings
+            )
+            assert all(one.end_seconds + one.env_seconds <= two.start_seconds for one, two in pairwise(timings))
 
 
 def test_attempts_have_the_recorded_times_of_their_environment(tmp_path: Path) -> None:
