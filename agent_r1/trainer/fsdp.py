@@ -76,7 +76,7 @@ class FsdpTrainer:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
         if "teacher" in algorithm.needs and teacher is None:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
-        if torch.__version__ < (2, 13):  # the first version that is known to have FSDPModule.reset_iter_state
+        if torch.__version__ < "2.13":  # the first version that is known to have FSDPModule.reset_iter_state
             raise InvalidInput("trainer.ranks", got=f"several, with torch {torch.__version__}", do="install torch 2.13")
         self._ranks, self._model, self._config, self._profiler = ranks, model.eval(), config, profiler
         self._tree_attention = supports_tree_mask(model)
