@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 """The file that makes a folder an adapter for peft."""
 
-NOT_OF_THE_MODEL = {MANIFEST, "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"}
-"""The files of a checkpoint or a final model that belong to the run, not to the model."""
+NOT_OF_THE_MODEL = (MANIFEST, "trainer*.safetensors", "trainer.json", "progress.json", "monitor.json")
+"""Patterns of the files of a checkpoint or a final model that belong to the run, not to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _write_merged(folder: Path, adapter: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
-        if path.is_file() and path.name not in NOT_OF_THE_MODEL:
+        if path.is_file() and not any(map(path.match, NOT_OF_THE_MODEL)):
             shutil.copyfile(path, target / path.name)
 
 

@@ -81,7 +81,7 @@ def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
 
     ``disk`` has the file system operations.
     """
-    hidden = _hidden_path(folder)
+    hidden = hidden_path(folder)
     disk.rename(folder, hidden)
     return hidden
 
@@ -101,7 +101,7 @@ def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
     ``disk`` has the file system operations.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _hidden_path(path)
+    temporary = hidden_path(path)
     try:
         disk.write(temporary, lambda place: place.write_bytes(data))
         disk.sync(temporary)
@@ -112,13 +112,14 @@ def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
     disk.sync(path.parent)
 
 
-def _hidden_path(path: Path) -> Path:
+def hidden_path(path: Path) -> Path:
+    """Return a new hidden name beside ``path``. :func:`remove_leftovers` finds it."""
     return path.parent / f".{path.name}.{uuid.uuid4().hex}"
 
 
 @contextmanager
 def _temporary_dir(folder: Path, disk: Disk) -> Iterator[Path]:
-    temporary = _hidden_path(folder)
+    temporary = hidden_path(folder)
     try:
         disk.make(temporary)
         yield temporary

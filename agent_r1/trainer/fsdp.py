@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import tempfile
+import weakref
 from collections.abc import Collection, Mapping
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.adapter import load_trained_weights
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import supports_tree_mask
+from agent_r1.model.tensor_files import TensorFiles
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.protocol import (
     MODULES,
@@ -161,18 +166,24 @@ class FsdpTrainer:
         trained = {name: p.detach().cpu() for name, p in self._model.named_parameters() if p.requires_grad}
         self._call("load_weights", trained)
 
-    def state(self) -> TrainerState:
+    def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the trainer's state, as the trainer protocol describes it.
 
-        The state holds whole tensors, with the names and values that a trainer of one process gives them. So a run can
-        be continued with another number of ranks.
+        Each rank writes its parts of the tensors to a file in ``folder``. The names, shapes and values of the whole
+        tensors are those of a trainer of one process, so a run can be continued with another number of ranks. Without
+        a folder, the files are temporary.
         """
         scalars: dict[str, int | float | str] = {
             "policy": self._current_checksum(),
             "reference": self._reference_checksum,
             "micro_tokens": self.micro_tokens,
         }
-        return TrainerState(self._call("state")[0], scalars)
+        place = Path(tempfile.mkdtemp(prefix="agent-r1-")) if folder is None else folder
+        place.mkdir(parents=True, exist_ok=True)
+        tensors = TensorFiles(self._call("save_state", place))
+        if folder is None:
+            weakref.finalize(tensors, shutil.rmtree, place, ignore_errors=True)
+        return TrainerState(tensors, scalars)
 
     def load_state(self, state: TrainerState) -> None:
         if state.scalars["policy"] != self._current_checksum():
@@ -184,7 +195,8 @@ class FsdpTrainer:
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
         # for the same reason as in a trainer of one process, a saved maximum that is smaller stays in force
         self._micro_tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
-        self._call("load_state", dict(state.tensors), self._micro_tokens)
+        tensors = state.tensors if isinstance(state.tensors, TensorFiles) else dict(state.tensors)
+        self._call("load_state", tensors, self._micro_tokens)
 
     def close(self) -> None:
         self._ranks.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -118,7 +119,7 @@ class TrainerState:
 
     Attributes:
         tensors: optimizer moments, weights of the critic, and weights of a reference that is synchronized with the
-            policy. These tensors are stored as safetensors.
+            policy. These tensors are stored as safetensors. They can be in files already.
         scalars: counters, coefficients and checksums. These values are stored as JSON.
     """
 
@@ -206,8 +207,12 @@ class Trainer(Protocol):
         """Replace the policy's trained weights. ``weights`` maps the name of each weight to its new tensor."""
         ...
 
-    def state(self) -> TrainerState:
-        """Return a copy of the trainer's state on the CPU, without the policy's weights."""
+    def state(self, folder: Path | None = None) -> TrainerState:
+        """Return a copy of the trainer's state, without the policy's weights.
+
+        The tensors are on the CPU, or in files that a trainer of several processes writes to ``folder``. The folder
+        need not exist.
+        """
         ...
 
     def load_state(self, state: TrainerState) -> None:

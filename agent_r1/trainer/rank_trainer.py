@@ -6,12 +6,14 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.registry import as_algorithm
@@ -21,6 +23,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.model.adapter import has_adapter, without_adapter
 from agent_r1.model.precision import cast_parameters, checkpoint_activations
+from agent_r1.model.tensor_files import write_rows
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.forward_backward import blocks_of, forward_backward
@@ -28,7 +31,15 @@ from agent_r1.trainer.oom_retry import TokenBudget
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, full_tensor, overwrite
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, OptimStats, PassStats, PreparedBatch, Role
 from agent_r1.trainer.rank_memory import MemoryAgreement
-from agent_r1.trainer.sharding import OneForward, PaddingModelSet, ShardedModelSet, like, shard_critic, shard_model
+from agent_r1.trainer.sharding import (
+    OneForward,
+    PaddingModelSet,
+    ShardedModelSet,
+    own_rows,
+    read_part,
+    shard_critic,
+    shard_model,
+)
 from agent_r1.trainer.single_process import syncs_reference
 
 T = TypeVar("T")
@@ -164,14 +175,22 @@ class RankTrainer:
         """Replace the trained weights of the policy. ``weights`` holds whole tensors by name, on every rank."""
         self._overwrite({name: p for name, p in self._policy.named_parameters() if p.requires_grad}, weights)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the tensors of the trainer's state on the CPU. Only rank 0 returns them; other ranks return {}."""
-        return self._gathered(self._tensors())
+    def save_state(self, folder: Path) -> Path:
+        """Write this rank's parts of the trainer's state to a file in ``folder``, and return the path of the file.
+
+        Rank 0 also writes the tensors that are not divided. Raise TensorFileError if the file cannot be written.
+        """
+        tensors = self._tensors()
+        divided = {name: own_rows(tensor) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        whole = {name: tensor for name, tensor in tensors.items() if self._rank == 0 and name not in divided}
+        path = folder / f"trainer-{self._rank + 1:05}-of-{dist.get_world_size():05}.safetensors"
+        write_rows(path, divided, whole)
+        return path
 
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
         """Replace the tensors of the trainer's state, and the maximum number of tokens in a micro-batch.
 
-        ``tensors`` holds whole tensors by name, on every rank.
+        ``tensors`` holds whole tensors by name, or names the files from which each rank reads its parts.
         """
         self._overwrite(self._tensors(), tensors)
         self._budget.tokens = micro_tokens
@@ -203,7 +222,8 @@ class RankTrainer:
         return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
 
     def _overwrite(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-        overwrite(target, {name: like(tensor, target.get(name, tensor)) for name, tensor in source.items()})
+        parts = {name: read_part(source, name, target[name]) if name in target else source[name] for name in source}
+        overwrite(target, parts)
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather the parts of each tensor from all ranks. Rank 0 returns whole tensors on the CPU; others return {}.

@@ -6,6 +6,7 @@ sums the gradients of all ranks after the module's backward pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -16,13 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.core.weights import Dtype
 from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, make_micro_batches
 from agent_r1.model.precision import DTYPES
+from agent_r1.model.tensor_files import Rows, TensorFiles
 from agent_r1.model.value_head import ValueModel
 from agent_r1.trainer.forward_backward import ModelSet, Work
 from agent_r1.trainer.rank_memory import MemoryAgreement
@@ -94,6 +96,26 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
         return tensor
     whole = tensor.to(target.device, target.dtype)
     return distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def own_rows(tensor: DTensor) -> Rows:
+    """Return the rows of a divided tensor that this rank holds. FSDP divides a tensor as ``torch.chunk`` does."""
+    assert tensor.placements == (Shard(0),)
+    rows, total = tensor.to_local().detach(), tensor.shape[0]
+    size = math.ceil(total / tensor.device_mesh.size())
+    return Rows(rows, min(tensor.device_mesh.get_local_rank() * size, total), total)
+
+
+def read_part(saved: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
+    """Return the tensor ``name`` of ``saved``, divided among the ranks in the same way as ``target``.
+
+    If ``saved`` is in files, each rank reads only its own rows.
+    """
+    if not (isinstance(saved, TensorFiles) and isinstance(target, DTensor) and saved.shape(name) == target.shape):
+        return like(saved[name], target)
+    own = own_rows(target)
+    rows = saved.rows(name, own.first, own.first + len(own.tensor)).to(target.device, target.dtype)
+    return DTensor.from_local(rows, target.device_mesh, target.placements, shape=target.shape, stride=target.stride())
 
 
 def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:

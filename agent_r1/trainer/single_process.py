@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -194,8 +195,8 @@ class SingleProcessTrainer:
         self._policy.refresh()
         self._checksum = None
 
-    def state(self) -> TrainerState:
-        """Return a copy of the trainer's state on the CPU, without the policy's weights.
+    def state(self, folder: Path | None = None) -> TrainerState:
+        """Return a copy of the trainer's state on the CPU, without the policy's weights. Nothing is written.
 
         The state contains the optimizer's moments, the critic's weights, and the checksums of policy and reference. It
         contains the reference's weights only if the reference is synchronized with the policy. Otherwise the reference
@@ -218,7 +219,7 @@ class SingleProcessTrainer:
         if not syncs_reference(self._algorithm) and state.scalars["reference"] != self._reference_checksum():
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
-        overwrite(self._tensors(), state.tensors)
+        overwrite(self._tensors(), dict(state.tensors))  # reads files once
         self._refresh()
         if self._reference is not None:
             self._reference.refresh()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from torch import Tensor
@@ -191,9 +192,12 @@ class PolicyUpdater:
         self._version += 1
         self._published = None
 
-    def state(self) -> TrainerState:
-        """Return a copy of the updater's and the trainer's state, without the policy's weights."""
-        state = self._trainer.state()
+    def state(self, folder: Path | None = None) -> TrainerState:
+        """Return a copy of the updater's and the trainer's state, without the policy's weights.
+
+        A trainer of several processes writes its tensors to files in ``folder``, which need not exist.
+        """
+        state = self._trainer.state(folder)
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
         roles = {f"{ROLE_BASELINE}{role}": baseline for role, baseline in self._role_baselines.items()}
         return replace(state, scalars={**own, **roles, **state.scalars})

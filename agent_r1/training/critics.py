@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
@@ -18,8 +17,8 @@ from agent_r1.model.load import load_model
 from agent_r1.model.value_head import ValueModel, build_value_model, load_value_model
 from agent_r1.store import RunReader, is_run, run_folder
 from agent_r1.store.manifest import list_checkpoints
+from agent_r1.training.checkpoint.files import saved_tensors
 
-TRAINER_STATE = "trainer.safetensors"
 CRITIC = "critic."
 """The names of a critic's weights begin so in the state of a trainer."""
 
@@ -55,8 +54,8 @@ def _load_from_run(run: Path) -> ValueModel:
         raise InvalidInput("decode.critic", got=f"{run}, a run with LoRA", do=do)
     newest = next(iter(list_checkpoints(run)), None)
     try:
-        state = {} if newest is None else load_file(newest / TRAINER_STATE)
-        weights = {name.removeprefix(CRITIC): tensor for name, tensor in state.items() if name.startswith(CRITIC)}
+        state = {} if newest is None else saved_tensors(newest)
+        weights = {name.removeprefix(CRITIC): state[name] for name in state if name.startswith(CRITIC)}
         if not weights:
             raise InvalidInput("decode.critic", got=f"{run}, which has no checkpoint with a critic", do=do)
         model = build_value_model(load_model(str(config["model"]), torch.float32), "logprob_input.weight" in weights)

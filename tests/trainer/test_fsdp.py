@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,6 +145,9 @@ def one_attempt(make: Any) -> list[Group]:
     return make.groups(*attempts)
 
 
+CONTINUED = [("ppo", 1, 2), ("ppo", 2, 1), ("ppo", 2, 2), ("a reference that follows", 2, 1)]
+"""Cases of trainers, with their number of ranks before and after the state is saved."""
+
 SINGLE: dict[str, dict[str, Any]] = {
     # algorithms whose gradient is not 0 if the group has one attempt with tokens: the others compare attempts
     "gspo": {"advantage": "success", "epochs": 2},
@@ -174,20 +178,23 @@ def test_ranks_find_components_of_a_users_own(make: Any, group: RankGroup[RankTr
     assert halved.metrics["policy_gradient_norm"] == pytest.approx(plain.metrics["policy_gradient_norm"] / 2)
 
 
-@pytest.mark.parametrize("case", ["ppo", "a reference that follows"])
-@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize(("case", "before", "after"), CONTINUED)
 def test_a_state_continues_with_another_number_of_ranks(
-    case: str, before: int, make: Any, group: RankGroup[RankTrainer]
+    case: str, before: int, after: int, make: Any, group: RankGroup[RankTrainer], tmp_path: Path
 ) -> None:
-    first, then = (group, None) if before == 2 else (None, group)
-    updater = updater_of(make, case, first)
+    updater = updater_of(make, case, group if before == 2 else None)
     update(updater, make.random_groups(0))
-    weights, state = weights_of(updater), updater.state()
+    weights, state = weights_of(updater), updater.state(tmp_path)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [f"trainer-0000{rank}-of-00002.safetensors" for rank in range(1, before + 1) if before == 2]
     expected = update(updater, make.random_groups(1))
-    continued = updater_of(make, case, then)
+    continued = updater_of(make, case, group if after == 2 else None)
     continued.load_weights(weights)
     continued.load_state(state)
-    assert_equal_metrics(update(continued, make.random_groups(1)), expected, 1e-6)
+    loaded = continued.state().tensors
+    assert loaded.keys() == state.tensors.keys() and all(loaded[name].equal(state.tensors[name]) for name in loaded)
+    assert all(tensor.equal(weights[name]) for name, tensor in weights_of(continued).items())
+    assert_equal_metrics(update(continued, make.random_groups(1)), expected, 0 if before == after else 1e-6)
 
 
 @pytest.mark.parametrize("place", ["scoring", "forward", "backward"])

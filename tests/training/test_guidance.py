@@ -41,7 +41,7 @@ from agent_r1.training import run
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.critic_config import CriticConfig
-from agent_r1.training.critics import TRAINER_STATE, load_critic, open_critic
+from agent_r1.training.critics import load_critic, open_critic
 from agent_r1.training.evaluate import TRAINED, VALUE_GUIDED, Method, attempts, evaluate, guided_method
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
@@ -243,7 +243,7 @@ def test_a_wrong_critic_is_one_clear_error(ppo: Path, critic: Path, tmp_path: Pa
     with pytest.raises(InvalidInput, match=r"knows \d+ tokens of the policy's 5000"):
         open_critic(DecodeConfig(method="step", critic=str(critic)), larger)
     damaged = Path(shutil.copytree(ppo, tmp_path / "damaged"))
-    (list_checkpoints(damaged)[0] / TRAINER_STATE).write_bytes(b"nothing")
+    (list_checkpoints(damaged)[0] / "trainer.safetensors").write_bytes(b"nothing")
     with pytest.raises(InvalidInput, match="whose critic fails with: SafetensorError"):
         load_critic(str(damaged))
     shutil.rmtree(damaged / "checkpoints")

@@ -1,7 +1,7 @@
 """Models and checkpoints on disk.
 
-runs/NAME/checkpoints/step-K/   a Hugging Face folder with trainer.safetensors, trainer.json, progress.json and
-                                monitor.json
+runs/NAME/checkpoints/step-K/   a Hugging Face folder with trainer.safetensors (with N ranks one file for each rank:
+                                trainer-00001-of-0000N.safetensors ..), trainer.json, progress.json and monitor.json
 runs/NAME/model/                a Hugging Face folder; with LoRA the merged model, and the adapter in model/adapter
 
 With LoRA, the folder of a checkpoint holds an adapter instead of a whole model.
@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -32,8 +32,9 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.model.adapter import has_adapter, merged_copy, save_weights, trained_weights
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.load import quiet_transformers
+from agent_r1.model.tensor_files import TensorFiles
 from agent_r1.model.vision import ImageProcessor
-from agent_r1.store.atomic_fs import DISK, Disk, atomic_replace_dir, mark_for_removal, remove_leftovers
+from agent_r1.store.atomic_fs import DISK, Disk, atomic_replace_dir, hidden_path, mark_for_removal, remove_leftovers
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.ledger import read_latest_seal
 from agent_r1.store.manifest import (
@@ -55,6 +56,9 @@ from agent_r1.training.monitor.state import MonitorState
 T = TypeVar("T")
 
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
+TRAINER_TENSORS = "trainer*.safetensors"
+"""The files of a checkpoint that hold the tensors of the trainer's state: one, or one for each rank."""
+_STATE = "state"
 ADAPTER = "adapter"
 """The folder of the adapter in the folder of the final model."""
 CORRUPT = "corrupt"
@@ -208,7 +212,7 @@ def save_checkpoint(
         with _saving(run, folder, fingerprint, disk) as temporary:
             _require_space(temporary, snapshot)
             disk.write(temporary, lambda path: _save_pretrained(path, model, tokenizer, images, snapshot.weights))
-            disk.write(temporary / _TENSORS, lambda path: save_file(dict(snapshot.trainer.tensors), path))
+            _save_tensors(temporary, snapshot.trainer.tensors, disk)
             for name, content in (
                 (_SCALARS, dict(snapshot.trainer.scalars)),
                 (_PROGRESS, asdict(snapshot.progress)),
@@ -240,8 +244,22 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
         if found != expected:
             do = f"continue with the {what} that the run was started with, or start a new run"
             raise InvalidInput("checkpoint", got=f"{folder}, which has another {what}", do=do)
-    trainer = TrainerState(load_file(folder / _TENSORS), json.loads((folder / _SCALARS).read_text("utf-8")))
+    trainer = TrainerState(saved_tensors(folder), json.loads((folder / _SCALARS).read_text("utf-8")))
     return Checkpoint(_read(folder / _PROGRESS, TrainProgress), trainer, _read(folder / _MONITOR, MonitorState))
+
+
+def saved_tensors(folder: Path) -> TensorFiles:
+    """Return the tensors of the trainer's state in a checkpoint. They are read from the files when they are needed."""
+    return TensorFiles(sorted(folder.glob(TRAINER_TENSORS)))
+
+
+def state_folder(run: Path, disk: Disk = DISK) -> Path:
+    """Return a new hidden folder for the files in which the ranks of a trainer write its state. It is not made yet.
+
+    The files are moved into the next checkpoint. The files of a save that was killed are removed.
+    """
+    remove_leftovers(run / CHECKPOINTS / _STATE, disk)
+    return hidden_path(run / CHECKPOINTS / _STATE)
 
 
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
@@ -332,10 +350,23 @@ def _save_pretrained(
             images.save_pretrained(folder)
 
 
+def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> None:
+    """Save the tensors of the trainer's state in a folder. Files that the ranks of a trainer wrote are moved there."""
+    if not isinstance(tensors, TensorFiles):
+        disk.write(folder / _TENSORS, lambda path: save_file(dict(tensors), path))
+        return
+    for file in tensors.files:
+        disk.rename(file, folder / file.name)
+    for parent in {file.parent for file in tensors.files}:
+        disk.remove(parent)
+
+
 def _require_space(folder: Path, snapshot: Snapshot) -> None:
     """Raise OSError if the disk has too little free space for the tensors of the snapshot."""
+    state = snapshot.trainer.tensors
+    unsaved = () if isinstance(state, TensorFiles) else state.values()
     # Tied weights count once, because the checkpoint stores them once.
-    tensors = {t.data_ptr(): t.nbytes for t in (*snapshot.weights.values(), *snapshot.trainer.tensors.values())}
+    tensors = {t.data_ptr(): t.nbytes for t in (*snapshot.weights.values(), *unsaved)}
     needed, free = sum(tensors.values()), shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(f"it takes {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free on the disk")

@@ -23,6 +23,7 @@ from agent_r1.training.checkpoint.files import (
     copy_weights,
     save_checkpoint,
     save_model,
+    state_folder,
 )
 from agent_r1.training.checkpoint.restore import ResumeState
 from agent_r1.training.evaluate import Method, evaluate_split
@@ -163,7 +164,8 @@ class CheckpointManager:
 
     def _take_snapshot(self) -> Snapshot:
         self._saved_step = self._progress.step
-        return Snapshot(self._progress, copy_weights(self._policy.model), self._updater.state(), self._monitor)
+        state = self._updater.state(state_folder(self._folder))
+        return Snapshot(self._progress, copy_weights(self._policy.model), state, self._monitor)
 
     def _write(self, snapshot: Snapshot) -> None:
         policy, keep = self._policy, self._config.checkpoint_keep

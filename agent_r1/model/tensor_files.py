@@ -1,0 +1,112 @@
+"""Tensors in several safetensors files: each file holds some rows of the tensors.
+
+trainer-00001-of-00002.safetensors   rows 0 to 4 of a tensor of shape (9, 3)
+trainer-00002-of-00002.safetensors   rows 5 to 8
+
+The header of a file says, for each tensor that is divided, the number of its first row and of all rows. A file without
+such a header holds whole tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from agent_r1.core.errors import AgentR1Error
+
+ROWS = "rows"
+"""The name in the header of a file: JSON {"name of a tensor": [number of its first row, number of all rows]}."""
+
+
+class TensorFileError(AgentR1Error):
+    """The error if a file of tensors cannot be written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Some rows of a tensor.
+
+    Attributes:
+        tensor: the rows.
+        first: the number of the first row.
+        total: the number of rows of the whole tensor.
+    """
+
+    tensor: Tensor
+    first: int
+    total: int
+
+
+def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tensor]) -> None:
+    """Write a file with rows of divided tensors, and with whole tensors. Raise TensorFileError if this fails."""
+    header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
+    tensors = {**whole, **{name: rows.tensor for name, rows in divided.items()}}
+    try:
+        save_file({name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path, {ROWS: header})
+    except (OSError, SafetensorError) as error:
+        raise TensorFileError(f"{path} could not be written: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a tensor in a file: the rows from ``first`` on. ``total`` is the number of rows of the tensor."""
+
+    file: Path
+    first: int
+    total: int
+    shape: tuple[int, ...]
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors in some safetensors files, by name. A tensor is read from its files each time it is needed.
+
+    ``files`` has the paths of the files. Raise SafetensorError or OSError if a file cannot be read.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = tuple(files)
+        self._parts: dict[str, list[_Part]] = {}
+        for file in self.files:
+            with safe_open(file, "pt") as opened:
+                divided = json.loads((opened.metadata() or {}).get(ROWS, "{}"))
+                for name in opened.keys():  # noqa: SIM118 - not a mapping
+                    shape = tuple(opened.get_slice(name).get_shape())
+                    first, total = divided.get(name, (0, shape[0] if shape else 1))
+                    self._parts.setdefault(name, []).append(_Part(file, first, total, shape))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the whole tensor."""
+        part = self._parts[name][0]
+        if part.shape:
+            return self.rows(name, 0, part.total)
+        with safe_open(part.file, "pt") as opened:
+            return opened.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        part = self._parts[name][0]
+        return (part.total, *part.shape[1:]) if part.shape else ()
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Return the rows ``start`` to ``stop - 1`` of a tensor. Only these rows are read."""
+        found = []
+        for part in sorted(self._parts[name], key=lambda part: part.first):
+            begin = min(max(start - part.first, 0), part.shape[0])
+            end = min(max(stop - part.first, begin), part.shape[0])
+            with safe_open(part.file, "pt") as opened:
+                found.append(opened.get_slice(name)[begin:end])
+        rows: Tensor = torch.cat(found)
+        return rows
