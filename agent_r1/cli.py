@@ -28,6 +28,7 @@ from agent_r1.commands.plan import plan
 from agent_r1.commands.serve import serve
 from agent_r1.commands.serve_env import serve_env
 from agent_r1.commands.show import show
+from agent_r1.commands.slurm import slurm
 from agent_r1.commands.tasksets import check, play, retriever, tasksets
 from agent_r1.commands.train_reward import train_reward
 from agent_r1.commands.training import evaluate, smoke, train
@@ -94,6 +95,7 @@ for _command in (
     train_critic,
     smoke,
     plan,
+    slurm,
     check,
     play,
     chat,

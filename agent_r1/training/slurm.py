@@ -1,0 +1,147 @@
+"""Slurm: the batch script of a training run, with its vLLM servers on further nodes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.inference.vllm import SERVER_OPTIONS
+from agent_r1.store import run_folder
+from agent_r1.store.folder import DATABASE
+from agent_r1.training.config import TrainSettings
+from agent_r1.training.devices import VISIBLE, Hardware, gpus_per_server, plan_devices
+
+FIRST_PORT = 8100
+"""The port of the first vLLM server of a node. The next servers have the next ports."""
+
+SAVE_SECONDS = 600
+"""How long before the time limit of the job Slurm sends SIGTERM: time to finish the update and to save."""
+
+CORES = 1024
+"""An upper limit for CPU cores, which are not checked: ranks on CPUs are not what a cluster is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A Slurm job that trains on its first node, and samples on vLLM servers on the other nodes.
+
+    Attributes:
+        nodes: the number of nodes.
+        gpus_per_node: the number of GPUs of each node.
+        time: the time limit of the job, such as 24:00:00.
+        options: further options of sbatch, such as --partition=gpu.
+        server_model: the model with which the servers on the other nodes start; "" for the model of the run.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    time: str
+    options: tuple[str, ...] = ()
+    server_model: str = ""
+
+    def script(self, words: Sequence[str], config: TrainSettings) -> str:
+        """Return the batch script. ``words`` are the arguments of ``agent-r1 train``; they give ``config``.
+
+        Raise InvalidInput if the job cannot run.
+        """
+        self._check(config)
+        name = run_folder(config.run)
+        lines = [
+            "#!/bin/bash",
+            *(f"#SBATCH {option}" for option in self._options(name.name)),
+            "set -uo pipefail",
+            "",
+            'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))',
+            f"step=(srun --nodes=1 --ntasks=1 --overlap --gpus-per-node={self.gpus_per_node})",
+            "trap 'kill $(jobs -p) 2>/dev/null' EXIT",
+            "arguments=()",
+            f"if [ -e {shlex.quote(str(name / DATABASE))} ]; then arguments+=(--resume); fi",
+            *(self._servers(config) if self.nodes > 1 else ()),
+            "",
+            f'"${{step[@]}}" --nodelist="${{nodes[0]}}" agent-r1 train {shlex.join(words)} "${{arguments[@]}}" &',
+            *_TRAINING,
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _options(self, name: str) -> Iterator[str]:
+        """Yield the options of sbatch."""
+        yield f"--job-name={shlex.quote(name)}"
+        yield f"--nodes={self.nodes}"
+        yield "--ntasks-per-node=1"
+        yield f"--gpus-per-node={self.gpus_per_node}"
+        yield f"--time={self.time}"
+        yield f"--signal=B:TERM@{SAVE_SECONDS}"
+        yield "--requeue"
+        yield "--open-mode=append"
+        yield from self.options
+
+    def _servers(self, config: TrainSettings) -> Iterator[str]:
+        """Yield the lines that start the servers on all nodes but the first, and wait until they answer."""
+        engine, size = config.engine, gpus_per_server(config.engine)
+        model = self.server_model or config.model
+        command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        command += ["--dtype", engine.dtype, "--max-model-len", str(config.context)]
+        command += ["--max-num-seqs", str(engine.max_sequences + 1), *SERVER_OPTIONS]
+        command += shlex.split(engine.vllm.arguments)
+        yield ""
+        yield 'urls=""'
+        yield 'for node in "${nodes[@]:1}"; do'
+        for number in range(self.gpus_per_node // size):
+            gpus = ",".join(str(gpu) for gpu in range(number * size, (number + 1) * size))
+            environment = f"env {VISIBLE}={gpus} VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1"
+            port = FIRST_PORT + number
+            yield f'  "${{step[@]}}" --nodelist="$node" {environment} {shlex.join(command)} \\'
+            yield f'    --host "$node" --port {port} > "slurm-$SLURM_JOB_ID-vllm-$node-{number}.log" 2>&1 &'
+            yield f'  urls="$urls,http://$node:{port}"'
+        yield "done"
+        yield "SECONDS=0"
+        yield "for url in ${urls//,/ }; do"
+        yield "  until curl --silent --fail --noproxy '*' --output /dev/null \"$url/health\"; do"
+        yield f'    if [ "$SECONDS" -gt {engine.vllm.start_seconds:.0f} ]; then'
+        yield '      echo "$url does not answer" >&2; exit 1'
+        yield "    fi"
+        yield "    sleep 2"
+        yield "  done"
+        yield "done"
+        yield 'arguments+=(--engine.vllm.python "" --engine.replicas 1 --engine.vllm.urls "${urls#,}")'
+
+    def _check(self, config: TrainSettings) -> None:
+        """Raise InvalidInput if the job cannot run with these settings."""
+        if not config.run:
+            do = "name it, as --run NAME: a job that is started again continues it"
+            raise InvalidInput("run", got="nothing", do=do)
+        gpus = Hardware(tuple(map(str, range(self.gpus_per_node))), CORES)
+        if self.nodes == 1:
+            plan_devices(config, gpus)
+            return
+        engine, vllm = config.engine, config.engine.vllm
+        size = gpus_per_server(engine)
+        do = ""
+        if engine.backend != "vllm":
+            do = "give 1, or --engine.backend vllm: one node trains, and the others are for vLLM servers"
+        elif vllm.urls or vllm.devices:
+            do = "leave out engine.vllm.urls and engine.vllm.devices: the servers of the job are used"
+        elif vllm.weights_folder is None:
+            do = "give --engine.vllm.weights_folder, a folder that all nodes mount: the servers read weights there"
+        elif size > self.gpus_per_node:
+            do = f"give more --gpus_per_node: a server takes {size} GPUs (engine.vllm.arguments)"
+        elif not (self.server_model or config.model):
+            do = "give --model: the servers on the other nodes start with it"
+        if do:
+            raise InvalidInput("nodes", got=self.nodes, do=do)
+        local = config.model_copy(update={"engine": type(engine)()})
+        plan_devices(local, gpus)  # the ranks
+
+
+_TRAINING = """
+train=$!
+trap 'kill -TERM "$train"' TERM
+code=0
+wait "$train" || code=$?
+while kill -0 "$train" 2>/dev/null; do code=0; wait "$train" || code=$?; done  # a signal interrupts wait
+if [ "$code" -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$code"
+""".strip().splitlines()
+"""The end of the script. Slurm's signal reaches the run, which saves and exits with 143; the job is queued again."""
