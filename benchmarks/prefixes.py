@@ -1,10 +1,10 @@
 """Measure updates in which shared prefixes are computed once, beside the same updates without sharing, in one run.
 
-    python benchmarks/prefixes.py [GROUP_SIZE ..]
+    python benchmarks/prefixes.py [GROUP_SIZE ..] [--models 0.5M 1M] [--prompt 128]
 
-Random Llama models of 1M and 14M parameters take updates on two groups of attempts: a prompt of 512 tokens per group,
-then actions of 32 tokens. Micro-batches have 4,096 tokens, and torch has one thread. Updates with and without sharing
-take turns, and the medians of their CPU seconds are compared.
+Random Llama models take updates on two groups of attempts: a prompt of 512 tokens per group, then actions of 32 tokens.
+Micro-batches have 4,096 tokens, and torch has one thread. Updates with and without sharing take turns, and the medians
+of their CPU seconds are compared.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 
-VOCABULARY, PROMPT, ACTION, GROUPS = 4096, 512, 32, 2
-MODELS = {"1M": (128, 3), "14M": (320, 10)}
+VOCABULARY, ACTION, GROUPS = 4096, 32, 2
+MODELS = {"0.5M": (64, 4), "1M": (128, 3), "14M": (320, 10)}
 """Width and layers by name."""
 
 
@@ -45,7 +45,7 @@ def random_model(width: int, layers: int) -> PreTrainedModel:
     return LlamaForCausalLM(config).eval()
 
 
-def groups_of(size: int) -> list[Group]:
+def groups_of(size: int, prompt_length: int) -> list[Group]:
     """Return groups of ``size`` attempts with equal prompts, random actions and random rewards."""
     numbers = random.Random(0)
 
@@ -64,7 +64,7 @@ def groups_of(size: int) -> list[Group]:
 
     made = []
     for group in range(GROUPS):
-        prompt = tokens(PROMPT)
+        prompt = tokens(prompt_length)
         attempts = tuple(attempt(group, member, prompt) for member in range(size))
         made.append(Group(group, Task(f"task-{group}", ()), attempts, None))
     return made
@@ -85,14 +85,16 @@ def update_of(model: PreTrainedModel, share: str, groups: Sequence[Group]) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", type=int, default=[4, 16, 64])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["1M", "14M"])
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     table = Table("model", "group size", "tokens, off", "tokens, on", "seconds, off", "seconds, on", "ratio")
-    for name, sizes in MODELS.items():
-        model = random_model(*sizes)
+    for name in arguments.models:
+        model = random_model(*MODELS[name])
         for size in arguments.sizes:
-            groups = groups_of(size)
+            groups = groups_of(size, arguments.prompt)
             pairs = [[update_of(model, share, groups) for share in ("off", "on")] for _ in range(arguments.repeats)]
             (off, on) = (statistics.median(pair[index][0] for pair in pairs) for index in range(2))
             tokens = [f"{pairs[0][index][1]:,.0f}" for index in range(2)]

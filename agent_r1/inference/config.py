@@ -12,6 +12,9 @@ from agent_r1.core.weights import Dtype
 Backend = Literal["embedded", "vllm"]
 """The implementation of the inference engine."""
 
+DecodeStep = Literal["auto", "torch", "native"]
+"""The implementation of the embedded engine's decode steps."""
+
 DecodeMethod = Literal["plain", "token", "step", "smc", "beam"]
 """How actions are sampled."""
 
@@ -96,11 +99,23 @@ class EngineConfig(BaseModel):
     backend: Backend = "embedded"
     """embedded: generate in the process of the run. vllm: generate on vLLM servers."""
 
+    decode_step: DecodeStep = "auto"
+    """Implementation of the embedded engine's decode steps: native (C++), torch (PyTorch), or auto. native is compiled
+    on first use, for Llama-like models in float32 on a CPU. auto: native for models of at most 20 million parameters if
+    it is possible, otherwise torch."""
+
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of vLLM servers that the run starts."""
 
     vllm: VllmConfig = Field(default=VllmConfig(), validate_default=True)
     """The vLLM servers."""
+
+    @field_validator("decode_step")
+    @classmethod
+    def _require_embedded(cls, value: DecodeStep, info: ValidationInfo) -> DecodeStep:
+        if value != "auto" and info.data.get("backend") != "embedded":
+            raise ValueError("leave it out: it has an effect only with engine.backend embedded")
+        return value
 
     @field_validator("replicas")
     @classmethod

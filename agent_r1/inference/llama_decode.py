@@ -35,7 +35,7 @@ and values to the cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class LlamaLayer:
     """The modules of one decoder layer. They are shared with the model, so weight updates of the model act here, too.
 
     ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
@@ -64,10 +64,10 @@ class LlamaDecoder:
 
     def __init__(self, model: PreTrainedModel) -> None:
         backbone: Any = model.base_model
-        self._embedding = backbone.embed_tokens
-        self._rotary = backbone.rotary_emb
-        self._norm = backbone.norm
-        self._layers = [_layer(module) for module in backbone.layers]
+        self.embedding = backbone.embed_tokens
+        self.rotary = backbone.rotary_emb
+        self.norm = backbone.norm
+        self.layers = [_layer(module) for module in backbone.layers]
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
@@ -85,7 +85,7 @@ class LlamaDecoder:
         if window is not None or any(layer_type != "full_attention" for layer_type in layer_types):
             return None
         decoder = cls(model)
-        plain = all(type(linear) is nn.Linear for layer in decoder._layers for linear in layer.linears())
+        plain = all(type(linear) is nn.Linear for layer in decoder.layers for linear in layer.linears())
         return decoder if plain else None
 
     def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
@@ -145,9 +145,9 @@ class LlamaDecoder:
         ``lengths`` (N,) holds the number of tokens before each token.
         """
         count = len(token_ids)
-        hidden = functional.embedding(token_ids, self._embedding.weight)  # (N, E)
-        cos, sin = self._rotary(hidden[:, None], lengths[:, None])  # (N, 1, D)
-        for index, layer in enumerate(self._layers):
+        hidden = functional.embedding(token_ids, self.embedding.weight)  # (N, E)
+        cos, sin = self.rotary(hidden[:, None], lengths[:, None])  # (N, 1, D)
+        for index, layer in enumerate(self.layers):
             normed = _rms_norm(hidden, layer.input_norm)
             query = _linear(normed, layer.query).view(count, -1, layer.head_size)  # (N, H, D)
             key = _linear(normed, layer.key).view(count, -1, layer.head_size)  # (N, K, D)
@@ -160,7 +160,7 @@ class LlamaDecoder:
             normed = _rms_norm(hidden, layer.mlp_norm)
             gated = functional.silu(_linear(normed, layer.gate)) * _linear(normed, layer.up)
             hidden = hidden + _linear(gated, layer.down)
-        return _rms_norm(hidden, self._norm)
+        return _rms_norm(hidden, self.norm)
 
     @torch.inference_mode()
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
@@ -171,7 +171,7 @@ class LlamaDecoder:
         random.
         """
         random = torch.Generator().manual_seed(0)
-        for linear in (*self._layers[0].linears(), head):
+        for linear in (*self.layers[0].linears(), head):
             weight = next(linear.parameters())
             states = torch.randn((round_up(rows, ROWS_MULTIPLE), weight.shape[1]), generator=random).to(weight)
             whole = linear(states)
@@ -181,10 +181,10 @@ class LlamaDecoder:
         return True
 
 
-def _layer(module: Any) -> _Layer:
+def _layer(module: Any) -> LlamaLayer:
     attention, mlp = module.self_attn, module.mlp
     modules = dict(attention.named_children())
-    return _Layer(
+    return LlamaLayer(
         module.input_layernorm,
         attention.q_proj,
         attention.k_proj,

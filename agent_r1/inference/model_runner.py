@@ -26,6 +26,7 @@ from agent_r1.inference.kv_cache import (
     round_up,
 )
 from agent_r1.inference.llama_decode import LlamaDecoder
+from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.model.vision import embed_with_images, text_decoder
 
 PREFILL_MULTIPLE = 16
@@ -115,20 +116,27 @@ class ModelRunner:
 
     Each block has ``rows`` rows. The runner takes ownership of the model, and replaces the model's attention function
     by :func:`agent_r1.inference.kv_cache.cache_attention`. ``images`` holds the images of requests; it is None if the
-    model has no vision.
+    model has no vision. ``native`` computes the decode steps; None: PyTorch computes them.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int, images: ImageCache | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: int,
+        images: ImageCache | None = None,
+        native: NativeDecoder | None = None,
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self._decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
         self._decoder.set_attn_implementation(ATTENTION)
-        self._images = images
+        self._images, self._native = images, native
         self.rows = rows
         self.blocks: list[CacheBlock] = []
         self._llama = LlamaDecoder.of(model)
         is_large = model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL
         self.prefill_shape = NARROW_PASS if is_large else WIDE_PASS
-        self._row_decoder = self._llama if is_large and self._rows_are_independent() else None
+        by_rows = native is None and is_large and self._rows_are_independent()
+        self._row_decoder = self._llama if by_rows else None
 
     @property
     def vocab_size(self) -> int:
@@ -231,13 +239,18 @@ class ModelRunner:
         The logits are in the order of the mapping. ``shifts`` maps rows with images to the difference between the
         position and the index of their last token, if the model has positions in three rows.
 
-        For large models on a CPU, the step computes only the running rows, if their bits do not depend on the number of
-        rows. Otherwise it computes all rows of the block, so that shapes do not depend on the number of running rows.
-        In the other rows, it writes only to positions that are overwritten before they are read.
+        The native step computes only the running rows. So does PyTorch for large models on a CPU, if the bits of a row
+        do not depend on the number of rows. Otherwise the step computes all rows of the block, so that shapes do not
+        depend on the number of running rows. In the other rows, it writes only to positions that are overwritten before
+        they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
         rows = torch.tensor(list(last_tokens), dtype=torch.long)
+        if self._native is not None:
+            logits = self._native.decode(last_tokens, block)
+            block.lengths[rows] += 1
+            return logits
         if self._row_decoder is not None:
             hidden = self._row_decoder.decode_rows(torch.tensor(list(last_tokens.values())), block, list(last_tokens))
             block.lengths[rows] += 1

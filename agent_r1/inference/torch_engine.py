@@ -34,6 +34,7 @@ from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.image_cache import ImageCache
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
 from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_token
+from agent_r1.inference.native_decode import choose_native
 from agent_r1.inference.sampling import RowSampling, likeliest, sample_tokens
 from agent_r1.inference.scheduler import Request, Scheduler
 from agent_r1.model.adapter import load_trained_weights, trained_weights
@@ -66,7 +67,7 @@ class TorchEngine:
 
     Raises:
         InvalidInput: the model fails with the KV cache, or its logits with the KV cache differ from the logits of a
-            plain forward pass.
+            plain forward pass; or ``config.decode_step`` is "native", which is impossible.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class TorchEngine:
         rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
         self._context, self._dtype, self._profiler = context, config.dtype, profiler
         self._images = None if images is None else ImageCache(model, images)
-        self._runner = ModelRunner(model, rows, self._images)
+        native = choose_native(config.decode_step, model)
+        self.decode_step = "torch" if native is None else str(native)
+        self._runner = ModelRunner(model, rows, self._images, native)
         blocks = max(1, slots // config.max_sequences)
         self._scheduler = Scheduler(rows, blocks, self._runner.add_block, self._runner.prefill_shape.chunk)
         self._updates: list[tuple[WeightUpdate, asyncio.Future[PolicyVersion]]] = []

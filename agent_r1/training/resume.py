@@ -41,9 +41,16 @@ CHANGEABLE = (
   :mod:`agent_r1.training.data_fingerprint` checks. The initial weights must have the same checksum.
 """
 
+DECODE_STEP = "decode_step"
+"""The kind of the event with the implementation of the decode steps. A run without such an event began with PyTorch."""
+
+TORCH = "torch"
+
 
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration for a resumed run: the stored configuration, with the new values in ``layers``.
+
+    If PyTorch computed the decode steps of the run, it does so again, unless ``layers`` set ``engine.decode_step``.
 
     Raise InvalidInput in these cases:
 
@@ -60,7 +67,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         raise InvalidInput("resume", got=f"{folder}, which holds no run", do="leave resume out to start one")
     with closing(RunReader(folder)) as reader:
         own, complete = Layer(f"configuration of {folder}", reader.config()), reader.is_complete()
-        taken, file = reader.last_step(), read_file(reader)
+        taken, file, decode_step = reader.last_step(), read_file(reader), recorded_decode_step(reader)
     before = resolve(TrainConfig, [own])
     _refuse_other_algorithm(folder, before, layers)
     changes = [restrict(layer, TrainSettings, TrainConfig) for layer in layers]
@@ -77,7 +84,19 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
             of_file = "" if file is None else f"{path_argument(file)} "
             do += f"; 'agent-r1 eval {of_file}--model {name}' gives its table again"
         raise InvalidInput("resume", got=got, do=do)
-    return after
+    if after.engine.decode_step != "auto" or after.engine.backend != "embedded" or decode_step != TORCH or not taken:
+        return after
+    return after.model_copy(update={"engine": after.engine.model_copy(update={"decode_step": TORCH})})
+
+
+def recorded_decode_step(reader: RunReader) -> str:
+    """Return the implementation that computed the last decode steps of a run: "torch", or a text about the native step.
+
+    Example:
+        "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"
+    """
+    steps = [event.detail for event in reader.events() if event.kind == DECODE_STEP]
+    return steps[-1] if steps else TORCH
 
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:

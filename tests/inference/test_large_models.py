@@ -53,7 +53,7 @@ def converse(model: PreTrainedModel, sessions: Sequence[tuple[tuple[int, ...], i
         return out
 
     async def run() -> list[Turns]:
-        engine = TorchEngine(copy.deepcopy(model), 512, EngineConfig(max_sequences=64))
+        engine = TorchEngine(copy.deepcopy(model), 512, EngineConfig(max_sequences=64, decode_step="torch"))
         assert engine._runner._row_decoder is not None
         done = await asyncio.gather(*(one(engine, name, *session) for name, session in enumerate(sessions)))
         await engine.close()
@@ -102,7 +102,7 @@ def test_equal_tokens_that_were_computed_in_other_passes_are_not_copied(
     """The prompt of the second session holds three tokens that the first one samples; the third holds all its turns."""
 
     async def run() -> None:
-        engine = TorchEngine(copy.deepcopy(tiny_model), 512, EngineConfig(max_sequences=64))
+        engine = TorchEngine(copy.deepcopy(tiny_model), 512, EngineConfig(max_sequences=64, decode_step="torch"))
 
         async def greedy(name: str, state: tuple[int, ...], count: int) -> tuple[int, ...]:
             params = SamplingParams(temperature=0, max_tokens=count)

@@ -16,7 +16,7 @@ from agent_r1.inference.model_runner import ModelRunner
 from agent_r1.inference.torch_engine import TorchEngine
 
 END = 3
-CONFIG = EngineConfig(max_sequences=8)
+CONFIG = EngineConfig(max_sequences=8, decode_step="torch")  # the native step: test_native_decode.py
 BLOCK_BYTES = 8 * 576 * 2 * 2 * 2 * 8 * 4
 """Rows * tokens at full context * layers * (keys, values) * KV heads * head size * bytes of a number."""
 
@@ -99,7 +99,7 @@ def test_the_duration_of_tool_calls_changes_no_bit(tiny_model, conversations):
 
 
 def test_requests_wait_if_no_slot_is_free(tiny_model, conversations):
-    one_block = EngineConfig(max_sequences=8, kv_cache_gib=1.01 * BLOCK_BYTES / 2**30)
+    one_block = CONFIG.model_copy(update={"kv_cache_gib": 1.01 * BLOCK_BYTES / 2**30})
     assert converse_together(tiny_model, [str(i) for i in range(64)], config=one_block) == conversations
 
 

@@ -27,6 +27,7 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
+from agent_r1.training.resume import DECODE_STEP
 from agent_r1.training.run import train
 
 SMALL = {"steps": 2, "groups_per_step": 4, "group_size": 4, "evaluate_n": 8, "pass_k": 0, "seed": 5}
@@ -163,7 +164,8 @@ def test_a_run_is_written_down_whole(taskset, tmp_path):
     assert [step.step for step in metrics] == [1, 2]
     assert {"reward", "em", "tokens_per_second", "rollout_seconds", "update_seconds"} <= set(metrics[0].values)
     assert max(step.values.get("padding", 0) for step in metrics) < 0.1
-    *first, one, two, three, table, completed = [event.kind for event in reader.events()]
+    kinds = [event.kind for event in reader.events() if event.kind != DECODE_STEP]  # only with a C++ compiler
+    *first, one, two, three, table, completed = kinds
     between = [one, two, three]
     assert [*first, table, completed] == ["fingerprint", "tools", "hardware", "table", "completed"]
     assert sorted(between) == ["checkpoint_saved", "checkpoint_saved", "validation"]

@@ -1,0 +1,238 @@
+"""A decode step of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
+
+A step of such a model in PyTorch is about a hundred small operations, whose calls take longer than the arithmetic. The
+native step is one call. It computes only the running rows, and the bits of a row depend neither on the other rows nor
+on the number of rows or threads. They differ from PyTorch's by rounding errors.
+
+Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.inference.config import DecodeStep
+from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock
+from agent_r1.inference.llama_decode import LlamaDecoder, LlamaLayer
+from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
+from agent_r1.model.forward import has_dynamic_rope
+
+log = logging.getLogger(__name__)
+
+NATIVE_LIMIT = 20_000_000
+"""The largest number of parameters with which ``auto`` chooses the native step (docs/decisions/0020-native-decode.md).
+"""
+
+CHECKED_TOKENS = 24
+CHECK_TOLERANCE = 1e-4
+"""Largest accepted difference between a logit of the native step and of the model's own forward pass, divided by the
+largest absolute logit."""
+
+
+def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
+    """Return the native decode step of the model, or None if PyTorch computes the decode steps.
+
+    Raise InvalidInput if ``choice`` is "native" and the native step cannot be used.
+    """
+    if choice == "torch" or (choice == "auto" and model.num_parameters() > NATIVE_LIMIT):
+        return None
+    native = NativeDecoder.of(model)
+    if isinstance(native, NativeDecoder):
+        return native
+    if choice == "native":
+        raise InvalidInput("engine.decode_step", got=choice, do=f"leave it out: {native.reason}")
+    log.info("PyTorch computes the decode steps: %s", native.reason)
+    return None
+
+
+class NativeDecoder:
+    """The native decode step of a model. :meth:`of` makes an instance.
+
+    The step reads a copy of the weights in another layout. The copy is made again after the model's weights change.
+    """
+
+    def __init__(self, model: PreTrainedModel, llama: LlamaDecoder, library: NativeLibrary) -> None:
+        self._model, self._llama, self._library = model, llama, library
+        self._lanes = int(library.functions.lanes())
+        first = llama.layers[0]
+        self._like = torch.empty(1, first.key.out_features // first.head_size, 1, first.head_size)  # (1, K, 1, D)
+        self._cos = self._sin = torch.empty(0, first.head_size)  # (positions, D)
+        self._scratch = torch.empty(0)
+        self._packed: list[Tensor] = []
+        self._weights = _Weights()
+        self._version = -1
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
+        """Return the native decode step of ``model``, or the reason why there is none.
+
+        The step is tried on a short sequence. Its logits must be those of the model's own forward pass.
+        """
+        llama = LlamaDecoder.of(model)
+        if llama is None:
+            return Unavailable("the model is not a plain Llama-like model")
+        if model.device.type != "cpu" or model.dtype != torch.float32:
+            return Unavailable(f"the model is in {str(model.dtype).removeprefix('torch.')} on {model.device}")
+        if has_dynamic_rope(model):
+            return Unavailable("the model's position embeddings depend on the length of the sequence")
+        if (
+            type(model.get_input_embeddings()) is not nn.Embedding
+            or type(model.get_output_embeddings()) is not nn.Linear
+        ):
+            return Unavailable("the model has other embeddings than a table and a linear map")
+        if any(parameter.is_inference() for parameter in model.parameters()):
+            return Unavailable("changes of the model's weights cannot be seen, because they are inference tensors")
+        library = load_library(find_compiler())
+        if isinstance(library, Unavailable):
+            return library
+        native = cls(model, llama, library)
+        gap = native._measure_gap()
+        return native if gap <= CHECK_TOLERANCE else Unavailable(f"its logits differ from PyTorch's by {gap:.2g}")
+
+    def __str__(self) -> str:
+        return f"native ({self._library.compiler}, {self._lanes} lanes)"
+
+    def decode(self, last_tokens: Mapping[int, int], block: CacheBlock) -> Tensor:
+        """Append one token to each of A rows of ``block``, and return the next logits of these rows: (A, V).
+
+        ``last_tokens`` maps rows to tokens. The block must have room. The lengths of its rows are not changed.
+        """
+        version = sum(parameter._version for parameter in self._model.parameters())
+        if version != self._version:
+            self._pack_weights()
+            self._version = version
+        token_ids, rows = torch.tensor(list(last_tokens.values())), torch.tensor(list(last_tokens))  # (A,)
+        lengths = block.lengths[rows]  # (A,)
+        layers = [block.layer(index, self._like) for index in range(self._weights.layers)]
+        self._reserve(len(rows), block.capacity)
+        logits = torch.empty(len(rows), self._weights.vocabulary)
+        step = _Step(
+            *(len(rows), torch.get_num_threads(), block.capacity),
+            *(token_ids.data_ptr(), rows.data_ptr(), lengths.data_ptr()),
+            *(_pointers([keys for keys, _ in layers]), _pointers([values for _, values in layers])),
+            *(self._cos.data_ptr(), self._sin.data_ptr(), self._scratch.data_ptr(), logits.data_ptr()),
+        )
+        self._library.functions.decode_step(ctypes.byref(self._weights), ctypes.byref(step))
+        return logits
+
+    def _reserve(self, rows: int, positions: int) -> None:
+        """Make room for the intermediate results of ``rows`` rows, and for RoPE's factors of ``positions`` positions.
+
+        The factors are computed in parts of ``LENGTH_MULTIPLE`` positions, so that their bits do not depend on the
+        number of positions.
+        """
+        floats = self._library.functions.scratch_floats(ctypes.byref(self._weights), rows, positions)
+        if len(self._scratch) < floats:
+            self._scratch = torch.empty(floats)
+        while len(self._cos) < positions:
+            numbers = torch.arange(len(self._cos), len(self._cos) + LENGTH_MULTIPLE)
+            cos, sin = self._llama.rotary(self._like, numbers[None])  # (1, LENGTH_MULTIPLE, D)
+            self._cos, self._sin = torch.cat((self._cos, cos[0])), torch.cat((self._sin, sin[0]))
+
+    def _pack_weights(self) -> None:
+        """Copy the matrices of the model into panels, and point ``self._weights`` at all weights."""
+        self._packed = []
+        llama, model = self._llama, self._model
+        layers = [self._pack_layer(layer) for layer in llama.layers]
+        first, head = llama.layers[0], model.get_output_embeddings()
+        assert isinstance(head, nn.Linear)
+        self._weights = _Weights(
+            *(len(layers), first.output.out_features, first.query.out_features // first.head_size),
+            *(self._like.shape[1], first.head_size, first.gate.out_features, head.out_features),
+            *(llama.norm.variance_epsilon, first.scaling),
+            *(self._keep(_weight(llama.embedding)), self._keep(_weight(llama.norm))),
+            *(self._pack([head.weight]), self._join([head])),
+            (_Layer * len(layers))(*layers),
+        )
+
+    def _pack_layer(self, layer: LlamaLayer) -> _Layer:
+        attention, mlp = [layer.query, layer.key, layer.value], [layer.gate, layer.up]
+        norms = [None if norm is None else self._keep(_weight(norm)) for norm in (layer.query_norm, layer.key_norm)]
+        return _Layer(
+            *(self._keep(_weight(layer.input_norm)), self._pack([linear.weight for linear in attention])),
+            *(self._join(attention), *norms, self._pack([layer.output.weight]), self._join([layer.output])),
+            *(self._keep(_weight(layer.mlp_norm)), self._pack([linear.weight for linear in mlp]), self._join(mlp)),
+            *(self._pack([layer.down.weight]), self._join([layer.down])),
+        )
+
+    def _pack(self, weights: Sequence[Tensor]) -> int:
+        """Return the address of a copy of matrices (outputs, inputs), one below the other: (panels, inputs, lanes)."""
+        outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
+        padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
+        torch.cat([weight.detach() for weight in weights], out=padded[:outputs])
+        return self._keep(padded.view(-1, self._lanes, inputs).transpose(1, 2))
+
+    def _join(self, linears: Sequence[nn.Linear]) -> int | None:
+        """Return the address of the biases of ``linears``, one after the other; None if none of them has a bias."""
+        if all(linear.bias is None for linear in linears):
+            return None
+        return self._keep(
+            torch.cat([torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears])
+        )
+
+    def _keep(self, tensor: Tensor) -> int:
+        """Return the address of a tensor, which stays valid until the weights are packed again."""
+        self._packed.append(tensor.detach().contiguous())
+        return self._packed[-1].data_ptr()
+
+    @torch.inference_mode()
+    def _measure_gap(self) -> float:
+        """Return the largest difference of a logit to the model's forward pass, as a share of the largest logit."""
+        token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
+        expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
+        block = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu"))
+        for token in token_ids.tolist():
+            logits = self.decode({0: token}, block)
+            block.lengths += 1
+        return float((logits[0] - expected).abs().max() / expected.abs().max())
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """Return the only parameter of a norm or an embedding."""
+    return next(module.parameters())
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+class _Layer(ctypes.Structure):
+    """``Layer`` of the C++ file."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in (
+            *("input_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "output", "output_bias"),
+            *("mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
+        )
+    ]
+
+
+class _Weights(ctypes.Structure):
+    """``Model`` of the C++ file."""
+
+    _fields_ = (
+        *((n, ctypes.c_int64) for n in ("layers", "width", "heads", "kv_heads", "head_size", "inner", "vocabulary")),
+        *((name, ctypes.c_float) for name in ("epsilon", "scaling")),
+        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "head_bias")),
+        ("layer", ctypes.POINTER(_Layer)),
+    )
+
+
+class _Step(ctypes.Structure):
+    """``Step`` of the C++ file."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "threads", "capacity")),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "places", "lengths")),
+        *((name, ctypes.POINTER(ctypes.c_void_p)) for name in ("keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "scratch", "logits")),
+    )

@@ -1,0 +1,259 @@
+"""The native decode step has the logits of PyTorch up to rounding, and bits that depend on no other row."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from llama_models import MODELS, SIZES, decode, equal, make
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from agent_r1.core.errors import EngineError, InvalidInput
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference import native_decode, native_library
+from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.kv_cache import CacheSlot
+from agent_r1.inference.model_runner import ModelRunner, PrefillChunk, PrefixCopy
+from agent_r1.inference.native_decode import NativeDecoder, choose_native
+from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
+from agent_r1.inference.torch_engine import TorchEngine
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+SHAPES = {
+    # vocabulary, width, inner width, layers, heads, key-value heads, head size, tied
+    "heads of 16, tied": (200, 64, 96, 2, 4, 4, 16, True),
+    "heads of 40": (37, 80, 100, 1, 2, 2, 40, False),
+    "heads of 64, grouped": (70, 48, 72, 2, 6, 2, 64, False),
+}
+
+
+def native_runner(model: PreTrainedModel, rows: int = 4) -> ModelRunner:
+    native = NativeDecoder.of(model)
+    assert isinstance(native, NativeDecoder), native
+    return ModelRunner(model, rows, native=native)
+
+
+def assert_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape and (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_pytorch(name: str) -> None:
+    assert_close(decode(native_runner(make(name))), decode(ModelRunner(make(name), 4)))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_models_of_other_shapes_have_the_logits_of_pytorch(name: str) -> None:
+    vocabulary, width, inner, layers, heads, kv_heads, size, tied = SHAPES[name]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, head_dim=size,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied, initializer_range=0.2,
+    )  # fmt: skip
+    model, prompt = LlamaForCausalLM(config).eval(), tuple(index % 37 for index in range(70))
+    runners = (native_runner(copy.deepcopy(model), 64), ModelRunner(model, 64))
+    logits = []
+    for runner in runners:
+        first = CacheSlot(runner.add_block(), 0)
+        runner.prefill([PrefillChunk(first, (), prompt)])
+        runner.copy_prefixes([PrefixCopy(first, CacheSlot(0, row), row + 1) for row in range(1, 64)])
+        logits.append([runner.decode(0, {row: (row + step) % 37 for row in range(64)}) for step in range(2)])
+    assert_close(*logits)
+
+
+def fill(runner: ModelRunner) -> None:
+    """Give 64 rows prefixes of different lengths of the same sequence."""
+    first = CacheSlot(runner.add_block(), 0)
+    runner.prefill([PrefillChunk(first, (), tuple(index % 50 for index in range(150)))])
+    runner.copy_prefixes([PrefixCopy(first, CacheSlot(0, row), 2 * row + 1) for row in range(1, 64)])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_has_the_same_bits_alone_and_among_others_with_any_number_of_threads(threads: int) -> None:
+    whole = native_runner(make("qwen3"), 64)
+    fill(whole)
+    expected = whole.decode(0, {row: row % 50 for row in range(64)})
+    torch.set_num_threads(threads)
+    try:
+        for rows in ([0], [63], [5, 4], [17, 3, 60], list(range(1, 12)), list(range(0, 64, 3))):
+            runner = native_runner(make("qwen3"), 64)
+            fill(runner)
+            assert torch.equal(runner.decode(0, {row: row % 50 for row in rows}), expected[rows])
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_only_the_new_tokens_of_running_rows_are_written() -> None:
+    runner = native_runner(make("llama"), 64)
+    fill(runner)
+    block = runner.blocks[0]
+    before = [tensor.clone() for tensor in (*block.keys, *block.values)]
+    lengths = block.lengths.tolist()
+    runner.decode(0, {2: 7, 40: 8})
+    for old, new in zip(before, (*block.keys, *block.values), strict=True):
+        changed = (old != new).any(-1).any(1).nonzero().tolist()  # (row, column)
+        assert changed == [[2, lengths[2]], [40, lengths[40]]]
+    assert block.lengths.tolist() == [length + (row in (2, 40)) for row, length in enumerate(lengths)]
+
+
+def test_loaded_weights_are_used() -> None:
+    runner = native_runner(make("qwen3"))
+    before = decode(runner)
+    other = {name: tensor * 1.5 for name, tensor in make("qwen3").state_dict().items()}
+    runner.model.load_state_dict(other)
+    expected = make("qwen3")
+    expected.load_state_dict(other)
+    after = decode(runner)
+    assert_close(after, decode(ModelRunner(expected, 4)))
+    assert not equal(after, before)
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2)), "Llama-like"),
+        (LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.bfloat16), "bfloat16"),
+        (LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=DYNAMIC)), "length of the sequence"),
+    ],
+    ids=["another architecture", "bfloat16", "dynamic RoPE"],
+)
+def test_other_models_are_refused_in_one_line_only_if_the_native_step_was_asked_for(
+    model: PreTrainedModel, reason: str
+) -> None:
+    assert choose_native("auto", model) is None
+    with pytest.raises(InvalidInput, match=rf"engine.decode_step: got native; leave it out: .*{reason}") as error:
+        choose_native("native", model)
+    assert "\n" not in str(error.value)
+
+
+def test_auto_chooses_by_size_and_torch_never_chooses_the_native_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    assert choose_native("auto", model) is not None and choose_native("torch", model) is None
+    monkeypatch.setattr(native_decode, "NATIVE_LIMIT", model.num_parameters() - 1)
+    assert choose_native("auto", model) is None and choose_native("native", model) is not None
+
+
+def test_a_step_whose_logits_are_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeDecoder, "_measure_gap", lambda decoder: 0.01)
+    assert choose_native("auto", make("llama")) is None
+    with pytest.raises(InvalidInput, match=r"its logits differ from PyTorch's by 0\.01"):
+        choose_native("native", make("llama"))
+
+
+def test_without_a_compiler_pytorch_computes_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    assert choose_native("auto", make("llama")) is None
+    with pytest.raises(InvalidInput, match=r"no C\+\+ compiler was found"):
+        choose_native("native", make("llama"))
+
+
+def fake_compiler(folder: Path, command: str) -> str:
+    """Return a compiler that appends a line to the file ``calls`` and runs ``command``."""
+    path = folder / "compiler"
+    path.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit; fi\necho call >> {folder}/calls\n{command}\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_failed_compilation_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "CACHE", tmp_path / "cache")
+    compiler = fake_compiler(tmp_path, "echo 'x.cpp:1: error: no such type' >&2; exit 1")
+    found = load_library.__wrapped__(compiler)
+    assert isinstance(found, Unavailable) and found.reason == f"{compiler} failed: x.cpp:1: error: no such type"
+
+
+def test_the_library_is_compiled_once_if_several_callers_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = load_library(find_compiler())
+    assert isinstance(real, NativeLibrary)
+    monkeypatch.setattr(native_library, "CACHE", tmp_path / "cache")
+    copying = 'while [ "$1" != -o ]; do shift; done; cp ' + f'{real.functions._name} "$2"'
+    compiler = fake_compiler(tmp_path, copying)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(load_library.__wrapped__, [compiler] * 4))
+    assert all(isinstance(library, NativeLibrary) and library.compiler == "fake 1.0" for library in found)
+    assert (tmp_path / "calls").read_text() == "call\n"
+
+
+def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(native_library, "CACHE", tmp_path / "file" / "cache")
+    assert isinstance(load_library.__wrapped__(find_compiler()), Unavailable)
+
+
+Turns = list[tuple[tuple[int, ...], Completion]]
+
+
+async def converse(engine: TorchEngine, name: int) -> Turns:
+    """Run three turns in one session. Half of the sessions begin with the same 256 tokens."""
+    state = (*(index % 50 for index in range(256 if name % 2 else 9)), name % 50)
+    turns: Turns = []
+    for turn in range(3):
+        params = SamplingParams(0.7, max_tokens=3 + (name + turn) % 8, seed=100 * name + turn)
+        done = await engine.generate(Prompt(state), params, session_id=str(name))
+        turns.append((state, done))
+        state = (*state, *done.token_ids, 8, 9, 10)
+    return turns
+
+
+def converse_together(model: PreTrainedModel, names: list[int]) -> list[Turns]:
+    async def run() -> list[Turns]:
+        engine = TorchEngine(copy.deepcopy(model), 512, EngineConfig(max_sequences=16, decode_step="native"))
+        cancelled = asyncio.ensure_future(engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=400)))
+        turns = await asyncio.gather(*(converse(engine, name) for name in names))
+        cancelled.cancel()
+        await engine.close()
+        return list(turns)
+
+    return asyncio.run(run())
+
+
+def test_conversations_have_the_same_bits_alone_and_the_logprobs_of_a_plain_forward_pass(
+    tiny_model: PreTrainedModel,
+) -> None:
+    together = converse_together(tiny_model, list(range(8)))
+    assert converse_together(tiny_model, [7]) == [together[7]] and converse_together(tiny_model, [4]) == [together[4]]
+    for turns in together:
+        for state, done in turns:
+            with torch.no_grad():
+                logits = tiny_model(torch.tensor([[*state, *done.token_ids]])).logits[0, len(state) - 1 : -1] / 0.7
+            expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
+            assert (expected - torch.tensor(done.logprobs)).abs().max() < 1e-5
+
+
+def test_the_engine_decodes_with_updated_weights_and_fails_with_weights_that_are_not_finite(
+    tiny_model: PreTrainedModel,
+) -> None:
+    async def run() -> tuple[tuple[int, ...], str]:
+        engine = TorchEngine(copy.deepcopy(tiny_model), 64, EngineConfig(max_sequences=4, decode_step="native"))
+        assert engine.decode_step.startswith("native (")
+        update = copy.deepcopy(tiny_model)
+        update.lm_head.weight.data.zero_()
+        update.lm_head.weight.data[9] = update.model.embed_tokens.weight[9]
+        await engine.update_weights(WeightUpdate(PolicyVersion(1, 1), "shared_memory", update))
+        uniform = await engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=4, top_logprobs=50))
+        update.lm_head.weight.data.fill_(float("nan"))
+        await engine.update_weights(WeightUpdate(PolicyVersion(2, 2), "shared_memory", update))
+        with pytest.raises(EngineError) as error:
+            await engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=4))
+        await engine.close()
+        others = {round(logprob, 5) for token, logprob in uniform.top_logprobs[0] if token != 9}
+        return tuple(others), str(error.value)
+
+    others, error = asyncio.run(run())
+    assert len(others) == 1 and "not finite" in error
