@@ -61,12 +61,12 @@ TASKS = 300
 
 MAX_TURNS = 4
 RECIPE: Mapping[str, Any] = {
-    "steps": 60,
+    "steps": 140,
     "groups_per_step": 16,
     "group_size": 8,
     "max_tokens": 32,
     "context": 1024,
-    "trainer.learning_rate": 1e-3,
+    "trainer.learning_rate": 5e-4,
     "trainer.micro_tokens": 8192,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -16,23 +17,21 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets import shapes
 from research.tiny_base.tokenizer import make_tokenizer
 from research.tiny_vision.models import Kind, make_vision_model, save_vision_model, with_vision_tokens
-from research.tiny_vision.pretrain import STEPS, TOOLS, pretrain, random_conversation
+from research.tiny_vision.pretrain import PHASES, TOOLS, Phase, plan, pretrain, show
 
 WIDTH = 64
 _PRINT_EVERY = 20
 
 
 def make(
-    folder: Path, kind: Kind = "qwen2_5_vl", seed: int = 0, steps: int = STEPS, width: int = WIDTH, seeing: float = 0.0
+    folder: Path, kind: Kind = "qwen2_5_vl", seed: int = 0, phases: Sequence[Phase] = PHASES, width: int = WIDTH
 ) -> float:
-    """Write a pretrained model with tokenizer and image processor to ``folder``. Return the loss of the last step.
-
-    ``seeing`` is the share of conversations in which the answer is right.
-    """
+    """Write a pretrained model with tokenizer and image processor to ``folder``. Return the loss of the last step."""
     torch.set_num_threads(1)
     rng = random.Random(seed)
     plain = TemplateRenderer(byte_tokenizer(images=True), images=OneTokenImages())
-    conversations = [random_conversation(task, rng) for task in shapes.tasks("train", 1000 + seed)[:60]]
+    tasks = shapes.tasks("train", 1000 + seed)[:60]
+    conversations = [one for task in tasks for one in (plan(task, rng), show(task, rng, with_picture=True))]
     words = " ".join([*shapes.COLORS, *shapes.SHAPES, *shapes.PLACES, "90 180 270"])
     texts = [words, *(plain.render_text(one, TOOLS) for one in conversations)]
     tokenizer = with_vision_tokens(make_tokenizer(texts), kind)
@@ -43,7 +42,8 @@ def make(
     assert images is not None
     loss = 0.0
     renderer = TemplateRenderer(tokenizer, images=images)
-    for step, loss in enumerate(pretrain(model, images, renderer, seed, steps, seeing)):
+    steps = sum(phase.steps for phase in phases)
+    for step, loss in enumerate(pretrain(model, images, renderer, seed, phases)):
         if step % _PRINT_EVERY == 0 or step + 1 == steps:
             print(f"step {step:4}  loss {loss:.3f}", file=sys.stderr, flush=True)
     save_vision_model(model, tokenizer, folder)
@@ -55,10 +55,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the folder to write")
     parser.add_argument("--kind", choices=get_args(Kind), default="qwen2_5_vl", help="the architecture")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of pretraining")
-    parser.add_argument("--seeing", type=float, default=0.0, help="share of conversations with the right answer")
     arguments = parser.parse_args()
-    make(arguments.folder, arguments.kind, arguments.seed, arguments.steps, seeing=arguments.seeing)
+    make(arguments.folder, arguments.kind, arguments.seed)
 
 
 if __name__ == "__main__":
