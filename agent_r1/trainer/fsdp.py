@@ -178,7 +178,7 @@ class FsdpTrainer:
             "reference": self._reference_checksum,
             "micro_tokens": self.micro_tokens,
         }
-        place = Path(tempfile.mkdtemp(prefix="agent-r1-")) if folder is None else folder
+        place = Path(tempfile.mkdtemp(prefix="agent-r1-")) if folder is None else folder.absolute()
         place.mkdir(parents=True, exist_ok=True)
         tensors = TensorFiles(self._call("save_state", place))
         if folder is None:
