@@ -6,6 +6,7 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -55,8 +56,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the folder to write")
     parser.add_argument("--kind", choices=get_args(Kind), default="qwen2_5_vl", help="the architecture")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the steps of pretraining")
     arguments = parser.parse_args()
-    make(arguments.folder, arguments.kind, arguments.seed)
+    phases = [replace(phase, steps=round(arguments.scale * phase.steps)) for phase in PHASES]
+    make(arguments.folder, arguments.kind, arguments.seed, phases)
 
 
 if __name__ == "__main__":
