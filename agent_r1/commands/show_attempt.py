@@ -218,8 +218,8 @@ def _times(trajectory: Trajectory) -> str:
     timings = [turn.timing for turn in trajectory.turns if turn.timing is not None]
     engine, environment = sum(one.engine_seconds for one in timings), sum(one.env_seconds for one in timings)
     start = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trajectory.start_time))
-    attempt = f"from {start} on, after {duration(trajectory.wait_seconds)} of waiting"
-    return f"{attempt}; engine {duration(engine)}, environment {duration(environment)}"
+    waited = f", after {duration(trajectory.wait_seconds)} of waiting" if trajectory.wait_seconds >= 0.001 else ""
+    return f"from {start} on{waited}; engine {duration(engine)}, environment {duration(environment)}"
 
 
 def _fate_text(summary: AttemptSummary) -> str:

@@ -189,7 +189,10 @@ def test_a_worker_that_hangs_fails_its_attempts_and_gets_no_more() -> None:
 
     other = Scripted(seen)
     with serving({"env": Scripted(hang)}) as hanging, serving({"env": other}) as working:
-        visit(play, hanging, working, stall_seconds=2.0)
+        try:
+            visit(play, hanging, working, stall_seconds=2.0)
+        finally:
+            released.set()  # otherwise the worker could not stop
     assert len(other.opened) == other.num_closed == 3
 
 
