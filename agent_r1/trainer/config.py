@@ -134,7 +134,7 @@ class TrainerConfig(BaseModel):
 
     share_prefixes: Literal["auto", "on", "off"] = "auto"
     """Whether tokens with which several attempts begin, such as the system prompt and the question of a group, are
-    computed once per update. Results change only by rounding errors. auto: for models of one million parameters and
+    computed once per update. Results change only by rounding errors. auto: for models of 0.4 million parameters and
     more, if the attention mask alone determines which tokens they read. Several ranks share no prefixes."""
 
     lora: LoraConfig = LoraConfig()

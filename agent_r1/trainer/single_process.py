@@ -44,7 +44,7 @@ from agent_r1.trainer.protocol import (
 
 T = TypeVar("T")
 
-LARGE_MODEL = 1_000_000
+LARGE_MODEL = 400_000
 """Number of parameters from which on ``share_prefixes auto`` shares prefixes."""
 
 
