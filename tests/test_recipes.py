@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from film_pages import write_pages
 from tests_tokenizer import hermes_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -62,6 +63,22 @@ def test_the_stages_of_people_have_valid_settings_and_questions() -> None:
         questions = build(config.taskset, RECIPES.parent / config.data, None, config.seed).tasks("train")[:64]
         shares.append([len(task.data["chain"].relations) for task in questions].count(1) / 64)
     assert shares == [1 / 8, 1 / 4, 1 / 2]
+
+
+def test_the_stages_of_wikifilm_have_valid_settings_and_questions(tmp_path: Path) -> None:
+    commands = re.findall(r"agent-r1 train (.*)", (RECIPES / "wikifilm.toml").read_text())
+    pages, trained = write_pages(tmp_path / "pages.jsonl"), []
+    for number, command in enumerate(commands, start=1):
+        options = dict(re.findall(r"--(\S+) (\S+)", command))
+        layer = from_text(TrainConfig, {key: value for key, value in options.items() if key != "config"})
+        config = resolve(TrainConfig, [layer, read_toml(RECIPES / "wikifilm.toml")])
+        assert config.model == ("runs/people-3/model" if number == 1 else "runs/wikifilm-1/model")
+        assert config.run == f"runs/wikifilm-{number}" and config.data is not None
+        settings = (RECIPES.parent / config.data).read_text().replace("pages.jsonl", str(pages))
+        (tmp_path / "films.toml").write_text(settings)
+        tasks = build("wikifilm", tmp_path / "films.toml", None, config.seed).tasks("train")
+        trained.append({task.id.split("/")[1] for task in tasks})
+    assert trained == [{"1-hop", "2-hop"}, {"2-hop"}]
 
 
 def test_an_unknown_setting_is_refused() -> None:
