@@ -27,6 +27,9 @@ MAX_IMAGE_PIXELS = 2**25
 
 FORMATS = "PNG, JPEG, GIF or WebP"
 
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"})
+"""The modes of pillow that a PNG can have."""
+
 
 class ImageHeader(NamedTuple):
     """The format of an image as a MIME type, and its size in pixels."""
@@ -106,7 +109,9 @@ def decode_base64(encoded: str) -> bytes:
 
 
 def decode_image(data: bytes) -> Any:
-    """Return an image file as an RGB image of pillow.
+    """Return an image file as an RGB image of pillow, as the image processors of transformers convert it.
+
+    A transparent picture is put on white. Gray of 16 bits is scaled to 8 bits.
 
     Raises:
         InvalidInput: pillow is not installed, or the file cannot be decoded.
@@ -116,10 +121,35 @@ def decode_image(data: bytes) -> Any:
         picture = pillow.open(io.BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP"))
         if picture.width * picture.height > MAX_IMAGE_PIXELS:  # the size that read_header found was another one
             raise ValueError(f"it has {picture.width} x {picture.height} pixels")
-        return operations.exif_transpose(picture).convert("RGB")
+        picture = operations.exif_transpose(picture)
+        if picture.mode.startswith("I"):  # gray of 16 bits, which convert() would cut off at 255
+            return picture.convert("I").point(lambda value: value * (255 / 65535)).convert("L").convert("RGB")
+        if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+            white = pillow.new("RGBA", picture.size, "white")
+            picture = pillow.alpha_composite(white, picture.convert("RGBA"))
+        return picture.convert("RGB")
     except Exception as error:  # pillow raises many types of errors
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InvalidInput("image", got=f"a file that cannot be decoded: {reason}", do="save it again") from error
+
+
+def encode_picture(picture: Any) -> bytes:
+    """Return an image of pillow as the bytes of a PNG. A picture in other colors, such as CMYK, is converted to RGB.
+
+    Raises:
+        InvalidInput: the range of the pixels is unknown (modes I and F), or pillow cannot convert the picture.
+    """
+    do = "convert it to the mode RGB, L or RGBA"
+    if picture.mode in ("I", "F"):
+        raise InvalidInput("image", got=f"a picture of the mode {picture.mode}", do=do)
+    file = io.BytesIO()
+    try:
+        if picture.mode not in _PNG_MODES:
+            picture = picture.convert("RGBA" if picture.mode in ("PA", "RGBa") else "RGB")
+        picture.save(file, "PNG")
+    except Exception as error:  # pillow raises many types of errors
+        raise InvalidInput("image", got=f"a picture of the mode {picture.mode}: {error}", do=do) from error
+    return file.getvalue()
 
 
 def _take(data: bytes, start: int, count: int) -> bytes:

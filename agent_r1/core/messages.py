@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.images import decode_data_url, read_header
+from agent_r1.core.images import decode_data_url, encode_picture, read_header
 
 RoleName = Literal["system", "user", "assistant", "tool"]
 
@@ -72,10 +71,8 @@ class Image:
 
     @classmethod
     def from_pil(cls, picture: Any) -> Image:
-        """Return ``picture``, an image of the package pillow, as a PNG."""
-        file = io.BytesIO()
-        picture.save(file, "PNG")
-        return cls.from_bytes(file.getvalue())
+        """Return ``picture``, an image of the package pillow, as a PNG. Raise InvalidInput if a PNG cannot hold it."""
+        return cls.from_bytes(encode_picture(picture))
 
     def to_data_url(self) -> str:
         return f"data:{self.mime};base64,{base64.b64encode(self.data).decode('ascii')}"

@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 from PIL import Image as Pillow
+from transformers.image_transforms import convert_to_rgb
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.images import MAX_IMAGE_BYTES, decode_image
@@ -84,6 +85,46 @@ def test_no_beginning_of_a_file_is_an_image(name):
     for length in range(len(FILES[name])):
         with pytest.raises(InvalidInput):
             Image.from_bytes(FILES[name][:length])
+
+
+def transparent(mode):
+    made = Pillow.new("RGBA", (4, 4), (200, 30, 40, 128))
+    made.putpixel((0, 0), (0, 0, 0, 0))
+    return made if mode == "RGBA" else made.convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pictures_are_on_white_as_in_the_processors_of_transformers(mode):
+    data = Image.from_pil(transparent(mode)).data
+    decoded, picture = decode_image(data), Pillow.open(io.BytesIO(data))
+    assert decoded.getpixel((0, 0)) == (255, 255, 255)
+    assert decoded.tobytes() == convert_to_rgb(picture, return_numpy=True).tobytes()
+
+
+def test_a_color_that_a_file_declares_transparent_is_white():
+    for mode, color in (("RGB", (1, 2, 3)), ("L", 7)):
+        file = io.BytesIO()
+        Pillow.new(mode, (4, 4), color).save(file, "PNG", transparency=color)
+        assert decode_image(Image.from_bytes(file.getvalue()).data).getpixel((1, 1)) == (255, 255, 255)
+
+
+def test_gray_of_16_bits_is_scaled():
+    picture = Pillow.new("I;16", (3, 1))
+    for place, value in enumerate((0, 0x8080, 0xFFFF)):
+        picture.putpixel((place, 0), value)
+    file = io.BytesIO()
+    picture.save(file, "PNG", transparency=0xFFFF)
+    for data in (Image.from_pil(picture).data, file.getvalue()):
+        assert [decode_image(data).getpixel((place, 0))[0] for place in range(3)] == [0, 128, 255]
+
+
+def test_pictures_of_other_modes_are_converted_or_refused():
+    for mode in ("CMYK", "YCbCr", "HSV", "LAB", "PA", "RGBX", "I;16L"):
+        assert Image.from_pil(Pillow.new(mode, (4, 4))).mime == "image/png", mode
+    assert decode_image(Image.from_pil(Pillow.new("CMYK", (4, 4), (0, 255, 255, 0))).data).getpixel((0, 0))[1] < 60
+    for mode in ("F", "I", "La"):
+        with pytest.raises(InvalidInput, match=f"a picture of the mode {mode}"):
+            Image.from_pil(Pillow.new(mode, (4, 4)))
 
 
 def test_a_file_that_cannot_be_decoded_is_refused():
