@@ -249,6 +249,11 @@ class Trajectory:
         return (*self.prompt_media(before), *(media.moved(start) for media in turn.media))
 
     @property
+    def has_images(self) -> bool:
+        """Whether the policy saw an image. Images that were lines of text for it do not count."""
+        return any(turn.media for turn in self.turns)
+
+    @property
     def env_turns(self) -> tuple[Turn, ...]:
         """The turns that act in the environment: all turns except summaries of the context."""
         return tuple(turn for turn in self.turns if turn.kind == "act")

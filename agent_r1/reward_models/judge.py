@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.config import read_toml, resolve
 from agent_r1.core.errors import InvalidInput, shorten
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Message, parts_text
 from agent_r1.core.redaction import REDACTED, redact
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scores, Trajectory, Unscored
@@ -135,7 +135,7 @@ class Judge:
         return tuple({self.name: by_text[text]} for text in texts)
 
     def _body(self, start: Sequence[Message], attempts: Sequence[str]) -> Mapping[str, Any]:
-        opening = "\n\n".join(f"[{message.role}]\n{message.text}" for message in start)
+        opening = "\n\n".join(f"[{message.role}]\n{parts_text(message.parts)}" for message in start)
         listed = "\n\n".join(f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1))
         user = f"=== Task ===\n{opening}\n\n{listed}\n\n{len(attempts)} attempts. {FORM}"
         messages = [{"role": "system", "content": self.config.rubric}, {"role": "user", "content": user}]
@@ -265,7 +265,7 @@ def transcript(trajectory: Trajectory, most: int) -> str:
     for message in trajectory.messages[len(trajectory.start) :]:
         calls = [f"[call] {call.name} {call.raw}" for call in message.calls]
         thought = [f"[reasoning]\n{message.reasoning}"] if message.reasoning else []
-        lines += [*thought, f"[{message.role}]\n{message.text}", *calls]
+        lines += [*thought, f"[{message.role}]\n{parts_text(message.parts)}", *calls]
     text = "\n".join(lines).encode("utf-8", "replace").decode("utf-8")
     if len(text) <= most:
         return text

@@ -32,13 +32,10 @@ class RewardModelScorer:
     model: RewardModel
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
-        readable = [trajectory for trajectory in group if any(turn.action_ids for turn in trajectory.turns)]
+        refusals = [_refusal(trajectory) for trajectory in group]
+        readable = [trajectory for trajectory, refusal in zip(group, refusals, strict=True) if refusal is None]
         values = iter(await run_in_thread(self._values, readable) if readable else [])
-        nothing = Unscored("there is no sampled token to read")
-        return tuple(
-            {self.name: next(values) if any(turn.action_ids for turn in trajectory.turns) else nothing}
-            for trajectory in group
-        )
+        return tuple({self.name: next(values) if refusal is None else refusal} for refusal in refusals)
 
     def _values(self, trajectories: Sequence[Trajectory]) -> list[RewardValue]:
         scores = self.model.score(trajectories, MICRO_TOKENS)
@@ -53,3 +50,12 @@ class RewardModelScorer:
             values = tuple(after - before for before, after in pairwise((0.0, *map(self.model.prediction, scores))))
         remaining = iter(values)
         return tuple(next(remaining) if turn.action_ids else 0.0 for turn in trajectory.turns)
+
+
+def _refusal(trajectory: Trajectory) -> Unscored | None:
+    """Return why a reward model cannot read a trajectory; None if it can."""
+    if trajectory.has_images:
+        return Unscored("the policy saw images, and reward models read only text")
+    if not any(turn.action_ids for turn in trajectory.turns):
+        return Unscored("there is no sampled token to read")
+    return None

@@ -49,7 +49,7 @@ def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
     """Return the attempts of ``runs`` that can be trained on and have the reward, in the order of the runs.
 
     ``reward`` is the name of a recorded reward; "" for the weighted sum of all rewards. Raise InvalidInput if no
-    attempt has such a reward.
+    attempt has such a reward, or if the policy saw images.
     """
     traces: list[Trace] = []
     names: set[str] = set()
@@ -59,6 +59,9 @@ def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
             for trajectory in reader.trajectories():
                 if not _is_usable(trajectory):
                     continue
+                if trajectory.has_images:
+                    got, do = f"{folder}, whose attempts have images", "name runs without: reward models read only text"
+                    raise InvalidInput("run", got=got, do=do)
                 values = {one.name: 0.0 for one in weighted_rewards(trajectory, {})}
                 for one in weighted_rewards(trajectory, {}):
                     values[one.name] += one.value

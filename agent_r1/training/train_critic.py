@@ -96,13 +96,18 @@ class CriticReport:
 def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticReport:
     """Train a critic on the attempts of a run, write it to its folder, and return its fit on held-out tasks.
 
-    Raise InvalidInput if the run has no attempts of several tasks that can be trained on.
+    Raise InvalidInput if the run has no attempts of several tasks that can be trained on, or if the policy saw images.
     """
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     with closing(RunReader(run)) as reader:
         weights: Mapping[str, float] = reader.config().get("reward_weights", {})
-        recorded = [one for attempt in reader.trajectories("train") for one in recorded_returns(attempt, weights)]
+        recorded: list[RecordedReturns] = []
+        for attempt in reader.trajectories("train"):
+            if attempt.has_images:
+                got, do = f"{run}, whose attempts have images", "name a run without: this critic reads only text"
+                raise InvalidInput("run", got=got, do=do)
+            recorded += recorded_returns(attempt, weights)
     train, held_out = split_tasks(recorded[-config.attempts :], config.held_out, config.seed)
     if not train or not held_out:
         do = "give a run whose attempts of at least two tasks have rewards"
