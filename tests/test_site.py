@@ -41,7 +41,7 @@ FOREIGN = {
     "--no-deps",
     "--logdir",
     "--smoke",
-    "--seeing",
+    "--prompt",
     "--algorithm.loss.strength",
 }
 """Options of other programs, and of a component that a page defines."""

@@ -7,7 +7,7 @@ import pytest
 from agent_episodes import ANSWER, PAGE, QUESTION, TOOLS
 
 from agent_r1.core.inference import Completion, PolicyVersionSpan
-from agent_r1.core.trajectory import Status
+from agent_r1.core.trajectory import Status, TurnTiming
 from agent_r1.gateway import dialect, sampled_choice
 from agent_r1.rollout.session_values import Sample
 
@@ -212,7 +212,7 @@ def test_log_probabilities_of_long_answers_are_decoded_in_linear_time(renderer, 
     text = renderer.decode(ids)
     counting = CountingRenderer(renderer)
     completion = Completion(ids, (-0.5,) * len(ids), "stop", (PolicyVersionSpan(0, 0),))
-    sample = Sample(None, completion, None, (), "act")
+    sample = Sample(None, completion, None, (), "act", TurnTiming(0.0, 1.0))
     tokens = sampled_choice._token_logprobs(sample, counting)
     assert "".join(token.text for token in tokens) == text and len(tokens) == len(ids)
     assert counting.num_decoded < 20 * len(ids)

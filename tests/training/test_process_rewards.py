@@ -54,8 +54,8 @@ def recorded(folder):
     }
     fates = {fate.attempt.sort_key: (fate.fate, fate.step, fate.reason) for fate in reader.fates()}
     metrics = [
-        {name: value for name, value in measured.values.items() if "second" not in name and name != "reward/found"}
-        for measured in reader.metrics()
+        {name: value for name, value in measured.values.items() if name != "reward/found"}
+        for measured in reader.reproducible_metrics()
     ]
     reader.close()
     return trajectories, fates, metrics

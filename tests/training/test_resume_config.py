@@ -102,6 +102,7 @@ MORE: dict[str, Any] = {
     "trainer.ranks": 2,
     "trainer.rank_restarts": 1,
     "engine.kv_cache_gib": 0.5,
+    "engine.decode_step": "torch",
     "environment.workers": ("http://127.0.0.1:9",),
     "environment.episodes": 3,
     "environment.stall_seconds": 2.0,
