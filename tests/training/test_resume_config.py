@@ -102,7 +102,6 @@ MORE: dict[str, Any] = {
     "trainer.ranks": 2,
     "trainer.rank_restarts": 1,
     "engine.kv_cache_gib": 0.5,
-    "engine.decode_step": "torch",
     "environment.workers": ("http://127.0.0.1:9",),
     "environment.episodes": 3,
     "environment.stall_seconds": 2.0,
@@ -131,7 +130,8 @@ MORE: dict[str, Any] = {
 
 
 def test_the_changeable_settings_exist_and_change(ask: Callable[..., TrainConfig]) -> None:
-    assert {"run", "engine.vllm.urls", *MORE} == set(CHANGEABLE) <= set(setting_keys(TrainConfig))
+    assert {"run", "engine.vllm.urls", "engine.decode_step", *MORE} == set(CHANGEABLE) <= set(setting_keys(TrainConfig))
+    assert ask(**{"engine.decode_step": "torch"}).engine.decode_step == "torch"  # the others are of vLLM
     assert ask(**MORE) == resolve(TrainConfig, [Layer("more", MORE), Layer("own", ask().model_dump(mode="json"))])
 
 
