@@ -3,10 +3,15 @@
 The text of a message with images goes through a tool format and a chat template. On this way, each image is a mark in
 the text. The template gets the content as a list of texts and images, and writes a placeholder for each image. At the
 end, the placeholder is replaced by as many placeholder tokens as the image has features.
+
+A text can contain the placeholder too: the policy can write it. On the way through the template, another mark stands
+for it, so that each placeholder in the output of the template is an image. The marks are random, because a web page or
+the policy could write a mark that is known.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,20 +22,15 @@ from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import PromptMedia
 from agent_r1.core.messages import Image, Message, Text
 from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
-
-MARK = "\uf8ff\ufffc\uf8ff"
-"""Stands for an image in the text of a message. U+FFFC is Unicode's character for an embedded object."""
+from agent_r1.renderers.special_tokens import change_texts
 
 
-def mark_images(message: Message) -> Message:
-    """Return the message with one text, in which a mark stands for each image."""
-    if not message.images:
-        return message
-    text = "".join(part.text.replace(MARK, "") if isinstance(part, Text) else MARK for part in message.parts)
-    return replace(message, parts=(Text(text),))
+def _random_mark() -> str:
+    """Return 16 random characters for private use, which no template and no tool format changes."""
+    return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(16))
 
 
-def without_images(message: Message) -> Message:
+def _without_images(message: Message) -> Message:
     """Return the message for a model without vision: an image in a tool result is a line of text.
 
     Raise UnsupportedChat if another message has an image, because the task would be another one without it.
@@ -40,26 +40,10 @@ def without_images(message: Message) -> Message:
     return message.with_images_as_text()
 
 
-def with_image_parts(message: Mapping[str, Any], always: bool) -> dict[str, Any]:
-    """Return a message for a template, with its content as a list if it contains marks.
-
-    With ``always``, the content is a list also if it is only text, as some templates of vision models require.
-
-    Example:
-        {"role": "user", "content": f"Look: {MARK}"} becomes
-        {"role": "user", "content": [{"type": "text", "text": "Look: "}, {"type": "image"}]}
-    """
-    content = message.get("content")
-    if not isinstance(content, str) or (MARK not in content and not always):
-        return dict(message)
-    parts: list[dict[str, str]] = []
-    for index, text in enumerate(content.split(MARK)):
-        parts += [{"type": "image"}] * bool(index) + [{"type": "text", "text": text}] * bool(text)
-    return {**message, "content": parts}
-
-
 class PromptEncoder:
-    """Converts rendered text to tokens, with the placeholder tokens of images.
+    """Converts messages to what a template reads, and rendered text to tokens, with the images of messages.
+
+    A marked text is a rendered text in which a mark stands for each image. Only the renderer reads it.
 
     Args:
         tokenizer: the tokenizer.
@@ -68,21 +52,86 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None) -> None:
         self._tokenizer, self._images = tokenizer, images
+        self._image, self._written = _random_mark(), _random_mark()
 
-    def prompt(self, text: str, end: str, messages: Sequence[Message]) -> RenderedPrompt:
-        """Return the prompt of the conversation ``text``, with the tokens of its part ``end``.
+    def mark_images(self, message: Message) -> Message:
+        """Return the message with one text, in which a mark stands for each image.
 
-        ``messages`` are the messages in this part.
-
-        Raise UnsupportedChat if the text does not show all images of the messages, or cannot be encoded.
+        Without vision, an image in a tool result is a line of text. Raise UnsupportedChat for other images then.
         """
-        if self._images is None or not any(message.images for message in messages):
-            return RenderedPrompt(text, self.encode(end))
-        images = placeholders(messages, self._images.placeholder)
-        expanded, counts = expand_placeholders(end, images, self._images)
-        ids = self.encode(expanded)
-        (token,) = self.encode(self._images.placeholder)
-        return RenderedPrompt(text, ids, locate_images(ids, token, images, counts))
+        if self._images is None:
+            return _without_images(message)
+        if not message.images:
+            return message
+        text = "".join(part.text if isinstance(part, Text) else self._image for part in message.parts)
+        return replace(message, parts=(Text(text),))
+
+    def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
+        """Return a message for a template, with its content as a list if it contains marks of images.
+
+        With ``always``, the content is a list also if it is only text, as some templates of vision models require.
+
+        Example:
+            {"role": "user", "content": "Look: MARK"} becomes
+            {"role": "user", "content": [{"type": "text", "text": "Look: "}, {"type": "image"}]}
+        """
+        if self._images is None:
+            return dict(message)
+        placeholder, content = self._images.placeholder, message.get("content")
+        if isinstance(content, str) and (self._image in content or always):
+            parts: list[dict[str, str]] = []
+            for index, text in enumerate(content.split(self._image)):
+                parts += [{"type": "image"}] * bool(index) + [{"type": "text", "text": text}] * bool(text)
+            message = {**message, "content": parts}
+        return {
+            name: change_texts(value, lambda text: text.replace(placeholder, self._written))
+            for name, value in message.items()
+        }
+
+    def marked(self, text: str) -> str:
+        """Return the marked text for the output of a template."""
+        if self._images is None:
+            return text
+        return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
+
+    def shown(self, marked: str) -> str:
+        """Return a marked text with a placeholder for each image."""
+        return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
+
+    def prompt(
+        self, marked: str, end: str, messages: Sequence[Message], earlier: Sequence[Message] = ()
+    ) -> RenderedPrompt:
+        """Return the prompt of a conversation, with the tokens of its part ``end``.
+
+        Args:
+            marked: the marked text of the whole conversation.
+            end: the end of the conversation, as :meth:`shown` returns it.
+            messages: the messages in ``end``.
+            earlier: the messages before ``end``.
+
+        Raises:
+            UnsupportedChat: the text does not show each image of the messages once, or cannot be encoded.
+        """
+        images = [image for message in messages for image in message.images]
+        if self._images is None or not images:
+            return RenderedPrompt(self.shown(marked), self.encode(end))
+        placeholder = self._images.placeholder
+        count, written = sum(len(message.images) for message in earlier) + len(images), marked.count(self._image)
+        _, *rest = marked.rsplit(self._image, len(images))
+        tail = "".join(placeholder + text for text in rest)
+        if written != count or not end.endswith(tail):
+            raise UnsupportedChat(
+                f"the chat template writes {written} of {count} images; use a template that shows the images of "
+                "all messages once, or put them into user messages"
+            )
+        pieces = [end.removesuffix(tail)]  # texts and images in turns
+        for image, text in zip(images, rest, strict=True):
+            pieces += [self._images.expand(image), text]
+        ids = self.encode("".join(pieces))
+        (token,) = self.encode(placeholder)
+        return RenderedPrompt(
+            self.shown(marked), ids, locate_images(ids, token, images, [piece.count(placeholder) for piece in pieces])
+        )
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a rendered text. The text of a special token becomes the id of this token.
@@ -97,63 +146,20 @@ class PromptEncoder:
             raise UnsupportedChat(f"{problem}; give it an unknown token that is in its vocabulary") from error
 
 
-def placeholders(messages: Sequence[Message], placeholder: str) -> list[Image | None]:
-    """Return, for each placeholder in the rendered text of ``messages``, its image.
-
-    The result is None for a placeholder that the policy itself wrote: it is the text of an assistant message.
-    """
-    found: list[Image | None] = []
-    for message in messages:
-        if message.role == "assistant":
-            written = "".join([message.reasoning or "", message.text, *(call.raw for call in message.calls)])
-            found += [None] * written.count(placeholder)
-        found += message.images
-    return found
-
-
-def expand_placeholders(text: str, images: Sequence[Image | None], expander: ImageExpander) -> tuple[str, list[int]]:
-    """Replace the placeholder of each image in a rendered text by the placeholders of its features.
-
-    Args:
-        text: a rendered conversation, or a part of one.
-        images: the image of each placeholder in ``text``, in order; None for text that the policy wrote.
-        expander: knows the features of each image.
-
-    Returns:
-        The text, and the number of placeholders for each element of ``images``.
-
-    Raises:
-        UnsupportedChat: the text has another number of placeholders.
-    """
-    first, *rest = text.split(expander.placeholder)
-    if len(rest) != len(images):
-        raise UnsupportedChat(
-            f"the chat template writes {len(rest)} of {len(images)} images; use a template that shows the images of "
-            "all messages, or put them into user messages"
-        )
-    written = [expander.placeholder if image is None else expander.expand(image) for image in images]
-    parts = (part for pair in zip(written, rest, strict=True) for part in pair)
-    return "".join([first, *parts]), [one.count(expander.placeholder) for one in written]
-
-
 def locate_images(
-    ids: Sequence[int], token: int, images: Sequence[Image | None], counts: Sequence[int]
+    ids: Sequence[int], token: int, images: Sequence[Image], counts: Sequence[int]
 ) -> tuple[PromptMedia, ...]:
     """Return the images at their placeholder tokens in ``ids``.
 
     Args:
-        ids: the tokens of a text of :func:`expand_placeholders`.
+        ids: the tokens of a text, an image, a text, .., an image, a text.
         token: the placeholder token.
-        images: the image of each placeholder before it was expanded.
-        counts: the number of placeholder tokens of each of ``images``.
+        images: the images.
+        counts: the number of placeholder tokens in each of these texts and images. Those in texts stand for no image.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
-    media = []
-    for image, count in zip(images, counts, strict=True):
-        indices = [next(places) for _ in range(count)]
-        if image is not None:
-            media.append(PromptMedia(image, tuple(_spans(indices))))
-    return tuple(media)
+    spans = [[next(places) for _ in range(count)] for count in counts]
+    return tuple(PromptMedia(image, tuple(_spans(indices))) for image, indices in zip(images, spans[1::2], strict=True))
 
 
 def _spans(indices: Sequence[int]) -> Iterator[range]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -49,14 +49,14 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
     return text
 
 
-def break_tokens_in_tool(tool: ToolSpec, tokens: Iterable[str]) -> ToolSpec:
+def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
     """Return a copy of a tool's description in which :func:`break_tokens` has changed every text.
 
     These texts are names, descriptions, defaults and choices. They can come from a source that is not trusted, for
     example an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
-    return ToolSpec(name, description, _break_in_json(tool.parameters, tuple(tokens)))
+    return ToolSpec(name, description, change_texts(tool.parameters, lambda text: break_tokens(text, tokens)))
 
 
 class ShownTools:
@@ -77,9 +77,10 @@ class ShownTools:
         return shown
 
 
-def _break_in_json(value: Any, tokens: tuple[str, ...]) -> Any:
+def change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with ``change(text)`` in place of each text in it, including the names of fields."""
     if isinstance(value, str):
-        return break_tokens(value, tokens)
+        return change(value)
     if isinstance(value, Mapping):
-        return {_break_in_json(key, tokens): _break_in_json(item, tokens) for key, item in value.items()}
-    return [_break_in_json(item, tokens) for item in value] if isinstance(value, list | tuple) else value
+        return {change_texts(key, change): change_texts(item, change) for key, item in value.items()}
+    return [change_texts(item, change) for item in value] if isinstance(value, list | tuple) else value

@@ -9,7 +9,7 @@ the next turn starts a new branch of the trajectory.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Literal
@@ -23,7 +23,7 @@ from agent_r1.renderers.chat_template import apply_chat_template
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
-from agent_r1.renderers.images import PromptEncoder, mark_images, with_image_parts, without_images
+from agent_r1.renderers.images import PromptEncoder
 from agent_r1.renderers.probes import (
     MARKER,
     PROBE_TOOL,
@@ -70,12 +70,12 @@ class TemplateRenderer:
         self._special = {token: index for index, token in special_tokens(tokenizer)}
         self._shown_tools = ShownTools(tuple(self._special))
         self._extra_stop_ids = stop_token_ids
-        self._encoder, self._has_vision = PromptEncoder(tokenizer, images), images is not None
+        self._encoder = PromptEncoder(tokenizer, images)
         self.encode = self._encoder.encode
         self._result_tags: tuple[str, ...] = ()
         question, marked = Message.user("question"), Message.user(MARKER)
         self._needs_parts = False  # whether the template reads only lists of parts, as those of some vision models
-        self._needs_parts = self._has_vision and MARKER not in self._apply_template((marked,), ())
+        self._needs_parts = images is not None and MARKER not in self._apply_template((marked,), ())
         self._renders_tools = PROBE_TOOL.name in self._apply_template((question,), (PROBE_TOOL,))
         self._turn_ends = find_turn_ends(self.render_text, self._special)
         # inside a conversation, the plain template writes an empty line after an action, and no special token
@@ -84,7 +84,7 @@ class TemplateRenderer:
         self._renders_reasoning = MARKER in self.render_text((question, with_reasoning))
         self._opens_reasoning = self.render_text((question,), add_generation_prompt=True).rstrip().endswith(THINK_OPEN)
         self._result_tags = find_result_tags(self.render_text)
-        self._to_prompt = lru_cache(maxsize=4096)(lambda text: RenderedPrompt(text, self.encode(text)))
+        self._to_prompt: Callable[[str], RenderedPrompt] = lru_cache(4096)(lambda t: RenderedPrompt(t, self.encode(t)))
         self._stop_matcher = cache(lambda strings: StopStringMatcher(strings, self.decode))
 
     # ---- messages to tokens
@@ -127,11 +127,11 @@ class TemplateRenderer:
 
         Raise UnsupportedChat if the conversation cannot be rendered.
         """
-        text = self.render_text(messages, tools, add_generation_prompt=True)
+        marked = self._marked_text(messages, tools, add_generation_prompt=True)
+        text = self._encoder.shown(marked)
         if any(message.images for message in messages):  # not kept, because a prompt holds the bytes of its images
-            return self._encoder.prompt(text, text, messages)
-        prompt: RenderedPrompt = self._to_prompt(text)
-        return prompt
+            return self._encoder.prompt(marked, text, messages)
+        return self._to_prompt(text)
 
     def render_text(self, messages: Messages, tools: Tools = (), *, add_generation_prompt: bool = False) -> str:
         """Return the text that the template writes for a conversation.
@@ -139,27 +139,27 @@ class TemplateRenderer:
         With ``add_generation_prompt``, the text ends with the header of the assistant's next message. If the template
         does not describe the tools, a system message with the tool instructions of the format is added.
         """
+        return self._encoder.shown(self._marked_text(messages, tools, add_generation_prompt=add_generation_prompt))
+
+    def _marked_text(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> str:
         shown = self._shown_tools.of(tools)
         instruction = self.tool_format.tool_instructions(shown) if tools and not self._renders_tools else None
-        if instruction is None:
-            return self._apply_template(messages, shown, add_generation_prompt=add_generation_prompt)
-        opening = [message.text for message in messages[:1] if message.role == "system"]
-        system = Message.system("\n\n".join([*opening, instruction]))
-        conversation = (system, *messages[len(opening) :])
-        return self._apply_template(conversation, shown, add_generation_prompt=add_generation_prompt)
+        if instruction is not None:
+            opening = [message.text for message in messages[:1] if message.role == "system"]
+            messages = (Message.system("\n\n".join([*opening, instruction])), *messages[len(opening) :])
+        return self._apply_template(messages, shown, add_generation_prompt=add_generation_prompt)
 
     def _apply_template(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool = True) -> str:
         self.tool_format.check_writable(messages)
-        shown = messages if self._has_vision else [without_images(message) for message in messages]
         try:
-            marked = [self._break_special_tokens(mark_images(message)) for message in shown]
+            marked = [self._break_special_tokens(self._encoder.mark_images(message)) for message in messages]
             converted = self.tool_format.to_template(marked, tools)
         except (TypeError, ValueError, KeyError) as error:
             raise UnsupportedChat(f"the conversation cannot be written as {self.tool_format.name}: {error}") from error
-        if self._has_vision:
-            converted = [with_image_parts(message, self._needs_parts) for message in converted]
+        converted = [self._encoder.with_image_parts(message, self._needs_parts) for message in converted]
         specs = [tool.to_openai() for tool in tools]
-        return apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
+        text = apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
+        return self._encoder.marked(text)
 
     def _break_special_tokens(self, message: Message) -> Message:
         """Return a user or tool message with a space inside each special token of its text.
@@ -170,8 +170,7 @@ class TemplateRenderer:
         if message.role not in ("user", "tool"):
             return message
         tokens = (*self._special, *(self._result_tags if message.role == "tool" else ()))
-        text = break_tokens(message.text, tokens)
-        return message if text == message.text else replace(message, parts=(Text(text),))
+        return replace(message, parts=(Text(break_tokens(message.text, tokens)),))
 
     # ---- from one turn to the next
 
@@ -191,14 +190,16 @@ class TemplateRenderer:
         None if the template changes earlier text, or does not write the end token that was sampled.
         """
         with_action = (*messages, action.message)
-        text = self.render_text((*with_action, *observation), tools, add_generation_prompt=True)
+        marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
+        text = self._encoder.shown(marked)
         if not text.startswith(prompt.text):
             return None
         rest = text.removeprefix(prompt.text)
         sampled_end = self.decode(action_ids[len(self._without_end(action_ids)) :])
         if len(action.message.text) > len(action.text):
             is_written = not sampled_end and rest.startswith(action.message.text)
-            return self._encoder.prompt(text, rest.removeprefix(action.text), observation) if is_written else None
+            end = rest.removeprefix(action.text)
+            return self._encoder.prompt(marked, end, observation, messages) if is_written else None
         wording = self._sampled_wording(action.text, action_ids, rest, tools)
         if wording is None:
             wording = self._template_wording(rest, prompt, with_action, tools)
@@ -206,7 +207,7 @@ class TemplateRenderer:
         if not bridge.startswith(sampled_end or self._breaks):
             return None
         beyond = action.text.removeprefix(wording or "")
-        return self._encoder.prompt(text, bridge.removeprefix(sampled_end or beyond), observation)
+        return self._encoder.prompt(marked, bridge.removeprefix(sampled_end or beyond), observation, messages)
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
         """Return the part of the sampled ``text`` that the template writes unchanged; None if the template changes it.

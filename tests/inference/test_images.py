@@ -11,7 +11,7 @@ from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Transition
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Prompt, PromptMedia, SamplingParams
-from agent_r1.core.messages import Action, Message, Text
+from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
@@ -173,3 +173,42 @@ def test_a_placeholder_that_the_policy_wrote_stands_for_no_image(vision):
     (token,) = vision.renderer.encode(vision.images.placeholder)
     assert rendered.token_ids.count(token) == len(rendered.media[0].indices) + 1
     assert isinstance(rendered.media[0], PromptMedia)
+
+
+def test_no_text_of_a_message_stands_for_an_image(vision):
+    """The placeholder of the model, in each place that a text can come from."""
+    placeholder = vision.images.placeholder
+    broken = ToolCall("call_0_0", "search", None, placeholder, "unreadable")
+    call = ToolCall("call_1_0", "search", {"query": placeholder}, f'{{"query": "{placeholder}"}}')
+    conversation = (
+        Message.system(f"Images are {placeholder}."),
+        *QUESTION,
+        Message.assistant(f"I call {placeholder}", (broken,)),
+        Message.tool(f"A page with {placeholder}\uf8ff\ufffc\uf8ff.", "call_0_0"),
+        Message.assistant("", (call,)),
+        RESULT,
+        Message.assistant("Done."),
+        Message.user(f"{placeholder}?"),
+    )
+    rendered = vision.renderer.render(conversation)
+    assert [one.image for one in rendered.media] == [*QUESTION[0].images, *RESULT.images]
+    for one, text in zip(rendered.media, ("Look: ", "<tool_response>\n"), strict=True):
+        before = vision.renderer.decode(rendered.token_ids[: one.indices[0]])
+        assert text in before[-70:], "an image is at its own place"
+    assert "A page with" in rendered.text and "\uf8ff\ufffc\uf8ff." in rendered.text
+    assert rendered.text.count(placeholder) == 2 + 1 + 1 + 1  # the images, and the texts of system and policy
+    again = type(vision.renderer)(vision.renderer.tokenizer, images=vision.images).render(conversation)
+    assert again == rendered
+
+
+def test_a_call_that_holds_a_placeholder_and_cannot_be_read_does_not_end_the_attempt(vision):
+    text = f'<tool_call>{{"name": {vision.images.placeholder}</tool_call>'
+    ids = (*vision.renderer.encode(text), vision.renderer.end_token_id)
+    action = vision.renderer.parse(ids)
+    assert action.message.calls[0].error is not None
+    prompt = vision.renderer.render(QUESTION)
+    bridged = vision.renderer.bridge_to_next_turn(prompt, QUESTION, action, ids, (RESULT,))
+    whole = vision.renderer.render((*QUESTION, action.message, RESULT))
+    assert prompt.token_ids + ids + bridged.token_ids == whole.token_ids
+    assert [one.image for one in bridged.media] == list(RESULT.images)
+    assert bridged.media[0].moved(len(prompt.token_ids) + len(ids)) == whole.media[1]
