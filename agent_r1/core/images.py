@@ -43,6 +43,17 @@ class _Damaged(Exception):
     """Raised if a file is not a complete image. The message describes the file."""
 
 
+def without_trailing_bytes(data: bytes) -> bytes:
+    """Return an image file without the bytes after its end, such as the second picture that many phones append.
+
+    A file that is no complete image is returned unchanged.
+    """
+    try:
+        return data[: _PARSERS[_format_of(data)](data)[2]]
+    except (_Damaged, IndexError, KeyError):
+        return data
+
+
 def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
     """Return the format and the size of an image file, and check the file.
 
@@ -59,8 +70,8 @@ def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise InvalidInput("image", got=f"{len(data)} bytes", do=f"give at most {MAX_IMAGE_BYTES}")
-    found = next((kind for magic, kind in _MAGIC.items() if data.startswith(magic)), None)
-    if found is None:
+    found = _format_of(data)
+    if not found:
         kind = "SVG or another text" if data.lstrip()[:1] == b"<" else f"{len(data)} bytes of another format"
         raise InvalidInput("image", got=kind, do=f"give an image of the format {FORMATS}")
     if mime is not None and mime.lower().replace("image/jpg", "image/jpeg") != found:
@@ -80,6 +91,11 @@ def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
         do = f"give an image whose sides have a ratio of at most {MAX_ASPECT_RATIO}"
         raise InvalidInput("image", got=f"{found} of {width} x {height} pixels", do=do)
     return ImageHeader(found, width, height)
+
+
+def _format_of(data: bytes) -> str:
+    """Return the MIME type of an image file by its first bytes; "" if the format is not known."""
+    return next((kind for magic, kind in _MAGIC.items() if data.startswith(magic)), "")
 
 
 def decode_data_url(url: str) -> tuple[bytes, str]:

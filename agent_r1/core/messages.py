@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.images import decode_data_url, encode_picture, read_header
+from agent_r1.core.images import decode_data_url, encode_picture, read_header, without_trailing_bytes
 
 RoleName = Literal["system", "user", "assistant", "tool"]
 
@@ -58,9 +58,12 @@ class Image:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Image:
-        """Return the image in the file ``path``. Raise InvalidInput if the file cannot be read or is not an image."""
+        """Return the image in the file ``path``, without bytes after its end, which many phones write.
+
+        Raise InvalidInput if the file cannot be read or is not an image.
+        """
         try:
-            return cls.from_bytes(Path(path).read_bytes())
+            return cls.from_bytes(without_trailing_bytes(Path(path).read_bytes()))
         except OSError as error:
             raise InvalidInput("image", got=f"{path}: {error.strerror}", do="name a file that can be read") from error
 
@@ -84,6 +87,12 @@ class Image:
 
 
 ContentPart = Text | Image
+ReadImage = Callable[[bytes, str | None], Image]
+"""Returns the image in the bytes of a file, given its declared MIME type. Raises InvalidInput if there is none."""
+
+
+def _trimmed_image(data: bytes, mime: str | None) -> Image:
+    return Image.from_bytes(without_trailing_bytes(data), mime)
 
 
 def parts_text(parts: Iterable[ContentPart]) -> str:
@@ -195,7 +204,7 @@ def to_openai(message: Message) -> dict[str, Any]:
     return data
 
 
-def from_openai(data: Mapping[str, Any]) -> Message:
+def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_bytes) -> Message:
     """Return the message that ``data``, an OpenAI-style dictionary, describes.
 
     Its ``content`` is text, None, or a list of parts. A part is a dictionary of the type "text" or "image_url" (with a
@@ -211,7 +220,7 @@ def from_openai(data: Mapping[str, Any]) -> Message:
     """
     if data.get("role") not in get_args(RoleName):
         raise ValueError(f"a message with the role {data.get('role')!r}, which is not one of {get_args(RoleName)}")
-    parts = _content(data.get("content"))
+    parts = _content(data.get("content"), read_image)
     calls = tuple(_call(call, index) for index, call in enumerate(data.get("tool_calls") or ()))
     return Message(data["role"], parts, calls, data.get("reasoning_content"), data.get("tool_call_id"))
 
@@ -220,6 +229,8 @@ def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Mes
     """Return messages as a tuple.
 
     ``given`` is text (one user message), or a list of messages or OpenAI-style dictionaries.
+
+    Bytes after the end of an image file are dropped.
 
     Raises:
         TypeError: an element is neither a Message nor a mapping.
@@ -234,35 +245,38 @@ def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Mes
     messages = []
     for item in given:
         if isinstance(item, Mapping):
-            item = from_openai(item)
+            item = from_openai(item, _trimmed_image)
         if not isinstance(item, Message):
             raise TypeError(f"an object of type {type(item).__name__} where a message belongs")
         messages.append(item)
     return tuple(messages)
 
 
-def _content(content: object) -> tuple[ContentPart, ...]:
+def _content(content: object, read_image: ReadImage) -> tuple[ContentPart, ...]:
     if content is None or isinstance(content, str):
         return (Text(content or ""),)
     if isinstance(content, list | tuple):
-        return tuple(map(_part, content))
+        return tuple(_part(part, read_image) for part in content)
     raise ValueError(
         f"a message with content of type {type(content).__name__} that is neither text nor a list of parts"
     )
 
 
-def _part(part: object) -> ContentPart:
+def _part(part: object, read_image: ReadImage) -> ContentPart:
     match part:
         case Text() | Image():
             return part
         case {"text": str(text), **others} if others.get("type", "text") in ("text", "input_text", "output_text"):
             return Text(text)
         case {"image_url": {"url": str(url)}} | {"image_url": str(url)}:
-            return Image.from_data_url(url)
+            return read_image(*decode_data_url(url))
         case {"type": "image", "image": Image() as image}:
             return image
         case {"type": "image", "image": bytes(data)}:
-            return Image.from_bytes(data)
+            return read_image(data, None)
+        case {"type": "image", "image": str(name)}:
+            do = "give a part of the type image_url with data:image/png;base64,.., or in Python Image.from_file(path)"
+            raise InvalidInput("image", got=f"{name[:80]!r} in a part of the type image", do=do)
         case {"type": "image", "image": picture} if type(picture).__module__.startswith("PIL."):  # as in data sets
             return Image.from_pil(picture)
     kind = repr(part.get("type")) if isinstance(part, Mapping) else type(part).__name__

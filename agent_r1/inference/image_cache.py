@@ -87,8 +87,9 @@ class ImageCache:
 
     def on_new_weights(self) -> None:
         """Drop the features, because older weights computed them."""
-        for entry in self._entries.values():
-            entry.features = None
+        with self._lock:
+            for entry in self._entries.values():
+                entry.features = None
 
     def shift(self, tokens: Sequence[int]) -> int:
         """Return how much the position after ``tokens`` differs from their number. It is 0 for ordinary positions."""

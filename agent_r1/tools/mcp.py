@@ -386,7 +386,7 @@ def _convert_block(block: Any) -> tuple[ContentPart, ...]:
         case "text":
             return (Text(block.text),)
         case "image":
-            return (Image.from_bytes(decode_base64(block.data), block.mime_type),)
+            return (Image.from_bytes(decode_base64(block.data), block.mime_type or None),)
         case "audio":
             return (Text(f"[audio: {block.mime_type}, {len(block.data) * 3 // 4} bytes]"),)
         case "resource" if isinstance(block.resource, import_extra("mcp_types", extra="mcp").TextResourceContents):

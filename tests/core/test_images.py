@@ -171,6 +171,30 @@ def test_a_task_with_a_broken_image_is_refused_with_its_name():
         Task("t/1", [{"role": "user", "content": [{"type": "video", "video": "x"}]}])
 
 
+def test_bytes_after_the_end_of_a_file_that_the_user_names_are_dropped(tmp_path):
+    first, second = Pillow.new("RGB", (8, 6), "red"), Pillow.new("RGB", (4, 4), "blue")
+    file = tmp_path / "phone.jpg"
+    first.save(file, "MPO", save_all=True, append_images=[second])
+    image = Image.from_file(file)
+    assert (image.mime, image.width, image.height) == ("image/jpeg", 8, 6) and decode_image(image.data).size == (8, 6)
+    content = [{"type": "image_url", "image_url": {"url": data_url(file.read_bytes(), "image/jpeg")}}]
+    assert Task("t", [{"role": "user", "content": content}]).messages[0].images == (image,)
+    with pytest.raises(InvalidInput, match="bytes after its end"):
+        Image.from_bytes(file.read_bytes())
+    with pytest.raises(InvalidInput, match="bytes after its end"):
+        from_openai({"role": "user", "content": content})
+    file.write_bytes(FILES["jpeg"][:-2] + b"x" * 9)
+    with pytest.raises(InvalidInput, match="too early"):
+        Image.from_file(file)
+
+
+def test_a_path_in_a_task_file_is_refused_with_the_parts_that_can_be_given():
+    with pytest.raises(
+        InvalidInput, match=r"task t: image: got 'a\.png' in a part.*; give a part of the type image_url"
+    ):
+        Task("t", [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}])
+
+
 def test_images_are_equal_if_their_files_are():
     assert Image.from_bytes(FILES["png"]) == Image.from_bytes(bytes(FILES["png"])) != Image.from_bytes(FILES["gif"])
     stored = Image.from_bytes(FILES["png"])

@@ -1,6 +1,7 @@
 """Images in prompts and in tool results: the engine, the trainer and transformers compute the same probabilities."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from agent_r1.data.assemble import assemble_batch
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.image_cache import ImageCache
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen
 from agent_r1.model.vision import PassImages
@@ -212,3 +214,24 @@ def test_a_call_that_holds_a_placeholder_and_cannot_be_read_does_not_end_the_att
     assert prompt.token_ids + ids + bridged.token_ids == whole.token_ids
     assert [one.image for one in bridged.media] == list(RESULT.images)
     assert bridged.media[0].moved(len(prompt.token_ids) + len(ids)) == whole.media[1]
+
+
+def test_images_of_new_requests_wait_while_new_weights_drop_the_features(vision):
+    cache = ImageCache(vision.model, vision.images)
+    rendered = vision.renderer.render(QUESTION)
+    prompt = Prompt(rendered.token_ids, rendered.media)
+
+    class Entries(dict):
+        """Starts a request in another thread, as the event loop does, while the entries are read."""
+
+        def values(self):
+            yield from super().values()
+            request.start()
+            request.join(0.05)  # the request waits for the lock: a time-out that is always reached
+            assert request.is_alive() and not self
+
+    request = threading.Thread(target=cache.tokens, args=(prompt,))
+    cache._entries = Entries()
+    cache.on_new_weights()
+    request.join()
+    assert len(cache._entries) == 1
