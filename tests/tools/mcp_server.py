@@ -1,11 +1,13 @@
 """An MCP server for tests, over stdio, or over HTTP if a port is given."""
 
+import base64
 import io
 import os
 import sys
 import time
 
 from mcp.server.mcpserver import Image, MCPServer
+from mcp_types import ImageContent
 from PIL import Image as Pillow
 
 server = MCPServer("tests")
@@ -58,9 +60,12 @@ def environment() -> dict[str, str]:
 
 
 @server.tool()
-def picture() -> Image:
-    """Show a picture."""
-    return Image(data=png(), format="png")
+def picture() -> list[Image | ImageContent]:
+    """Show a picture twice, the second time without its type."""
+    return [
+        Image(data=png(), format="png"),
+        ImageContent(type="image", data=base64.b64encode(png()).decode(), mime_type=""),
+    ]
 
 
 @server.tool()

@@ -79,7 +79,8 @@ def test_results_are_shown_and_structured_content_is_kept(env: ToolEnv, live: Li
     assert added.ok and '"sum": 5' in added.parts[0].text
     assert counted.data == {"result": 1}  # the structured content, for rewards
     assert (raised.ok, raised.error) == (False, ToolErrorKind.RAISED) and "raises" in raised.parts[0].text
-    (image,) = pictured.parts
+    image, undeclared = pictured.parts
+    assert undeclared == image
     assert isinstance(image, Image) and (image.mime, image.width, image.height) == ("image/png", 6, 4)
     assert forged.error == ToolErrorKind.BAD_RESULT and "13 bytes after its end" in forged.parts[0].text
     assert len(flooded.parts[0].text) < 3000 and "cut here" in flooded.parts[0].text
