@@ -24,7 +24,13 @@ OPEN_SECONDS = 60.0
 """The time limit for opening an episode in the check before a run, in seconds."""
 
 CHECKED_PROMPTS = 8
-"""The number of prompts per split whose tokens are counted before a run: the prompts with the most characters."""
+"""The number of prompts per split whose tokens are counted before a run: those with the most text and images."""
+
+PIXELS_PER_CHARACTER = 200
+"""How many pixels of an image count as a character of text when prompts are compared before a run.
+
+In Qwen2.5-VL a token stands for 28 x 28 pixels of an image, and for about four characters of English.
+"""
 
 MAX_CHARACTERS_PER_TOKEN = 256
 """An upper bound of the number of characters in a token.
@@ -135,10 +141,9 @@ def _refuse_images(tasks: Sequence[Task]) -> None:
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
     """Raise InvalidInput if the opening messages of a task fill the whole context of the policy.
 
-    Only a few tasks with the longest texts are checked.
+    Only a few tasks with the longest texts and the largest images are checked.
     """
-    longest = sorted(tasks, key=lambda task: sum(len(message.text) for message in task.messages))[-CHECKED_PROMPTS:]
-    for task in longest:
+    for task in sorted(tasks, key=_estimated_length)[-CHECKED_PROMPTS:]:
         characters = sum(len(message.text) for message in task.messages)
         if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing the prompt could take minutes
             got = f"a prompt of {characters} characters, but the context has {policy.context_length} tokens"
@@ -151,6 +156,12 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
                 got=f"a prompt of {tokens} tokens, but the context has {policy.context_length}",
                 do="shorten it, raise --context, or name a model with a longer context",
             )
+
+
+def _estimated_length(task: Task) -> float:
+    """Return about how long the opening messages of a task are, in characters."""
+    pixels = sum(image.width * image.height for message in task.messages for image in message.images)
+    return sum(len(message.text) for message in task.messages) + pixels / PIXELS_PER_CHARACTER
 
 
 async def _opening_messages(env: Env, task: Task) -> tuple[Message, ...]:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image as Pillow
 from resuming import Whole, config_of, resume, train_with_images
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 from vision_models import load_vision_model, write_vision_model
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.images import decode_image
-from agent_r1.core.messages import Image
+from agent_r1.core.messages import Image, Message, Text
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
@@ -25,6 +26,8 @@ from agent_r1.store import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.training import run
+from agent_r1.training.policy import Policy
+from agent_r1.training.preflight import check_taskset
 from agent_r1.training.progress import SilentProgress
 
 SETTINGS = {
@@ -107,3 +110,14 @@ def test_a_text_model_refuses_pictures_before_the_run(tmp_path: Path) -> None:
     ) as one:
         run.train(config, taskset, SilentProgress())
     assert "\n" not in str(one.value) and not (tmp_path / "run").exists()
+
+
+def test_a_prompt_that_is_long_by_its_images_is_refused_before_the_run(trained: Whole, folder: Path) -> None:
+    loaded = load_vision_model(folder)
+    texts = [Task(f"text/{number}", "x" * 20) for number in range(20)]
+    shown = Task("large", [Message("user", (Image.from_pil(Pillow.new("RGB", (160, 160))), Text("What?")))])
+    taskset = replace(trained.taskset, tasks=lambda split: [shown, *texts])
+    policy = Policy(loaded.model, loaded.renderer.tokenizer, loaded.renderer, 600, loaded.images, reads_images=True)
+    check_taskset(policy, replace(taskset, tasks=lambda split: texts), ["train"])
+    with pytest.raises(InvalidInput, match=r"task large: got a prompt of \d+ tokens"):
+        check_taskset(policy, taskset, ["train"])
