@@ -39,7 +39,7 @@ docs: $(INSTALLED_DOCS)  ## the documentation as a site in site/; a broken link 
 	@echo "open site/index.html; with search: python3 -m http.server --directory site --bind 127.0.0.1"
 
 test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap, those of the viewer in a browser need Chromium (apt-get install bubblewrap libseccomp2 chromium)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 VLLM_PYTHON ?= .venv/vllm/bin/python
 test-vllm: $(INSTALLED_DEV)  ## training through real vLLM servers; VLLM_PYTHON is the Python of an environment with vLLM
