@@ -26,7 +26,7 @@ from agent_r1.trainer import oom_retry as memory
 from agent_r1.trainer.outcomes import NOT_FINITE
 from agent_r1.trainer.protocol import PassStats
 from agent_r1.training import build as services
-from agent_r1.training import run
+from agent_r1.training import loop
 from agent_r1.training.monitor import health_monitor
 
 
@@ -68,7 +68,7 @@ def corrupt_groups(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
             fired["groups"] += 1
             return CORRUPTIONS[seed % len(CORRUPTIONS)](group)
 
-    record = train(small_taskset(), seed, (patch.object(run, "Collector", CorruptingCollector), *patches))
+    record = train(small_taskset(), seed, (patch.object(loop, "Collector", CorruptingCollector), *patches))
     broken = stopped_by(record, "group")
     if len(record.metrics) != 1 and record.error is not None:
         broken.append(f"{len(record.metrics)} steps were taken, but the second should have been stopped")
