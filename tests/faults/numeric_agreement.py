@@ -150,7 +150,7 @@ PASSES = (1, 64, 301, 1000, 4001)
 def drop_micro_batch(*arguments: Any) -> Any:
     """Return the micro-batches without the first one, if there are several."""
     micro = list(MICRO_BATCHES(*arguments))
-    return micro[:1] if len(micro) == 1 else micro[1:]
+    return iter(micro[:1] if len(micro) == 1 else micro[1:])
 
 
 MICRO_BATCHES = prefix_sharing.make_micro_batches
