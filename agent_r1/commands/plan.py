@@ -26,9 +26,10 @@ OF_RECORDED_RUNS = ("clock", "load")
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    The prediction begins with the settings of RUN, and its attempts are drawn from those of RUN, with the recorded
-    times of their environments. With --gpu, the costs are those of a GPU. Without, they are measured in RUN, a run of
-    the embedded engine with --profile. Further runs, of other batch sizes, make measured costs more precise.
+    The prediction begins with the settings of RUN, and its attempts are drawn from the attempts of RUN, with the
+    recorded times of their environments. With --gpu, the costs are computed for a GPU. Without, they are measured in
+    RUN, a run of the embedded engine with --profile. Further runs, of other batch sizes, make measured costs more
+    precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]

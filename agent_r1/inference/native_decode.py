@@ -74,7 +74,8 @@ class NativeDecoder:
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
         """Return the native decode step of ``model``, or the reason why there is none.
 
-        The step is tried on a short sequence. Its logits must be those of the model's own forward pass.
+        The step is tried on a short sequence. Its logits must equal the logits of the model's own forward
+        pass, up to rounding errors.
         """
         llama = LlamaDecoder.of(model)
         if llama is None:

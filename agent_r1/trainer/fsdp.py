@@ -169,9 +169,9 @@ class FsdpTrainer:
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the trainer's state, as the trainer protocol describes it.
 
-        Each rank writes its parts of the tensors to a file in ``folder``. The names, shapes and values of the whole
-        tensors are those of a trainer of one process, so a run can be continued with another number of ranks. Without
-        a folder, the files are temporary.
+        Each rank writes its parts of the tensors to a file in ``folder``. Together the parts have the same names,
+        shapes and values as the state of a trainer of one process, so a run can be continued with another number of
+        ranks. Without a folder, the files are temporary.
         """
         scalars: dict[str, int | float | str] = {
             "policy": self._current_checksum(),
