@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
+from agent_r1.inference.forwarding_engine import ForwardingEngine
 
 
 class EngineMeter:
@@ -82,27 +82,13 @@ class EngineMeter:
 
 
 @dataclass(frozen=True, slots=True)
-class MeteredEngine:
+class MeteredEngine(ForwardingEngine):
     """An engine that does what ``engine`` does. ``meter`` counts its generations."""
 
-    engine: InferenceEngine
     meter: EngineMeter
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.engine.capabilities
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         with self.meter.request():
             completion = await self.engine.generate(prompt, params, session_id=session_id)
         self.meter.count(prompt, completion)
         return completion
-
-    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        return await self.engine.update_weights(update)
-
-    async def release(self, session_id: str) -> None:
-        await self.engine.release(session_id)
-
-    async def close(self) -> None:
-        await self.engine.close()

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.profile import Part, Profiler
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.forwarding_engine import ForwardingEngine
 
 
 @dataclass(frozen=True, slots=True)
-class ProfiledEngine:
+class ProfiledEngine(ForwardingEngine):
     """An engine that does what ``engine`` does. ``profiler`` measures its generations as :attr:`Part.SERVERS`."""
 
-    engine: InferenceEngine
     profiler: Profiler
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.engine.capabilities
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         with self.profiler.measure(Part.SERVERS):
             return await self.engine.generate(prompt, params, session_id=session_id)
-
-    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        return await self.engine.update_weights(update)
-
-    async def release(self, session_id: str) -> None:
-        await self.engine.release(session_id)
-
-    async def close(self) -> None:
-        await self.engine.close()
