@@ -374,7 +374,7 @@ class Algorithm(Component):
 
 
 def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return ``outputs``, with the critic's values after actions for the turns ``turns`` only: (S,) -> (D,).
+    """Return ``outputs``, in which the critic's values after actions are those of the turns ``turns``: (S,) -> (D,).
 
     ``turns`` (D,) holds the numbers of D of the S turns of the batch. All other outputs are unchanged.
     """
@@ -383,7 +383,7 @@ def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets``, with targets after the actions of all turns, not only of the turns ``turns``: (D,) -> (S,).
+    """Return ``targets``, extended from the actions of the turns ``turns`` to the actions of all turns: (D,) -> (S,).
 
     ``turns`` (D,) holds the numbers of D turns. ``count`` is S, the number of turns. The added targets have weight 0.
     """

@@ -90,7 +90,7 @@ def drop_constant_groups(selection: Selection) -> Selection:
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection without the samples that ``reasons`` excludes. They are listed in its excluded attempts.
+    """Return the selection without the samples that ``reasons`` excludes. The result lists them as excluded.
 
     ``reasons`` holds one entry per sample: the reason to exclude the sample, or None to keep the sample.
     """

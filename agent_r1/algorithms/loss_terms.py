@@ -231,7 +231,7 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 
 
 SMALLEST_REST = 1e-7
-"""Smallest probability of the policy for all tokens outside the top k, in the logarithm."""
+"""Lower bound of pi_rest, the policy's probability of all tokens outside the top k, before its logarithm is taken."""
 
 
 class Distillation(Component):

@@ -197,7 +197,7 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return what the field ``key`` of a component gets if the user sets it to ``value``.
+    """Return the new value of the field ``key`` of a component, if the user sets this field to ``value``.
 
     ``options`` holds the components that the field can hold, by name:
 
@@ -257,7 +257,7 @@ def own_classes(component: Component) -> Iterator[type[Component]]:
 def own_modules(algorithm: Algorithm) -> tuple[str, ...]:
     """Return the modules that another process must import before it can find all components of the algorithm by name.
 
-    For an algorithm of a file (FILE.py:NAME) there are none, because the name of the algorithm leads to its components.
+    The result is () for an algorithm of a file (FILE.py:NAME), because its name is enough to find its components.
     """
     return () if ".py:" in algorithm.name else tuple({cls.__module__: None for cls in own_classes(algorithm)})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 
 Origin = Mapping[str, str | int]
-"""What determines the content of a folder, such as versions and checksums of the input."""
+"""The inputs from which a folder is made, such as ``{"conversion": 2, "sha256": "9f86d0.."}``."""
 
 
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
@@ -34,7 +34,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
         if is_valid(folder, origin):  # another process has made the folder
             return folder
         temporary = folder.parent / f".{folder.name}.part"
-        shutil.rmtree(temporary, ignore_errors=True)  # the rest of a killed process
+        shutil.rmtree(temporary, ignore_errors=True)  # files that a killed process has left
         try:
             temporary.mkdir()
             make(temporary)

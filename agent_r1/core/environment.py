@@ -21,7 +21,7 @@ class Transition:
         rewards: process rewards of the action as a whole, by name.
         end: None if the episode goes on; "terminal" if the episode is over; "truncated" if the episode was cut off.
         results: the results of the tool calls that were run.
-        call_rewards: process rewards of each call by name, in the order of the calls. (): no call is rewarded.
+        call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
 
     Example:
         Transition((Message.tool("Alba: mayor Bruno.", "call_0_0"),), call_rewards=({"found": 1.0},))
@@ -66,7 +66,7 @@ class RolloutContext:
 
 
 class Episode(Protocol):
-    """One attempt in an environment.
+    """One conversation of the policy with an environment.
 
     ``start`` holds the opening messages of the conversation. Each call of ``step`` takes an action of the policy, and
     returns the messages to append to the conversation.
@@ -101,10 +101,9 @@ class ExecutesCode(Protocol):
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest of several isolation levels. The weakest levels begin with "none" (no isolation).
+    """Return the first isolation level that begins with "none" (no isolation). Otherwise, return the first level.
 
-    If no level begins with "none", return the first level. Skip each None: it stands for a component that executes no
-    code. Return None if all levels are None.
+    A level that is None is skipped, because the component executes no code. If all levels are None, return None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

@@ -28,7 +28,7 @@ class AgentR1Error(Exception):
 
 
 class InvalidInput(AgentR1Error):
-    """The error for input of the user that cannot be used. The message is one line: the input, its value, the remedy.
+    """Raised if input from the user cannot be used. The message is one line: the input, its value, the remedy.
 
     A value of more than MAX_SHOWN characters is shortened. Credentials in web addresses are removed.
 
@@ -42,24 +42,24 @@ class InvalidInput(AgentR1Error):
         shown = shorten(redact_url(got) if isinstance(got, str) and len(got) <= MAX_ADDRESS else got)
         super().__init__(redact(f"{shorten(what)}: got {shown}; {shorten(do, MAX_REMEDY)}"))
 
-    def __reduce__(self) -> tuple[object, ...]:  # another process gets the value as text
+    def __reduce__(self) -> tuple[object, ...]:  # pickled for another process: the value becomes text
         return partial(InvalidInput, self.what, got=str(self.got), do=self.do), ()
 
 
 class EngineError(AgentR1Error):
-    """The error for a generation that an engine could not complete."""
+    """Raised if an engine could not complete a generation."""
 
 
 class RunStopped(AgentR1Error):
-    """The error for a run that a health check stopped. The message is a diagnosis of several lines."""
+    """Raised if a health check stops the run. The message is a diagnosis of several lines."""
 
 
 class UnsupportedChat(AgentR1Error):
-    """The error for a conversation that a chat template or a tool format cannot render. The message names the cause."""
+    """Raised if a chat template or a tool format cannot render a conversation. The message names the cause."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The error for a run in ``folder`` that the signal ``number`` stopped. The run can be resumed."""
+    """Raised if the signal ``number`` stops the run in ``folder``. The run can be resumed."""
 
     def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder

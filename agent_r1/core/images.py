@@ -1,7 +1,7 @@
 """Images as bytes: their format and size, read from the file itself, and checks of files from untrusted sources.
 
 A file is refused before it is decoded if its structure is not complete, if it declares too many pixels, or if bytes
-follow its end. So no file can need much memory when it is decoded, and a file is an image and nothing else.
+follow its end. So decoding never needs much memory, and an accepted file contains only an image.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ASPECT_RATIO = 100
 """The largest ratio of the two sides of an image. Image processors refuse images of larger ratios."""
 
 MAX_IMAGE_PIXELS = 2**25
-"""The largest number of pixels of an image: 33.5 million, as in a picture of 7680 x 4320. Decoded, it takes 100 MB."""
+"""The largest number of pixels of an image: 33.5 million (7680 x 4320). The decoded image takes 100 MB."""
 
 FORMATS = "PNG, JPEG, GIF or WebP"
 
@@ -125,7 +125,7 @@ def decode_base64(encoded: str) -> bytes:
 
 
 def decode_image(data: bytes) -> Any:
-    """Return an image file as an RGB image of pillow, as the image processors of transformers convert it.
+    """Decode an image file to an RGB image of pillow, as the image processors of transformers do.
 
     A transparent picture is put on white. Gray of 16 bits is scaled to 8 bits.
 
@@ -135,7 +135,7 @@ def decode_image(data: bytes) -> Any:
     pillow, operations = import_extra("PIL.Image", "images"), import_extra("PIL.ImageOps", "images")
     try:
         picture = pillow.open(io.BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP"))
-        if picture.width * picture.height > MAX_IMAGE_PIXELS:  # the size that read_header found was another one
+        if picture.width * picture.height > MAX_IMAGE_PIXELS:  # read_header found another size
             raise ValueError(f"it has {picture.width} x {picture.height} pixels")
         picture = operations.exif_transpose(picture)
         if picture.mode.startswith("I"):  # gray of 16 bits, which convert() would cut off at 255

@@ -16,12 +16,12 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class PromptMedia:
     """An image in a prompt, and the placeholder tokens that stand for it.
 
-    The model reads the features of the image at these tokens, one feature at each token. Some models put other tokens
-    between them, so the tokens are several ranges.
+    The model reads the features of the image at these tokens, one feature at each token. The placeholders are several
+    ranges if the model puts other tokens between them.
 
     Attributes:
         image: the image.
-        spans: the indices in the prompt of the placeholder tokens, in order.
+        spans: the ranges of the placeholder tokens in the prompt, in order.
 
     Example:
         PromptMedia(image, (range(4, 8), range(9, 13)))
@@ -130,9 +130,9 @@ class Completion:
     ``top_logprobs`` has one tuple for each token if they were requested: the most likely tokens in its place, with
     their log-probabilities, the most likely token first.
 
-    Two measures of the work do not count in comparisons: ``first_token_seconds``, the time from the request to the
-    first token, and ``prefilled_tokens``, the number of tokens of which the engine computed keys and values in prefill,
-    instead of taking them from its cache. They are None if the engine does not report them.
+    Two fields measure the work of the engine: ``first_token_seconds``, the time from the request to the first token,
+    and ``prefilled_tokens``, the number of prompt tokens that were not in the KV cache. They are None if the engine
+    does not report them. Comparisons (``==``) ignore them.
 
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
@@ -163,7 +163,7 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` with the log-probabilities of the tokens that both sequences begin with; 0 for others.
+        """Return ``token_ids`` with the known log-probabilities of the common prefix, and 0 for all later tokens.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))

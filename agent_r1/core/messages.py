@@ -25,9 +25,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is part of a message. Use ``from_bytes``, ``from_file``, ``from_data_url`` or ``from_pil``.
+    """An image that is part of a message.
 
-    Two images are equal if their files have equal bytes.
+    It is made by ``from_bytes``, ``from_file``, ``from_data_url`` or ``from_pil``. Two images are equal if their files
+    have equal bytes.
 
     Attributes:
         sha256: the hash of the file, in hexadecimal.
@@ -48,17 +49,17 @@ class Image:
 
     @classmethod
     def from_bytes(cls, data: bytes, mime: str | None = None) -> Image:
-        """Return the image in a file with the bytes ``data``.
+        """Return the image whose file has the bytes ``data``.
 
-        Raise InvalidInput if the file is not a whole image (see :mod:`agent_r1.core.images`), or if ``mime`` is given
-        and is not its type.
+        Raise InvalidInput if the file is not a complete image (see :mod:`agent_r1.core.images`), or if ``mime`` is
+        given and is not the type of the file.
         """
         header = read_header(data, mime)
         return cls(hashlib.sha256(data).hexdigest(), header.mime, header.width, header.height, data)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Image:
-        """Return the image in the file ``path``, without bytes after its end, which many phones write.
+        """Return the image in the file ``path``. Bytes after its end, which many phones write, are dropped.
 
         Raise InvalidInput if the file cannot be read or is not an image.
         """
@@ -69,7 +70,7 @@ class Image:
 
     @classmethod
     def from_data_url(cls, url: str) -> Image:
-        """Return the image in a URL such as ``data:image/png;base64,iVBOR..``. Raise InvalidInput if there is none."""
+        """Return the image in a URL such as ``data:image/png;base64,iVBOR..``. Raise InvalidInput for other URLs."""
         return cls.from_bytes(*decode_data_url(url))
 
     @classmethod
@@ -88,7 +89,7 @@ class Image:
 
 ContentPart = Text | Image
 ReadImage = Callable[[bytes, str | None], Image]
-"""Returns the image in the bytes of a file, given its declared MIME type. Raises InvalidInput if there is none."""
+"""A function (bytes of a file, declared MIME type) -> image. It raises InvalidInput if the file is not an image."""
 
 
 def _trimmed_image(data: bytes, mime: str | None) -> Image:
@@ -154,7 +155,7 @@ class Message:
         return tuple(part for part in self.parts if isinstance(part, Image))
 
     def with_images_as_text(self) -> Message:
-        """Return the message with a line of text in place of each image."""
+        """Return the message with each image replaced by a line of text."""
         return replace(self, parts=(Text(parts_text(self.parts)),)) if self.images else self
 
     @classmethod
@@ -178,8 +179,8 @@ def to_openai(message: Message) -> dict[str, Any]:
     """Return a message as an OpenAI-style dictionary for a chat template.
 
     The arguments of a call are a mapping, as the templates of transformers expect. If the message has a call that could
-    not be parsed, ``content`` is the whole text of the action, and no calls are listed. The content of a message with
-    images is a list of parts; each image is a data URL.
+    not be parsed, ``content`` is the whole text of the action, and the dictionary lists no calls. The content of a
+    message with images is a list of parts; each image is a data URL.
 
     Example:
         >>> to_openai(Message.user("hello"))

@@ -55,10 +55,10 @@ class Part(Enum):
 
 
 _EXCLUSIVE = frozenset({Part.VALIDATION})
-"""Parts that count alone, whatever else is active."""
+"""Parts that get all of the time while they are active."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
-"""Parts that may do no more than wait for something. They count only while no other part is active."""
+"""Parts that often only wait, for example for a server. They get time only while no other part is active."""
 
 SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 """Prefixes of the names under which a run records the wall and CPU seconds of each part."""
@@ -66,7 +66,7 @@ SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 
 @dataclass(frozen=True, slots=True)
 class PartTime:
-    """The wall seconds of a part of a step, and the CPU seconds that all threads of the process spent in them."""
+    """The wall seconds of a part of a step, and the CPU seconds of all threads of the process in this time."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -74,7 +74,7 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Where the time of a step, or of an average step, went. The parts add up to the wall time of the step.
+    """The time of each part of a step, or of an average step. The sum is the wall time of the step.
 
     ``parts`` is empty if nothing was measured.
 
@@ -116,7 +116,7 @@ def read_profiles(curves: Mapping[str, Mapping[int, float]]) -> list[StepProfile
 
 
 def mean_profile(profiles: Sequence[StepProfile]) -> StepProfile:
-    """Return the profile of an average step. It is empty if ``profiles`` are empty."""
+    """Return the profile of an average step; an empty profile if ``profiles`` is empty."""
     parts = [part for part in Part if any(part in profile.parts for profile in profiles)]
     times = {part: [profile.parts.get(part, PartTime()) for profile in profiles] for part in parts}
     return StepProfile(
@@ -156,14 +156,14 @@ class Profiler(Protocol):
     """Measures the parts of training steps."""
 
     def measure(self, part: Part) -> AbstractContextManager[object]:
-        """Return a context manager, inside of which ``part`` is active. Any thread can use it, also at the same time.
+        """Return a context manager. ``part`` is active inside of it. Several threads can be inside at the same time.
 
-        Parts that compute must not be nested in each other.
+        Do not nest parts that compute, such as FORWARD, in each other.
         """
         ...
 
     def take(self) -> StepProfile:
-        """Return where the time since the last call, or since the profiler was made, went."""
+        """Return the profile of the time since the last call of ``take``; at first, since the profiler was made."""
         ...
 
 
@@ -175,7 +175,7 @@ class StepProfiler:
     while the engine generates for other attempts delays nothing. If no part is active, the CPU time is "other", and the
     rest is "waiting".
 
-    On a GPU, a part ends when its work is queued. The part that waits for a result gets the time of the work.
+    On a GPU, a part ends when its work is queued. The time of the work belongs to the part that waits for the result.
 
     Args:
         clock: returns the wall time in seconds.
@@ -220,7 +220,7 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """The time of one part, and the context manager inside of which the part is active.
+    """A context manager that measures the time of one part. The part is active inside of it.
 
     Args:
         profiler: distributes the time.
@@ -229,7 +229,7 @@ class _Meter(AbstractContextManager[None]):
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:
         self._profiler, self._active = profiler, active
-        self._count = 0  # of calls that are inside the context manager
+        self._count = 0  # how many threads are inside the context manager
         self._wall = self._cpu = 0.0
 
     def __enter__(self) -> None:

@@ -91,7 +91,7 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return the web address of ``match``, which is a part of another web address, without its credentials.
+    """Return the web address in ``match`` without its credentials. The address is part of another web address.
 
     If the address of ``match`` has an ``@`` and contains a third web address, only its scheme is kept:
     ``http://ann:pw@b/http://c/y`` becomes ``http://***``.

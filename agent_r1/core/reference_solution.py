@@ -33,8 +33,8 @@ class ReferenceSolutions:
     """The reference solutions of one task, for ``agent-r1 check``.
 
     ``expected_rewards`` gives a sum for each reward. In an episode with a ``gold`` solution, each reward must add up to
-    at least this sum. In an episode with a ``wrong`` solution, no reward may reach its sum. So leave out a reward that
-    a wrong solution can also earn, such as a reward for any search.
+    at least this sum. In an episode with a ``wrong`` solution, no reward may reach its sum. Leave out rewards that a
+    wrong solution can also earn, such as a reward for any search.
 
     Example:
         ReferenceSolutions(

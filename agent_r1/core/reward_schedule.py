@@ -10,9 +10,9 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class RewardSchedule:
-    """A factor on the weight of a reward, by step: linear between ``points``, and constant before and after them.
+    """A factor of a reward's weight that depends on the step: linear between ``points``, constant before and after.
 
-    A point is a pair (step, factor). The steps rise.
+    A point is a pair (step, factor). The points are in ascending order of steps.
 
     Example:
         >>> RewardSchedule.parse("1:0, 11:1").factor(6)
@@ -23,7 +23,7 @@ class RewardSchedule:
 
     @classmethod
     def parse(cls, text: str) -> RewardSchedule:
-        """Return the schedule that a text such as ``1:0,50:1`` describes. Raise ValueError if it describes none."""
+        """Return the schedule of a text such as ``1:0,50:1``. Raise ValueError if the text is not a schedule."""
         points = []
         for part in text.split(","):
             step, colon, factor = part.partition(":")

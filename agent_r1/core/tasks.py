@@ -84,9 +84,9 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Return a new asyncio task that runs ``work``. It is an ordinary task if user code calls this function.
+    """Return a new asyncio task that runs ``work``: a :class:`ProtectedTask` if the run itself creates it.
 
-    Otherwise it is a :class:`ProtectedTask`. So user code can cancel the tasks that it created itself.
+    If user code creates it, it is an ordinary task, which user code can cancel.
     """
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)

@@ -76,9 +76,9 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 class WorkerThread:
     """A daemon thread that runs jobs one after another, in the order in which they are submitted.
 
-    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Callers of
-    ``run`` that wait when the thread ends get an exception. Later callers of ``run`` get it, too. ``ended`` is a
-    function that makes this exception. Without ``ended``, it is a RuntimeError.
+    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Calls of
+    ``run`` then raise the exception that ``ended()`` returns, or RuntimeError if ``ended`` is None. This also holds
+    for calls that are waiting when the thread ends.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:

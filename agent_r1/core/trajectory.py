@@ -84,7 +84,7 @@ class TurnTiming:
 
     @property
     def engine_seconds(self) -> float:
-        """How long the engine took."""
+        """The seconds between the request of the action and its return by the engine."""
         return self.end_seconds - self.start_seconds
 
 
@@ -105,11 +105,11 @@ class Turn:
         action_ids: the sampled tokens.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
-        call_rewards: process rewards of each call by name, in the order of the calls. (): no call is rewarded.
+        call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
         call_ends: for each call, the index in ``action_ids`` of the token that completes the call. The rewards of the
             call are assigned to this token.
         media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
-        timing: when the turn happened; None if it was not measured. Turns with other timings are equal, because no
+        timing: when the turn happened; None if it was not measured. Comparisons (``==``) ignore it, because no
             repetition of an attempt has the same timing.
 
     Example:
@@ -196,7 +196,7 @@ class Trajectory:
         seconds: the duration of the attempt.
         answer: the answer that an agent program returned; None if the last text of the policy is the answer.
         start_time: the time at which the attempt started, in seconds since 1970; 0.0 if it was not measured.
-        wait_seconds: how long the attempt had waited before, because ``concurrency`` other attempts ran.
+        wait_seconds: how long the attempt waited before its start, because ``concurrency`` other attempts ran.
     """
 
     attempt: AttemptId
@@ -228,7 +228,7 @@ class Trajectory:
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return ``turn.new_messages`` if the rest of the trajectory does not have them, otherwise ()."""
+        """Return ``turn.new_messages`` if they differ from :meth:`known_messages`, otherwise ()."""
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property
@@ -250,7 +250,7 @@ class Trajectory:
 
     @property
     def has_images(self) -> bool:
-        """Whether the policy saw an image. Images that were lines of text for it do not count."""
+        """Whether the policy saw an image. An image that the policy saw only as a line of text does not count."""
         return any(turn.media for turn in self.turns)
 
     @property

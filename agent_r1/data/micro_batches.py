@@ -46,8 +46,8 @@ class MicroBatch:
     num_tokens: int
     """Number of tokens, without padding."""
     prefix: int = 0
-    """Number S of tokens that are before the first token of each sequence, and not in the micro-batch. ``position_ids``
-    counts them, ``attention_mask`` does not: all tokens attend to them."""
+    """Number S of tokens before each sequence that are not in the micro-batch. ``position_ids`` counts these tokens.
+    ``attention_mask`` does not contain them, because all tokens attend to them."""
 
     media: tuple[tuple[PromptMedia, ...], ...] = ()
     """For each of the B sequences, its images at their placeholder tokens. (): there are no images."""

@@ -1,10 +1,11 @@
 """Prefix sharing: tokens with which several sequences begin are computed once.
 
 Two parts of sequences are shared. The first tokens of all sequences, such as the system prompt and the schemas of the
-tools, are cut off: the models compute their keys and values once, and all micro-batches read them. What remains is
-merged: sequences that begin alike, such as the attempts at one task, become the branches of one tree of tokens.
+tools, are cut off: the models compute their keys and values once, and all micro-batches read them. The rest is merged:
+sequences that begin alike, such as the attempts at one task, become the branches of one tree of tokens.
 
-Sequences with images are read whole: the tokens of two images can be equal, and their positions need not be depths.
+Sequences with images share nothing. Two different images can have equal tokens, and the position of a token can differ
+from its depth in the tree.
 
 Shapes: S first tokens that all sequences share, T tokens of a sequence.
 """
@@ -21,7 +22,8 @@ from agent_r1.data.micro_batches import Block, PassPlan, make_micro_batches
 from agent_r1.data.sequences import TokenSequence
 
 MIN_COMMON_PREFIX = 64
-"""Smallest number S of tokens that are computed before all micro-batches. Fewer are not worth an additional pass."""
+"""Smallest number S of tokens that are computed before all micro-batches. A shorter prefix does not justify an
+additional pass."""
 
 MAX_TREE = 4096
 """Largest number of tokens in a merged sequence. The attention mask of a tree has the square of this size."""
@@ -134,7 +136,7 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
 
     The result is a tree of tokens in depth-first order. Two tokens are merged if they are equal and all tokens before
     them on their branches are equal. The result predicts every token of the batch that one of ``sequences`` predicts.
-    Two of these predicted tokens can be merged. The field ``trajectory`` is copied from the first sequence.
+    Two of these predicted tokens can become one token. The field ``trajectory`` is copied from the first sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """

@@ -92,8 +92,8 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""The prediction of a token, as three positions: of the logits in the sequence, of the token in the sequence, and of
-the token in the batch."""
+"""The prediction of a token, as three positions: the position of the logits in the sequence, the position of the token
+in the sequence, and the position of the token in the batch."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """A function (trajectory, number of the trajectory in the batch, places of its turns) -> its token sequences."""
@@ -236,8 +236,8 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
     """Return the predictions of ``count`` consecutive tokens of a sequence.
 
-    Each prediction is a tuple of three positions: of the logits in the sequence, of the predicted token in the
-    sequence, and of this token in the batch.
+    Each prediction is a tuple of three positions: the position of the logits in the sequence, the position of the
+    predicted token in the sequence, and the position of this token in the batch.
 
     Args:
         before: the position in the sequence of the logits that predict the first of the tokens.

@@ -1,9 +1,10 @@
 """The canary: log-probabilities of fixed prompts, by which a server proves which weights it serves.
 
-A server can report success and serve other weights than it was sent: the output head or an adapter stays old, or keys
-and values of old weights remain in its cache. Its checksums can be of empty tensors. The log-probabilities that it
-computes cannot hide this. So the trainer computes log-probabilities of fixed prompts with each version of the weights,
-and a server must have the same ones, up to rounding, before it serves a request.
+A server can report success although it does not serve the weights that it was sent. For example, its output head or its
+adapter is still the old one, or its cache still holds keys and values of old weights. Its checksums can be checksums of
+empty tensors. But wrong weights change the log-probabilities that the server computes. So the trainer computes
+log-probabilities of fixed prompts with each version of the weights. A server must compute the same log-probabilities,
+up to rounding, before it serves a request.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
-"""Long enough that a prefix cache has a whole block of a prompt (16 to 128 tokens)."""
+"""The number of prompts, and the tokens of each. A prompt fills a whole block of a prefix cache (16 to 128 tokens)."""
 
 TEMPERATURE = 0.7
-"""The temperature of next tokens. It is not 1, so that a server that does not scale its log-probabilities is found."""
+"""The temperature for log-probabilities of next tokens. It is not 1, to detect servers that ignore the temperature."""
 
 NUM_NEXT = 32
 """How many of the most likely next tokens are stored for a prompt."""
@@ -117,15 +118,16 @@ class LogprobGap:
         return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
 
     def is_rounding(self, dtype: Dtype) -> bool:
-        """Return whether rounding errors of ``dtype`` explain the gap. NaN is no rounding error."""
+        """Return whether rounding errors of ``dtype`` explain the gap; False if the gap is NaN."""
         band = BANDS[dtype]
         return self.mean <= band.mean and self.largest <= band.maximum
 
 
 async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> LogprobGap:
-    """Return the gap between an engine and ``model``, whose weights the engine should have, on sampled tokens.
+    """Return the gap between the log-probabilities of an engine and of ``model``, on tokens that the engine samples.
 
-    The engine samples tokens after fixed prompts, and the model reads them. Raise EngineError if the engine fails.
+    The engine should have the weights of ``model``. It samples tokens after fixed prompts, and the model reads them.
+    Raise EngineError if the engine fails.
     """
     context = engine.capabilities.max_context or PROMPT_LENGTH + NUM_SAMPLED
     length = min(PROMPT_LENGTH, context // 2)

@@ -33,8 +33,8 @@ class VllmConfig(BaseModel):
     servers on loopback with it, and ends them."""
 
     urls: tuple[str, ...] = ()
-    """Servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md has the options that
-    they need, and how they get at the weights."""
+    """Servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md explains which
+    options they need, and how they read the weights."""
 
     arguments: str = ""
     """Further arguments of each server that the run starts, as on a command line: "--tensor-parallel-size 2"."""
@@ -90,7 +90,7 @@ class EngineConfig(BaseModel):
 
     max_sequences: int = Field(default=64, ge=1)
     """Maximum number of sequences in one decode batch. The embedded engine adds decode batches while the KV cache has
-    room; a vLLM server has at most so many requests at a time."""
+    room; a vLLM server has at most this number of requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """Memory for the KV cache, in GiB. Sequences that do not fit wait, but one sequence always runs. None: on a CPU,
@@ -158,13 +158,14 @@ class DecodeConfig(BaseModel):
     """Critic: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm with a critic, such as ppo."""
 
     candidates: int = Field(default=4, ge=1)
-    """Tokens (token), actions (step, beam) or particles (smc) among which values choose. 1: plain decoding."""
+    """Number of tokens (token), actions (step, beam) or particles (smc) to choose from by value. 1: plain decoding."""
 
     beta: float = Field(default=0.1, ge=0)
-    """Temperature of the values, in units of the reward: a candidate has the weight exp(Q / beta). 0: the largest Q."""
+    """Temperature of the values, in units of the reward: a candidate has the weight exp(Q / beta). 0: choose the
+    largest Q."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature at which candidates are sampled if decoding is greedy otherwise. The first candidate stays greedy."""
+    """If decoding is greedy: temperature at which all candidates except the first one are sampled."""
 
     segment_tokens: int = Field(default=8, ge=1)
     """With token: how many tokens are drafted before values correct them. With smc: tokens between two weightings."""

@@ -19,7 +19,7 @@ from agent_r1.core.inference import (
 )
 
 MAX_ABORTS = 20
-"""How many times in a row a request is aborted without a new token, before the generation fails."""
+"""The generation fails after this number of aborted requests in a row that gave no new token."""
 
 ABORT_SECONDS = 0.05
 """The pause after the first abort, in seconds. Each further pause is twice as long, at most ``MAX_ABORT_SECONDS``."""
@@ -42,11 +42,11 @@ class Piece:
 
 
 Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
-"""Sends one request to a server."""
+"""A function that sends one request to a server, and returns its answer."""
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
-    """Return a completion. As long as it is not complete, request its continuation from the tokens sampled so far.
+    """Return a completion. While it is not complete, send a request that continues the tokens sampled so far.
 
     A generation is continued if the server aborted it, or if the server stopped at a stop string that does not meet the
     stop condition (for example, a stop string inside a thought). Each request has a seed of its own, because the same
@@ -86,7 +86,7 @@ def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReas
 
 
 def join(first: Completion, more: Completion) -> Completion:
-    """Return one completion with the tokens of ``first`` and then of ``more``, which continues ``first``."""
+    """Return one completion: the tokens of ``first``, and then the tokens of ``more``, which continue them."""
     shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
     parts = (first.prefilled_tokens, more.prefilled_tokens)
     is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version

@@ -22,9 +22,10 @@ from agent_r1.model.value_head import ValueModel
 
 @dataclass(slots=True)
 class TokenTree:
-    """Continuations of a context, in which tokens of a shared prefix occur once. ``ends`` has a node per continuation.
+    """The continuations of a context as a tree of tokens: tokens that several continuations share occur once.
 
-    Node 0 is the last token of the context. The parent of each other node has a smaller index.
+    Node 0 is the last token of the context. The parent of each other node has a smaller index. ``ends`` holds the last
+    node of each continuation.
 
     Example:
         the continuations (7, 8) and (7, 9): token_ids [.., 7, 8, 9], parents [-1, 0, 1, 1], ends [2, 3]
@@ -98,8 +99,8 @@ class Critic:
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return the value after each branch.
 
-        The pass reads S kept tokens, the C tokens of the context after them, and the n nodes of the tree except its
-        root, which is the last token of the context.
+        The keys and values of the first S tokens of the context are kept from earlier calls. The pass reads the other C
+        tokens of the context, and the n nodes of the tree. The root of the tree is the last token of the context.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

@@ -10,7 +10,7 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 
 @dataclass(frozen=True, slots=True)
 class ForwardingEngine:
-    """Forwards weight updates, releases and closing to ``engine``. A subclass defines ``generate``."""
+    """An engine that forwards weight updates, releases and closing to ``engine``. A subclass defines ``generate``."""
 
     engine: InferenceEngine
 

@@ -1,4 +1,4 @@
-"""Images in the embedded engine: a number for each feature of an image, and the features while requests need them.
+"""Images in the embedded engine: each feature of an image gets a number, and is stored while requests need it.
 
 In the engine, a placeholder token of an image is replaced by a negative number that stands for one feature of this
 image. Equal images have equal numbers, and different images have different ones. So sequences with equal numbers have
@@ -92,17 +92,20 @@ class ImageCache:
                 entry.features = None
 
     def shift(self, tokens: Sequence[int]) -> int:
-        """Return how much the position after ``tokens`` differs from their number. It is 0 for ordinary positions."""
+        """Return the position of the token after ``tokens``, minus the number of ``tokens``.
+
+        It is 0 if the model has ordinary positions.
+        """
         if not self.has_position_rows:
             return 0
         return sum(self._shifts[token] for token in tokens if token < 0 and token in self._shifts)
 
     def read(self, token_ids: Tensor, first: Tensor) -> tuple[Tensor, ImageFeatures, Tensor | None]:
-        """Return (index, features, positions) for a pass over ``token_ids`` (R, T), of which some are negative.
+        """Return (index, features, positions) for a pass over ``token_ids`` (R, T). Negative ids stand for features.
 
-        ``index``, ``features`` and ``positions`` are as in :func:`agent_r1.model.vision.embed_with_images` and
-        :func:`agent_r1.model.vision.position_rows`, which also explains ``first``. ``positions`` is None if the model
-        has ordinary positions.
+        :func:`agent_r1.model.vision.embed_with_images` explains ``index`` and ``features``, and
+        :func:`agent_r1.model.vision.position_rows` explains ``positions`` and ``first``. ``positions`` is None if the
+        model has ordinary positions.
         """
         numbers = -1 - token_ids  # the number of a feature; negative for tokens of text
         index = torch.full_like(token_ids, -1)

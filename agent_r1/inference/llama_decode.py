@@ -26,8 +26,8 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
 
 ROWS_MULTIPLE = 16
-"""The number of rows in a decode step of running rows is padded to a multiple of this number. BLAS libraries compute
-products of fewer rows by other kernels, with other bits."""
+"""The number of rows in a decode step of running rows is padded to a multiple of this number. For fewer rows, BLAS
+libraries use other kernels, whose results have other bits."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) -> mixed values (N, H * D). It appends keys

@@ -1,4 +1,4 @@
-"""An engine that counts the work of another engine: its requests, its tokens, and how long it was busy."""
+"""An engine that counts the work of another engine: requests, tokens, and the time in which it was busy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EngineMeter:
             self._running += change
 
     def _advance(self) -> None:
-        """Add the time since the last call. The caller holds the lock."""
+        """Add the time since the last call of this method to the counters. The caller holds the lock."""
         now = self._clock()
         if self._running:
             self._busy += now - self._last
@@ -83,7 +83,7 @@ class EngineMeter:
 
 @dataclass(frozen=True, slots=True)
 class MeteredEngine(ForwardingEngine):
-    """An engine that does what ``engine`` does. ``meter`` counts its generations."""
+    """An engine that forwards all calls to ``engine``. ``meter`` counts the generations."""
 
     meter: EngineMeter
 

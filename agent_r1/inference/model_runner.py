@@ -55,7 +55,7 @@ NARROW_PASS = PrefillShape(chunk=64, tokens=64)
 """For large models on a CPU: every token costs time, also padding, and 64 tokens keep the processor busy."""
 
 LARGE_MODEL = 10_000_000
-"""Number of parameters from which on a model is large on a CPU."""
+"""On a CPU, a model with at least this number of parameters is large."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -212,7 +212,7 @@ class ModelRunner:
     def _prefill_images(
         self, chunks: Sequence[PrefillChunk], token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PrefillCache
     ) -> None:
-        """Run a forward pass over tokens (R, T), of which some stand for features of images.
+        """Run a forward pass over tokens (R, T), some of which stand for features of images.
 
         ``positions`` (R, T) are the positions of the tokens if the model has ordinary positions.
         """
@@ -237,7 +237,8 @@ class ModelRunner:
 
         ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
         The logits are in the order of the mapping. ``shifts`` maps rows with images to the difference between the
-        position and the index of their last token, if the model has positions in three rows.
+        position and the index of their last token. It is used only if the tokens of the model have three positions
+        each.
 
         The native step computes only the running rows. So does PyTorch for large models on a CPU, if the bits of a row
         do not depend on the number of rows. Otherwise the step computes all rows of the block, so that shapes do not

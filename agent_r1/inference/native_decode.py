@@ -165,7 +165,7 @@ class NativeDecoder:
         )
 
     def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Return the address of a copy of matrices (outputs, inputs), one below the other: (panels, inputs, lanes)."""
+        """Copy matrices (outputs, inputs), one below the other, into (panels, inputs, lanes). Return its address."""
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
         torch.cat([weight.detach() for weight in weights], out=padded[:outputs])
@@ -186,7 +186,7 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the largest difference of a logit to the model's forward pass, as a share of the largest logit."""
+        """Return the largest difference from a logit of the model's forward pass, divided by the largest logit."""
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
         block = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu"))
@@ -206,7 +206,7 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
 
 
 class _Layer(ctypes.Structure):
-    """``Layer`` of the C++ file."""
+    """The struct ``Layer`` of the C++ file."""
 
     _fields_ = [
         (name, ctypes.c_void_p)
@@ -218,7 +218,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Weights(ctypes.Structure):
-    """``Model`` of the C++ file."""
+    """The struct ``Model`` of the C++ file."""
 
     _fields_ = (
         *((n, ctypes.c_int64) for n in ("layers", "width", "heads", "kv_heads", "head_size", "inner", "vocabulary")),
@@ -229,7 +229,7 @@ class _Weights(ctypes.Structure):
 
 
 class _Step(ctypes.Structure):
-    """``Step`` of the C++ file."""
+    """The struct ``Step`` of the C++ file."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "threads", "capacity")),

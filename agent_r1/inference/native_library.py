@@ -47,7 +47,7 @@ def find_compiler() -> str | None:
 
 @functools.cache
 def load_library(compiler: str | None) -> NativeLibrary | Unavailable:
-    """Return the library. It is compiled if no process has done so on this processor with the same compiler.
+    """Return the library. Compile it if it was never compiled on this processor with the same compiler.
 
     Several processes can call this function at the same time: one of them compiles, and the others wait.
     """
@@ -83,7 +83,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _processor() -> str:
-    """Return what the compiler derives instructions from: the first processor of /proc/cpuinfo, or its name."""
+    """Return a text that identifies the processor's instructions: a hash of /proc/cpuinfo, or the processor's name."""
     if not CPU_INFO.exists():
         return f"{platform.machine()} {platform.processor()}"
     first = CPU_INFO.read_text("utf-8", "replace").split("\n\n")[0]

@@ -16,9 +16,9 @@ from typing import TypeVar
 P = TypeVar("P")
 
 Extend = Callable[[list[P]], Awaitable[tuple[list[P], list[float]]]]
-"""Extends all particles by one step. Returns the new particles, and the logarithms of their weight factors.
+"""A function that extends all particles by one step. It returns the new particles, and log w of their weight factors w.
 
-A particle that is complete stays unchanged, with the logarithm 0.
+A particle that is complete does not change. Its log w is 0.
 """
 
 

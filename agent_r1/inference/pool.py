@@ -70,7 +70,7 @@ class Replica(InferenceEngine, Protocol):
 
 
 RECOVERY_SECONDS = 10.0
-"""The time that a fenced server has to show that it works again, before each update of the weights."""
+"""Before each update of the weights, a fenced server has this time, in seconds, to show that it works again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,12 @@ class EnginePool:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the first server. All servers of a pool have the same ones."""
+        """The capabilities of the first server. All servers of a pool have the same capabilities."""
         return self._members[0].replica.capabilities
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """The servers, with those that get no requests."""
+        """All servers, including the servers that get no requests."""
         return tuple(member.replica for member in self._members)
 
     @property
@@ -195,7 +195,7 @@ class EnginePool:
         try:
             piece = await member.run(member.replica.request(prompt, params))
             member.last_answer = time.monotonic()
-            await self._open.wait()  # if weights were updated meanwhile, the canary decides about the new tokens
+            await self._open.wait()  # an update of the weights is in progress: its canary tests the server
             member.check_version(piece, before)
         except ReplicaError as error:
             await self._on_failure(member, str(error))
@@ -345,7 +345,7 @@ class _Member:
             request.cancel()
 
     def fence(self, reason: str) -> None:
-        """Send no more requests to the server, and end its requests with ReplicaError."""
+        """Log a warning. Send no more requests to the server, and end its requests with ReplicaError."""
         if self.fenced is None:
             log.warning("the inference server %s is left out: %s", self.replica.name, reason)
         self.end(reason)

@@ -11,7 +11,7 @@ from agent_r1.inference.forwarding_engine import ForwardingEngine
 
 @dataclass(frozen=True, slots=True)
 class ProfiledEngine(ForwardingEngine):
-    """An engine that does what ``engine`` does. ``profiler`` measures its generations as :attr:`Part.SERVERS`."""
+    """An engine that forwards all calls to ``engine``. ``profiler`` measures generations as :attr:`Part.SERVERS`."""
 
     profiler: Profiler
 

@@ -1,8 +1,8 @@
-"""Runs a command in the process group of this process, which ends with the process that started it.
+"""Run a command, and kill the command when the process that started this program ends.
 
-The starting process holds the other end of standard input. When it ends, also by SIGKILL, this end reads its end of
-file, and the whole group is killed. So no server outlives its run. If this process is killed, the kernel kills the
-command. This file runs as a program and imports nothing of the package.
+The starting process holds the other end of this program's standard input. When the starting process ends, also by
+SIGKILL, this program reads the end of file, and kills its own process group, which contains the command. So no server
+outlives its run. If this program is killed, the kernel kills the command. This file imports nothing of the package.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def end_with_input() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: None)  # the command ends on SIGTERM, then this process
+    signal.signal(signal.SIGTERM, lambda *_: None)  # SIGTERM ends the command, and then this process ends
     threading.Thread(target=end_with_input, daemon=True).start()
     subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=die_with_parent).wait()
-    end_group()  # the command's own children can be left
+    end_group()  # children of the command can still be running

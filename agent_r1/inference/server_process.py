@@ -1,4 +1,4 @@
-"""A server in a process group of its own, which ends when the run ends, however the run ends."""
+"""A server in a process group of its own. The server ends when the run ends, even if the run is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 GUARD = Path(__file__).with_name("server_guard.py")
 
 STOP_SECONDS = 15.0
-"""How long a server has to end after SIGTERM, in seconds. A killed one leaves segments of shared memory."""
+"""How long a server has to end after SIGTERM, in seconds. A killed server leaves segments of shared memory behind."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables of this process's Python environment, which a server in another environment must not get."""

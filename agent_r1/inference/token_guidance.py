@@ -1,4 +1,4 @@
-"""Value guidance of single tokens: the k most likely tokens share their probability anew, by their values.
+"""Value guidance of single tokens: values redistribute the probability of the k most likely tokens among them.
 
 Let C be the k most likely tokens after a state s, P = sum of pi(a | s) over C, and Q(s, a) = V(s a). Then
 
@@ -22,7 +22,7 @@ from agent_r1.inference.particles import normalize
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """A completion with the log-probabilities with which its tokens were sampled, and the tokens with their log pi."""
+    """A completion whose log-probabilities are log q (its tokens were sampled from q), and its tokens with log pi."""
 
     completion: Completion
     scored: ScoredTokens

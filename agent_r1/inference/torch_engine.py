@@ -67,7 +67,7 @@ class TorchEngine:
 
     Raises:
         InvalidInput: the model fails with the KV cache, or its logits with the KV cache differ from the logits of a
-            plain forward pass; or ``config.decode_step`` is "native", which is impossible.
+            plain forward pass; or ``config.decode_step`` is "native", and the native step cannot be used.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""An engine around an engine: a critic's values choose among candidates that the inner engine samples.
+"""An engine around an inner engine: a critic's values choose among candidates that the inner engine samples.
 
 A state s is the context with the tokens sampled so far. V(s) predicts the rewards that follow, and Q(s, a) = V(s a),
 because appending tokens is deterministic. Three methods choose at different levels:
@@ -113,7 +113,7 @@ class ValueGuidedEngine:
         await self._values.close()
 
     def _sessions(self, session_id: str) -> list[str]:
-        """Return the inner engine's name of the session of each candidate."""
+        """Return the session id of each candidate in the inner engine."""
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
@@ -138,7 +138,7 @@ class ValueGuidedEngine:
     async def _resampled_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Return the action of one of N particles, chosen by weight. V(context) is left out: it cancels in weights."""
+        """Return the action of one of N particles, chosen by weight. V(context) is not used: it cancels in weights."""
         rng, sessions = random.Random(seed_at(params.seed, CHOICE)), self._sessions(session_id)
 
         async def grow(particle: Particle, index: int) -> Completion:
@@ -205,7 +205,7 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the parameters of a candidate. The first candidate is what plain decoding gives."""
+        """Return the sampling parameters of a candidate. The first candidate equals the result of plain decoding."""
         if index == 0:
             return params
         return replace(
@@ -232,7 +232,7 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return a completion whose log-probabilities are the inner engine's."""
+    """Return a completion of the inner engine as GuidedTokens. Its log q is log pi, because it is not guided."""
     return GuidedTokens(completion, scored(completion))
 
 

@@ -31,7 +31,7 @@ GENERATE = "/inference/v1/generate"
 
 
 class ReplicaError(EngineError):
-    """A server failed: it cannot be reached, reports an internal error, or its answer contradicts the request."""
+    """Raised if a server cannot be reached, reports an internal error, or its answer contradicts the request."""
 
 
 class _Answer(BaseModel):
@@ -113,7 +113,7 @@ class VllmEngine:
 
         If the server aborts the request, the piece has the tokens sampled so far and the finish reason "abort".
         """
-        if prompt.media:  # its API takes images only in an internal format of vLLM, not as files
+        if prompt.media:  # vLLM's API takes images only in an internal format, not as files
             raise EngineError("a vLLM server reads no images here; sample images with --engine.backend embedded")
         if params.top_p != 1.0 or params.top_k != 0:
             raise EngineError("vLLM's log-probabilities are of the truncated distribution: give top_p 1 and top_k 0")
@@ -271,7 +271,7 @@ def _most_likely(top: list[_TokenLogprob]) -> list[_TokenLogprob]:
 def _likeliest(top: list[_TokenLogprob], count: int) -> TopLogprobs:
     """Return the ``count`` most likely tokens of ``top``. Raise ReplicaError if there are fewer.
 
-    A server lists the sampled token besides the tokens that were requested, and then twice if it is one of them.
+    A server lists the sampled token in addition to the requested tokens. So it can occur twice.
     """
     scores = {each.token_id: each.logprob for each in top}
     if len(scores) < count:

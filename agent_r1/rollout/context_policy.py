@@ -25,7 +25,7 @@ Messages = tuple[Message, ...]
 class Exchange:
     """An action of the policy, and the messages of the observation that followed the action.
 
-    This class has nothing to do with the protocol :class:`agent_r1.gateway.dialect.Exchange`.
+    Do not confuse this class with the protocol :class:`agent_r1.gateway.dialect.Exchange`.
     """
 
     action: Message

@@ -1,9 +1,9 @@
-"""Beam search over turns: several conversations with the environment, of which the most valuable continue.
+"""Beam search over turns: of several conversations with the environment, the most valuable ones are continued.
 
-Each turn, every kept conversation is continued by sampled actions, and the environment answers them. Then the B
-conversations with the largest V(s) are kept, in which s ends with the answer of the environment. An episode cannot be
-copied, so each continuation opens a new episode and repeats the recorded actions in it. The environment has to
-give the same answers again.
+In each turn, the policy samples actions for every kept conversation, and the environment answers each action. Then the
+B conversations with the largest V(s) are kept. The state s ends with the answer of the environment. An episode cannot
+be copied, so each continuation opens a new episode and repeats the recorded actions in it. The environment has to give
+the same answers again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Conversation:
 
 
 class _TurnEnd(Exception):
-    """Raised instead of the action after the new one: the turn of the beam search is over."""
+    """Raised when an action after the new action is requested, because this turn of the beam search is over."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class RepeatingEngine:
         engine: samples the new action.
         number: the number of the continuation among all continuations of this turn. Number 0 samples as plain decoding.
         temperature: the temperature of the other continuations if decoding is greedy.
-        actions: the recorded actions, to which the new one is added.
-        repeated: how many of them were returned.
+        actions: the recorded actions. The new action is added at the end.
+        repeated: how many recorded actions were returned.
         state: the tokens after the new action, with the answer of the environment if the episode goes on.
         is_sampled: whether the new action was sampled.
         goes_on: whether the episode goes on after the new action.
@@ -120,7 +120,7 @@ class RepeatingEngine:
         """Do nothing: actions are sampled without a session."""
 
     async def close(self) -> None:
-        """Do nothing, because others use the engine, too."""
+        """Do nothing, because other attempts use the engine, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class BeamSearch:
         values: predicts the rewards that follow a state.
         beams: B, the number of conversations that are kept after each turn.
         candidates: the number of continuations of all kept conversations together; a multiple of ``beams``.
-        temperature: the temperature of all continuations except the first one if decoding is greedy.
+        temperature: if decoding is greedy, the temperature of all continuations except the first one.
     """
 
     values: ValueFunction
@@ -144,7 +144,7 @@ class BeamSearch:
 class TurnBeam:
     """A rollout that searches for the conversation with the largest predicted reward.
 
-    Rewards that the environment gave before the last state are not added to its value.
+    The predicted reward does not include rewards that the environment has already given.
     """
 
     agent: Agent
@@ -152,7 +152,7 @@ class TurnBeam:
     search: BeamSearch
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task: the most valuable conversation of the last beam."""
+        """Make one attempt at the task. Return the trajectory of the most valuable conversation of the last beam."""
         kept: list[Conversation] = [Conversation()]
         try:
             while any(one.trajectory is None for one in kept):

@@ -17,7 +17,8 @@ from agent_r1.tools.tool_errors import describe_type, part_errors, validation_er
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
 MAX_ERROR_CHARACTERS = 500
-"""The text of an exception is cut to this length, because each failed attempt stores the text."""
+"""The largest number of characters of an exception's text. Longer text is cut, because each failed attempt stores
+it."""
 
 
 def format_error(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Lists of attempts: the queries of pages that the database filters and sorts."""
+"""Lists of attempts: SQL queries that filter and sort the attempts of a run, and return one page of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AttemptFilter:
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
         text: the attempt's id, or the reason of its status or its fate, contains this text. Case is ignored.
-        recorded: true: the update recorded numbers for every token; false: it did not.
+        recorded: true: the attempt has token records; false: it has none.
         id_prefix: the attempt's id begins with this text, with or without the name of the run.
     """
 
@@ -76,7 +76,7 @@ class AttemptSummary:
         fate: None if the attempt has no fate yet.
         step: the optimizer step at which the fate was decided.
         credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
-        has_token_records: whether the update recorded numbers for every token (:class:`TokenRecord`).
+        has_token_records: whether the attempt has token records (:class:`TokenRecord`).
     """
 
     attempt: AttemptId

@@ -1,6 +1,6 @@
-"""Pages of a list of attempts, each found by the last attempt of the page before, and search in conversations.
+"""Pages of a list of attempts, and search in conversations. A page begins after the last attempt of the page before.
 
-A page by number (OFFSET) reads all earlier pages, and shifts when a run records new attempts. A page by key does not.
+With page numbers (OFFSET), the database would read all earlier pages, and new attempts would shift the pages.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from agent_r1.store.compression import unpack_document
 from agent_r1.store.rows import attempt_key
 
 SEARCH_SECONDS = 0.1
-"""The time after which a page of a search ends with what it found."""
+"""The time limit of the search for one page, in seconds. The page then holds the attempts that were found."""
 
 SEARCHED_AT_LEAST = 100
-"""The number of attempts that a page of a search always reads."""
+"""The number of attempts that the search for one page reads at least, even after its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def _text_matcher(text: str) -> Callable[[str | bytes], bool]:
 
 
 _STRUCTURE = frozenset({"role", "call_id", "sha256", "mime"})
-"""Fields of encoded messages that are no text."""
+"""Fields of encoded messages that are not searched."""
 
 
 def _strings(document: Any) -> Iterator[str]:

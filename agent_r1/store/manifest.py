@@ -26,7 +26,7 @@ MODEL, CHECKPOINTS, STEP = "model", "checkpoints", "step-"
 
 
 class CorruptCheckpoint(AgentR1Error):
-    """The error for a saved model or checkpoint that is damaged. The message names the problem in one line."""
+    """Raised if a saved model or checkpoint is damaged. The message names the problem in one line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def read_results(reader: RunReader, kind: ResultKind) -> Iterator[Any]:
 def read_tools(reader: RunReader) -> list[dict[str, Any]]:
     """Return the tools of the training environment, in the OpenAI format; [] if the run did not record its tools."""
     tools: list[list[dict[str, Any]]] = list(read_results(reader, "tools"))
-    return tools[-1] if tools else []  # those of the last segment
+    return tools[-1] if tools else []  # the tools of the last segment
 
 
 def read_hardware(reader: RunReader) -> Mapping[str, Any]:

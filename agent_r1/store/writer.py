@@ -26,10 +26,7 @@ LOCKS = Path("/proc/locks")
 
 
 class RunWriteError(AgentR1Error):
-    """The error for events that cannot be recorded.
-
-    Either the events contradict the database, or the disk failed.
-    """
+    """Raised if events cannot be recorded: they contradict the database, or the disk failed."""
 
 
 @dataclass(slots=True)

@@ -125,8 +125,8 @@ class TrainerConfig(BaseModel):
     one GPU each, or one CPU core each. 1: training runs in the process of the run."""
 
     rank_restarts: int = Field(default=2, ge=0)
-    """If the process of a rank ends in the middle of training, all ranks are started again, and the run continues from
-    its last checkpoint. This is how often; then the run ends. It has no effect with one rank."""
+    """Number of times that the ranks are started again after the process of a rank has ended in the middle of training.
+    The run then continues from its last checkpoint. After one more such end, the run stops. No effect with one rank."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its

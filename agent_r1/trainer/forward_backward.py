@@ -148,7 +148,7 @@ class ModelSet:
         return PassPlan(plan.prefix.to(self.policy.device), self._on_device(plan.micro_batches))
 
     def _on_device(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """Yield the micro-batches, which are made only now, on the device of the models."""
+        """Yield each micro-batch on the device of the models. A micro-batch is made only when it is needed."""
         while True:
             with self.profiler.measure(Part.PACKING):
                 micro = next(micro_batches, None)
@@ -158,7 +158,7 @@ class ModelSet:
             yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
-        """Yield the micro-batches of a batch, each with the states of the tokens before it in ``backbone``."""
+        """Yield each micro-batch of a batch, with the states that ``backbone`` computes for the tokens before it."""
         plan = self.plan(by_sequence(batch.sequences))
         with self.profiler.measure(Part.FORWARD):
             prefix = PrefixStates(backbone, plan.prefix)

@@ -193,7 +193,7 @@ class FsdpTrainer:
         if self._reference_is_fixed and state.scalars["reference"] != self._reference_checksum:
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
-        # for the same reason as in a trainer of one process, a saved maximum that is smaller stays in force
+        # a smaller saved maximum stays in force, for the reason given in SingleProcessTrainer.load_state
         self._micro_tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
         tensors = state.tensors if isinstance(state.tensors, TensorFiles) else dict(state.tensors)
         self._call("load_state", tensors, self._micro_tokens)

@@ -91,7 +91,7 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
 def _tokens_of_an_epoch(steps: Sequence[OptimizerStep]) -> int:
     """Return the number of tokens that the models read in the first epoch, without padding.
 
-    The first epoch ends before the first step that uses a trajectory of an earlier step.
+    The first epoch ends before the first step that uses a trajectory for the second time.
     """
     seen: set[int] = set()
     tokens = 0

@@ -19,7 +19,7 @@ message contains one of these parts. The allocator of a GPU raises torch.OutOfMe
 
 
 class OutOfMemory(AgentR1Error):
-    """The error if memory runs out in an update, and smaller micro-batches cannot help."""
+    """Raised if memory runs out in an update, and smaller micro-batches cannot help."""
 
 
 class TokenBudget:

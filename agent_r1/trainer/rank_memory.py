@@ -3,7 +3,7 @@
 FSDP exchanges tensors between the ranks before and after each layer. A rank that leaves a micro-batch in the middle
 would leave the other ranks waiting for its tensors. So this rank takes part in the remaining exchanges of the
 micro-batch, with a micro-batch of one token. After each micro-batch, the ranks tell each other whether their memory
-sufficed. If it did not on one rank, all ranks drop what they computed, and repeat the pass in smaller micro-batches.
+sufficed. If it ran out on one rank, all ranks drop the gradients of the pass, and repeat it in smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MemoryAgreement:
                     module.set_custom_reduce_scatter(_ReduceScatter(self._exchanges))
 
     def micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        """Yield the micro-batches on the device of the models. After each one, compare notes with the other ranks.
+        """Yield the micro-batches on the device of the models. After each one, ask the other ranks if memory sufficed.
 
         All ranks need the same number of micro-batches.
 
@@ -127,8 +127,8 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """Counts the exchanges of tensors between ranks in a micro-batch.
 
-    If this rank begins a micro-batch again, and the other ranks do not, it leaves out the exchanges in which it took
-    part before.
+    If only this rank repeats a micro-batch, it skips the exchanges that it had already completed, because the other
+    ranks do not repeat them.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _Exchanges:
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
-        """Return ``exchange()``, which writes ``output``. If the exchange is left out, write zeros."""
+        """Return ``exchange()``, which writes ``output``. If the exchange is skipped, write zeros to ``output``."""
         is_left_out = self._count < self._left_out
         result = None if is_left_out else exchange()
         if is_left_out:

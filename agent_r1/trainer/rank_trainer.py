@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSettings:
-    """The models and settings from which each rank makes its :class:`RankTrainer`. All ranks get equal ones.
+    """The models and settings from which each rank makes its :class:`RankTrainer`. All ranks get the same.
 
     Attributes:
         model: the policy, on the CPU.

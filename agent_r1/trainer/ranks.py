@@ -1,7 +1,7 @@
 """Ranks: processes of this machine that compute together, and the caller that controls them.
 
-A rank ends when the process that started it ends, also if that process was killed: a thread of the rank reads the
-pipe of requests, and the pipe then is closed.
+When the process that started a rank ends or is killed, the pipe of requests is closed. A thread of the rank notices
+this and ends the rank.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """If a rank waits longer than this for the other ranks, it fails."""
 
 GRACE_SECONDS = 5.0
-"""After one rank failed: seconds in which the others can report whether they failed or ended before it."""
+"""Seconds to wait, after one rank has failed, for reports that other ranks failed or ended before it."""
 
 
 class RankFailed(AgentR1Error):
-    """The error if a rank raised an exception other than an AgentR1Error, or if the process of a rank ended."""
+    """Raised if a rank raised an exception other than an AgentR1Error, or if the process of a rank ended."""
 
 
 class RankDied(RankFailed):
-    """The error if the process of a rank ended.
+    """Raised if the process of a rank ended.
 
     Attributes:
         event: which rank ended, and how, such as "rank 1 of the trainer (process 71) was killed by SIGKILL".
@@ -102,8 +102,8 @@ class _End:
 class _Endings:
     """The ends of the processes of all ranks, in the order in which they were noticed.
 
-    The death of a rank breaks its connections to the other ranks. This can abort them, even before its own end is
-    noticed.
+    The end of a rank breaks its connections to the other ranks. They can abort because of this, even before the end of
+    the first rank is noticed.
     """
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ class RankGroup(Generic[T]):
         return False
 
     def _explain_end(self) -> RankDied:
-        """End all ranks, and return the error about the rank whose end caused it. A process must have ended."""
+        """End all ranks, and return an error about the rank that ended first. At least one must have ended."""
         end = self._endings.cause()
         process = self._processes[end.rank].pid
         self.close()
@@ -293,14 +293,14 @@ def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess], endi
 
 @dataclass(frozen=True, slots=True)
 class _Start(Generic[T]):
-    """The request to call ``make()``, and to replace the object of a rank by the result."""
+    """A request: call ``make()``, and replace the object of the rank with the result."""
 
     make: Callable[[], T]
 
 
 def serve_rank(pipe: Connection) -> None:
     """Join the other ranks, then answer requests until the pipe is closed. Then end the process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach all processes; the caller decides when ranks end
+    for number in (signal.SIGINT, signal.SIGTERM):  # signals reach all processes; the caller decides when ranks end
         signal.signal(number, signal.SIG_IGN)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()

@@ -138,7 +138,7 @@ def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
 
 
 def padding_micro_batch() -> MicroBatch:
-    """Return a micro-batch of one token that predicts no token of the batch: all its losses and gradients are 0."""
+    """Return a micro-batch of one token that predicts no token of the batch. All its losses and gradients are 0."""
     none = torch.zeros(0, dtype=torch.int64)
     return MicroBatch(
         ids=torch.zeros((1, 1), dtype=torch.int64),

@@ -45,7 +45,7 @@ from agent_r1.trainer.protocol import (
 T = TypeVar("T")
 
 LARGE_MODEL = 400_000
-"""Number of parameters from which on ``share_prefixes auto`` shares prefixes."""
+"""With ``share_prefixes auto``, models with at least this number of parameters share prefixes."""
 
 
 class SingleProcessTrainer:

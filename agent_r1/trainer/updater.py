@@ -255,7 +255,7 @@ class PolicyUpdater:
         return int(batch.versions.min()) < self._version
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
-        """Return whether an extra pass must compute the policy's log-probabilities, log pi_old, before the update.
+        """Return whether an extra pass must compute log pi_old, the policy's log-probabilities, before the update.
 
         Usually no extra pass is needed if the update uses each trajectory only once. The training pass then computes
         log pi_old itself.

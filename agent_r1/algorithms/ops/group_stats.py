@@ -13,7 +13,7 @@ from torch import Tensor
 from agent_r1.data.segments import segment_count, segment_mean, segment_sum
 
 MIN_STD = 1e-6
-"""The largest standard deviation of a group that counts as constant: rounding errors must not become advantages."""
+"""A group with at most this standard deviation counts as constant: rounding errors must not become advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
