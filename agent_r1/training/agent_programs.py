@@ -1,4 +1,4 @@
-"""Agents of users: loading, and the choice between an agent of a user and the agent loop."""
+"""Agent programs: load the function of a user, and choose between an agent program and the agent loop."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ class Runtime:
     """The services of a run. They are built and checked before the run writes a file.
 
     Attributes:
-        engines: the inference engines by role. The engine "policy" serves the policy's weights. If there is an engine
-            "guided", it samples the attempts that are trained: the policy, guided by a critic.
+        engines: the inference engines by role. The engine "policy" serves the policy's weights. The engine "guided", if
+            there is one, samples the attempts for training from the policy, guided by a critic.
         extra_scorers: the scorers of the rewards that the run adds to the rewards of its task set.
         events: reports of decisions that were made during the build. The run records these events first.
         profiler: measures where the time of a step goes.

@@ -212,16 +212,16 @@ class RunConfig(TasksetConfig):
 
 
 class GuidedConfig(RunConfig):
-    """Settings of training and evaluation that other commands with attempts do not have."""
+    """Settings that only training and evaluation have: guidance by a critic, and environment workers."""
 
     section: ClassVar[str] = "Model and rollout"
 
     decode: DecodeConfig = DecodeConfig()
-    """Guidance of actions by the values of a critic. In training it samples the attempts; evaluation compares it with
+    """Guidance of actions by the values of a critic. Training samples guided attempts; evaluation compares guided and
     plain decoding."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    """Workers on other machines on which environments and tools run."""
+    """Workers: other machines that run the environments and tools."""
 
 
 class TrainSettings(GuidedConfig):
@@ -276,8 +276,8 @@ class TrainSettings(GuidedConfig):
     given steps, and constant before and after them. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
 
     shuffle_rewards: bool = False
-    """Control run: shuffle the rewards among the attempts at each task, so that they say nothing about an attempt.
-    Needs groups of at least 2. Process rewards of the environment are not shuffled."""
+    """Control run: shuffle the rewards among the attempts at each task, so that a reward tells nothing about its
+    attempt. Needs groups of at least 2. Process rewards of the environment are not shuffled."""
 
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""

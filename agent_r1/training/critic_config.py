@@ -25,7 +25,8 @@ class CriticConfig(BaseModel):
     """Model that the critic starts from; empty: the trained model of the run."""
 
     attempts: int = Field(default=0, ge=0)
-    """Number of newest attempts to learn from; 0: all. Attempts of the weights that will be guided fit best."""
+    """Number of newest attempts to learn from; 0: all. Best are attempts that were sampled with the weights that the
+    critic will guide."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of tasks whose attempts only measure the critic."""

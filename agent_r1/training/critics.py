@@ -20,13 +20,13 @@ from agent_r1.store.manifest import list_checkpoints
 from agent_r1.training.checkpoint.files import saved_tensors
 
 CRITIC = "critic."
-"""The names of a critic's weights begin so in the state of a trainer."""
+"""The prefix of the names of a critic's weights in the state of a trainer."""
 
 
 def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:
     """Return the value function of the critic of ``config``, on the device of the policy that it guides.
 
-    Raise InvalidInput if there is no such critic, or if it embeds fewer tokens than the policy.
+    Raise InvalidInput if there is no such critic, or if its vocabulary is smaller than the policy's vocabulary.
     """
     model, vocabulary = load_critic(config.critic), int(policy.config.get_text_config().vocab_size)
     embedded = int(model.backbone.config.get_text_config().vocab_size)

@@ -1,4 +1,4 @@
-"""The implementation of the decode steps of a run: recorded when it begins, and kept when it is resumed."""
+"""The implementation of a run's decode steps: recorded when the run begins, and kept when the run is resumed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
     """Return the events that record which implementation computes the decode steps.
 
-    A new run has no event if it is PyTorch. A resumed run has no event if it is the same as before. If it is another
-    one, a second event says that results can differ in their last bits.
+    There is no event for PyTorch in a new run, and none for an unchanged implementation in a resumed run. If the
+    implementation has changed, a second event reports that results can differ in their last bits.
 
     Args:
         engine: the engine of the policy.

@@ -1,4 +1,4 @@
-"""Which GPUs the trainer and each vLLM server of a run take, decided and checked before the run begins."""
+"""The GPUs that the trainer and each vLLM server of a run take. They are chosen and checked before the run begins."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _processor_name() -> str:
 
 
 def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
-    """Return which GPUs trainer and vLLM servers take. Without ``engine.vllm.devices``, servers take the GPUs left.
+    """Return the GPUs of trainer and vLLM servers. Without ``engine.vllm.devices``, servers take the remaining GPUs.
 
     Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores. A server
     may share the GPU of the trainer if ``engine.vllm.devices`` names it and ``--gpu-memory-utilization`` is given.
@@ -116,10 +116,10 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
 
 
 def server_gpus(plan: DevicePlan, number: int, hardware: Hardware) -> str | None:
-    """Return ``CUDA_VISIBLE_DEVICES`` for the vLLM server with a number; None if it sees what this process sees."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number``; None if the server sees all GPUs of this process."""
     if not plan.servers:
         return None
-    # without GPUs of its own (torch for CPUs), this process does not know the names: they are the numbers
+    # if this process has no GPUs (torch for CPUs), it does not know their names: use the numbers
     return ",".join(hardware.gpus[gpu] if hardware.gpus else str(gpu) for gpu in plan.servers[number])
 
 
@@ -165,7 +165,7 @@ def _check_servers(
 
     Args:
         size: the number of GPUs that each server needs.
-        count: the number of GPUs that this process sees; 0 if it is not known, because torch is one for CPUs.
+        count: the number of GPUs that this process sees; 0 if it is not known, because torch supports only CPUs.
     """
     used = [gpu for gpus in servers for gpu in gpus]
     repeated = next((gpu for gpu in used if used.count(gpu) > 1), None)

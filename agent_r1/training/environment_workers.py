@@ -1,4 +1,4 @@
-"""Environments on workers: which a task set has, whether a worker has the same, and a worker that serves them."""
+"""Environments on workers: list the environments of a task set, compare them with a worker's, and serve them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from agent_r1.workers import (
 )
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
-"""The names of environments on workers: of the task set, of a split with its own, and of another method."""
+"""The name of a task set's environment on workers, and prefixes for environments of single splits and of baselines."""
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
@@ -71,7 +71,7 @@ def environments_of(taskset: TaskSet) -> dict[str, Env]:
 
 
 def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
-    """Return what has to be equal for a worker and a run: the version of agent-r1, the tasks, the tools, and files."""
+    """Return the facts that must be equal for worker and run: version of agent-r1, hashes of tasks, tools and files."""
     hashes = dict(data_hashes(config, taskset))
     hashes["tools"] = _hash_tools(environments_of(taskset))
     if taskset.file is not None:

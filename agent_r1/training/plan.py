@@ -30,29 +30,29 @@ from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedu
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
 STEPS, RECORDED_STEPS = 6, 24
-"""The number of steps that are simulated, without and with recorded runs. The first one is left out of the mean."""
+"""The number of steps that are simulated, without and with recorded runs. The mean leaves out the first step."""
 
 MAX_ENGINES = 8
-"""If there are more engines, this number is simulated, with their share of the attempts."""
+"""The largest number of engines to simulate. If there are more, these engines get only their share of the attempts."""
 
 USABLE_MEMORY = 0.9
 """The share of a GPU's memory that a run can use."""
 
 LENGTH_SPREAD = 0.6
-"""The standard deviation of the logarithm of an action's length, without a recorded run."""
+"""If there is no recorded run: the standard deviation of the logarithm of an action's length in tokens."""
 
 P99 = 2.326
 """The 99 % quantile of the standard normal distribution."""
 
 KV_SHARE = 0.3
-"""The share of the memory of a GPU that trainer and embedded engine share, for the KV cache."""
+"""If trainer and embedded engine share a GPU: the share of its memory that the KV cache gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
     """The predicted step of a run, with ``max_staleness`` 0 (synchronous) or above (asynchronous).
 
-    The utilizations are shares of the time in which engines and trainer compute.
+    A utilization is the share of the time in which the engines, or the trainer, compute.
     """
 
     max_staleness: int
@@ -108,7 +108,7 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
     The attempts are drawn from the groups ``recorded`` of a run. If there are none, they have the sizes in ``config``.
     If ``trainer.ranks`` is not given, all divisions in eighths of the GPUs are tried, and the fastest one is returned.
 
-    Raises InvalidInput if the run does not fit, with the settings with which it would.
+    Raises InvalidInput if the run does not fit into memory. The error suggests settings with which it fits.
     """
     gpu, model = _gpu_of(config), shape_of(config.model)
     if "ranks" in config.trainer.model_fields_set or config.gpus == 1:
@@ -160,7 +160,7 @@ def _plan_division(
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
     """Return the settings of a run with ``ranks`` ranks, whose engines are servers if there are several GPUs.
 
-    Prefixes are not shared, which needs more time and memory than sharing them.
+    In these settings, sequences share no prefixes, so the plan overestimates time and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
@@ -173,7 +173,7 @@ def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
 def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> float:
     """Return for how many tokens the KV cache of an engine on ``gpus`` GPUs has room.
 
-    A server has the memory that its weights leave. The embedded engine has ``engine.kv_cache_gib``.
+    A server uses the memory that its weights leave free. The embedded engine uses ``engine.kv_cache_gib``.
 
     Raises InvalidInput if a server has less room than for one context.
     """
@@ -196,9 +196,9 @@ def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> flo
 def model_size(model: PreTrainedModel, config: PlanConfig) -> ModelSize:
     """Return the numbers on which the costs of a model depend.
 
-    The arithmetic of the trainer, in forward passes: a backward pass counts as two (one if only an adapter is trained,
-    because gradients of frozen weights are not computed), activation checkpointing adds one, a critic doubles all, and
-    a reference, a teacher or log-probabilities before several optimizer steps add one each.
+    ``passes`` is the arithmetic of the trainer, counted in forward passes. A backward pass counts as two (one if only
+    an adapter is trained, because gradients of frozen weights are not computed). Activation checkpointing adds one. A
+    critic doubles the sum. A reference, a teacher, and log-probabilities before several optimizer steps add one each.
     """
     needs, trainer = config.algorithm.needs, config.trainer
     trained = 1 + (1 if trainer.lora.rank else 2) + trainer.activation_checkpointing
@@ -294,8 +294,9 @@ def _predict(
 ) -> tuple[StepPrediction, ...]:
     """Return the predictions for synchronous training, and for ``max_staleness`` (1 if it is 0).
 
-    ``groups`` are the groups of ``steps`` steps. If there are more than ``MAX_ENGINES`` engines, they are the share of
-    that number, and a trained token stands for the tokens of all shares.
+    ``groups`` are the groups of ``steps`` steps. If there are more than ``MAX_ENGINES`` engines, ``groups`` are only
+    the share of the simulated engines. The cost of a trained token is then increased, so that an update takes as long
+    as an update with all groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

@@ -53,27 +53,28 @@ class PlanConfig(TrainConfig):
     section: ClassVar[str] = "Plan"
 
     gpu: str = ""
-    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Not needed with a recorded run, which is planned for the
-    machine that recorded it."""
+    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Not needed with a recorded run: the plan is then for the
+    machine that recorded the run."""
 
     gpus: int = Field(default=1, ge=1, le=65536)
     """Number of GPUs. The trainer takes trainer.ranks of them, the servers the others. If trainer.ranks is not given,
     the fastest division is chosen. 1: engine and trainer share the GPU."""
 
     gpu_memory: float | None = Field(default=None, gt=0)
-    """Memory of a GPU in GiB, if it is not the one of the table."""
+    """Memory of a GPU in GiB, if it differs from the data sheet."""
 
     gpu_tflops: float | None = Field(default=None, gt=0)
-    """Dense bfloat16 arithmetic of a GPU in TFLOP/s, if it is not the one of the table."""
+    """Dense bfloat16 arithmetic of a GPU in TFLOP/s, if it differs from the data sheet."""
 
     gpu_bandwidth: float | None = Field(default=None, gt=0)
-    """Memory bandwidth of a GPU in GB/s, if it is not the one of the table."""
+    """Memory bandwidth of a GPU in GB/s, if it differs from the data sheet."""
 
     mfu: float = Field(default=0.35, gt=0, le=1)
     """Share of a GPU's arithmetic that training reaches (model FLOPs utilization)."""
 
     prompt_tokens: int = Field(default=512, ge=1)
-    """Tokens of the first prompt of an attempt. Not used with a recorded run, whose attempts are drawn again."""
+    """Tokens of the first prompt of an attempt. Not used with a recorded run, because its attempts are drawn
+    instead."""
 
     turns: int = Field(default=3, ge=1)
     """Actions of an attempt. Not used with a recorded run."""
@@ -91,8 +92,8 @@ class PlanConfig(TrainConfig):
     """Duration that 99 % of the turns' tools do not exceed, in seconds. Empty: the median, for every turn."""
 
     clock: Literal["wall", "cpu"] = "wall"
-    """Clock of a recorded run by which costs are measured. cpu: CPU seconds, for runs on a CPU that other programs
-    used at the same time."""
+    """Clock with which the costs of a recorded run are measured. cpu: CPU seconds, for runs on a CPU that other
+    programs used at the same time."""
 
     load: float = Field(default=1.0, ge=1)
-    """How many times longer than on an idle machine all computation takes, because other programs run."""
+    """Factor by which other programs slow down all computation, compared with an idle machine."""

@@ -24,7 +24,7 @@ OPEN_SECONDS = 60.0
 """The time limit for opening an episode in the check before a run, in seconds."""
 
 CHECKED_PROMPTS = 8
-"""The number of prompts per split whose tokens are counted before a run: those with the most text and images."""
+"""The number of prompts per split whose tokens are counted before a run: the prompts with the most text and images."""
 
 PIXELS_PER_CHARACTER = 200
 """How many pixels of an image count as a character of text when prompts are compared before a run.
@@ -119,7 +119,7 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
 def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
     """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read.
 
-    A prompt is too long for the policy, or has images and the policy reads none.
+    The policy cannot read a prompt that is too long for its context. Without vision, it cannot read images.
     """
     for split in splits:
         tasks = taskset.tasks(split)

@@ -21,8 +21,8 @@ async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: Gra
     """Train until the last step, then close the trainer.
 
     If the process of a rank ends, start all ranks again and continue from the last checkpoint, at most
-    ``trainer.rank_restarts`` times. Engines and environments keep running. Training continues in a new segment, so the
-    attempts of the steps after the checkpoint are sampled and trained again, and the earlier ones do not count.
+    ``trainer.rank_restarts`` times. Engines and environments keep running. Training continues in a new segment: new
+    attempts for the steps after the checkpoint replace the old attempts, which are superseded.
 
     Raises:
         RankDied: a rank died once more than ``trainer.rank_restarts`` allows.
@@ -45,7 +45,7 @@ async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: Gra
 
 
 async def _restart(run: TrainingRun, writer: RunWriter, reason: str) -> TrainingRun:
-    """Return the run with new ranks, at its last checkpoint, in a new segment. ``reason`` says why, for the record."""
+    """Return the run with new ranks, at its last checkpoint, in a new segment. The run records ``reason``."""
     run.progress.print_line(f"WARNING: {reason}; the ranks are started again")
     runtime = await run_in_thread(rebuild_trainer, run.runtime)
     try:

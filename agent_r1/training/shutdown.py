@@ -22,7 +22,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ShutdownRequested(AgentR1Error):
-    """The error that stops a run after a shutdown was requested."""
+    """Raised to stop a run after a shutdown was requested."""
 
 
 class GracefulShutdown:

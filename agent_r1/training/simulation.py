@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 ROUNDING = 1e-6
-"""A share of a decode step that counts as none, because of rounding errors."""
+"""A share of a decode step below this number counts as 0, because it is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,10 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """The mean duration of a step. The first step is left out if there are others: nothing was sampled before."""
+        """The mean duration of a step in seconds.
+
+        The first step is left out if there are others, because no attempts were sampled before it.
+        """
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -189,7 +192,7 @@ class _Simulation:
         return Timeline(tuple(self._step_ends), seconds, self._update_seconds, len(self._engines), total)
 
     def _start_groups(self, now: float) -> None:
-        """Start the groups that are certain to be used, as :class:`agent_r1.rollout.staleness.StalenessController`."""
+        """Start groups by the rule of :class:`agent_r1.rollout.staleness.StalenessController`."""
         ahead = min(self._schedule.max_staleness + 1, self._steps - len(self._step_ends))
         certain = (len(self._step_ends) + ahead) * self._schedule.groups_per_step
         while self._started < certain:
@@ -258,7 +261,7 @@ class _Engine:
     Attributes:
         on_action: called with the time and the attempt when an action is complete.
         at: adds an event to the queue.
-        attempts: the number of attempts whose turns this engine gets.
+        attempts: the number of attempts that are assigned to this engine.
         busy: the seconds in which the engine computed.
     """
 
@@ -268,14 +271,14 @@ class _Engine:
     attempts: int = 0
     busy: float = 0.0
     _waiting: deque[_Attempt] = field(default_factory=deque)
-    _running: list[tuple[int, int, _Attempt]] = field(default_factory=list)  # by the decode step of the last token
+    _running: list[tuple[int, int, _Attempt]] = field(default_factory=list)  # a heap by the step of the last token
     _order: count[int] = field(default_factory=count)
     _prompts: set[int] = field(default_factory=set)  # groups whose prompt is in the prefix cache
     _ticks: int = 0  # decode steps so far
     _context: int = 0  # tokens in the KV cache
     _reserved: int = 0  # tokens that the running sequences will have at most
     _start: float = 0.0  # when the first of the planned decode steps begins
-    _step: float = 0.0  # seconds of each of them
+    _step: float = 0.0  # seconds of each planned decode step
     _planned: int = 0
     _paused_until: float = 0.0
     _plan: int = 0  # the number of the plan; events of older plans are ignored

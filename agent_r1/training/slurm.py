@@ -17,10 +17,10 @@ FIRST_PORT = 8100
 """The port of the first vLLM server of a node. The next servers have the next ports."""
 
 SAVE_SECONDS = 600
-"""How long before the time limit of the job Slurm sends SIGTERM: time to finish the update and to save."""
+"""Slurm sends SIGTERM this number of seconds before the time limit of the job, so that the run can save its work."""
 
 CORES = 1024
-"""An upper limit for CPU cores, which are not checked: ranks on CPUs are not what a cluster is for."""
+"""The assumed number of CPU cores of a node. It is so large that the number of cores is never the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SlurmJob:
     server_model: str = ""
 
     def script(self, words: Sequence[str], config: TrainSettings) -> str:
-        """Return the batch script. ``words`` are the arguments of ``agent-r1 train``; they give ``config``.
+        """Return the batch script. ``words`` are the arguments of ``agent-r1 train`` that result in ``config``.
 
         Raise InvalidInput if the job cannot run.
         """

@@ -141,7 +141,7 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
 
 
 async def _timed(name: str, check: Awaitable[CheckOutcome]) -> CheckResult:
-    """Await a check, and return its result with its duration. A service that fails is a check that fails."""
+    """Await a check, and return its result with its duration. If a service raises an error, the check has failed."""
     began = time.perf_counter()
     try:
         found = await check

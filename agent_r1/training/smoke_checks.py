@@ -47,7 +47,7 @@ VISIBLE_CHANGE = 4.0
 """How far changed weights must move the log-probabilities, as a multiple of the limit for rounding errors."""
 
 MAX_DOUBLINGS = 16
-"""How often the change of the weights is doubled until the log-probabilities move far enough."""
+"""The largest number of times that the change of the weights is doubled, until the log-probabilities move enough."""
 
 DRILL_TOKENS = 64
 """How many tokens each request asks for while a server is killed."""
@@ -171,7 +171,7 @@ class SmokeChecks:
         return (accept if gap <= limit else reject)(shown, gap=gap, limit=limit)
 
     async def check_publication(self) -> CheckOutcome:
-        """Check that the engine serves weights that were changed so much that rounding cannot hide old ones.
+        """Change the weights by more than rounding errors, publish them, and check that the engine serves them.
 
         Afterwards, trainer and engine have the weights from before the check.
         """
@@ -197,7 +197,7 @@ class SmokeChecks:
         return accept(detail, change=change, publish_seconds=seconds, **found.figures)
 
     async def check_lost_replica(self) -> CheckOutcome:
-        """Kill a server that has requests, and check that the others complete its requests and serve on."""
+        """Kill a server that has requests. Check that other servers complete its requests, and serve new requests."""
         engine = self._runtime.engine
         if not isinstance(engine, PolicyEngine):
             return skip("the engine is not a pool of servers")
@@ -311,7 +311,7 @@ class SmokeChecks:
 
 
 def _replicas(engine: InferenceEngine) -> dict[str, InferenceEngine]:
-    """Return the replicas of an engine by name. An engine that is no pool is its own only replica."""
+    """Return the replicas of an engine by name. If the engine is not a pool, return the engine itself."""
     if isinstance(engine, PolicyEngine):
         return {replica.name: replica for replica in engine.pool.replicas}
     return {"the engine": engine}
@@ -323,7 +323,7 @@ def _tool_calls(trajectory: Trajectory) -> Iterator[tuple[str, ToolResult]]:
 
 
 def _broken(calls: Sequence[tuple[str, ToolResult]], tolerated: Collection[str]) -> list[str]:
-    """Return a line for each call that failed, unless its kind of failure is one of ``tolerated``."""
+    """Return a line for each failed call, except for calls whose kind of failure is in ``tolerated``."""
     lines = [
         f"{name}: {result.error}: {Message('tool', result.parts).text}"
         for name, result in calls

@@ -30,10 +30,10 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""Environments that take less count as computation of the process. Their duration is mostly the wait for a thread."""
+"""Environments that take fewer seconds count as computation of the process: they mostly wait for a thread."""
 
 ROUNDS = 4
-"""How often costs are measured with the timeline that the costs before gave."""
+"""The number of rounds of measuring costs. Each round uses the timeline that results from the previous costs."""
 
 BANDWIDTH_SHARE = 0.7
 """The share of the bandwidth of a GPU's memory that decode steps reach."""
@@ -70,7 +70,7 @@ class RecordedRun:
 def read_profiled_run(folder: Path) -> RecordedRun:
     """Return the attempts and profiles of the run in ``folder``.
 
-    Raises InvalidInput if the run was recorded without ``--profile``, or not with the embedded engine.
+    Raises InvalidInput if the run was recorded without ``--profile``, or with another engine than the embedded one.
     """
     run = read_run(folder)
     if run.config["engine"]["backend"] != "embedded":
@@ -194,7 +194,7 @@ def _fit(first: Sequence[float], second: Sequence[float], seconds: Sequence[floa
         a, b = (fy * ss - sy * fs) / determinant, (sy * ff - fy * fs) / determinant
         if a >= 0 and b >= 0:
             return a, b
-    # one of them is 0: the one that then explains less
+    # one of the two costs is 0: keep the cost that explains more
     of_first, of_second = fy / ff if ff else 0.0, sy / ss if ss else 0.0
     return (of_first, 0.0) if of_first * fy >= of_second * sy else (0.0, of_second)
 
@@ -210,7 +210,7 @@ def _seconds(profile: StepProfile, part: Part, clock: Clock) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What the costs of a model on a GPU depend on.
+    """The numbers that determine the costs of a model on a GPU.
 
     Attributes:
         weights: the number of weights.

@@ -128,7 +128,7 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 
 
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
-    """Yield the recorded returns of each branch of an attempt. Nothing if the attempt failed or was not scored."""
+    """Yield the recorded returns of each branch of an attempt. Yield nothing if it failed or was not scored."""
     total = total_reward(trajectory, weights)
     if total is None:
         return

@@ -44,7 +44,7 @@ FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm
 
 
 class ServerRefused(InvalidInput):
-    """The error for a vLLM server that did not start, cannot be reached, or does not serve the policy's weights."""
+    """Raised if a vLLM server did not start, cannot be reached, or does not serve the policy's weights."""
 
 
 class VllmServers:
@@ -138,7 +138,7 @@ def _start(policy: Policy, config: RunConfig, folders: WeightFolders, run_folder
 
 
 def _keep(server: ServerProcess, run_folder: Path | None) -> Path:
-    """Copy the output of a server to the folder of the run, if there is one, and return where the output is then."""
+    """Copy the output of a server to the run's folder, if there is one. Return the path of the copy or the original."""
     if run_folder is None:
         return server.log
     kept = run_folder / LOGS / server.log.name
@@ -173,7 +173,7 @@ def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> lis
 
 
 def _environment(gpus: str | None) -> dict[str, str]:
-    """Return the further environment variables of a server on ``gpus``; None: it sees the GPUs of this process."""
+    """Return the environment variables to add for a server on ``gpus``. None: it sees all GPUs of this process."""
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return environment if gpus is None else {**environment, VISIBLE: gpus}
 

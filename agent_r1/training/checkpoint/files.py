@@ -66,7 +66,7 @@ CORRUPT = "corrupt"
 
 
 class CheckpointError(AgentR1Error):
-    """The error if a model or a checkpoint cannot be written."""
+    """Raised if a model or a checkpoint cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +254,9 @@ def saved_tensors(folder: Path) -> TensorFiles:
 
 
 def state_folder(run: Path, disk: Disk = DISK) -> Path:
-    """Return a new hidden folder for the files in which the ranks of a trainer write its state. It is not made yet.
+    """Return the path of a hidden folder for the state files that the ranks of a trainer write. It is not created.
 
-    The files are moved into the next checkpoint. The files of a save that was killed are removed.
+    The files are moved into the next checkpoint. Files that remain from a killed save are removed.
     """
     remove_leftovers(run / CHECKPOINTS / _STATE, disk)
     return hidden_path(run / CHECKPOINTS / _STATE)
@@ -316,7 +316,7 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Return a context manager that replaces ``folder`` by a temporary folder, which its block fills with files.
+    """Return a context manager whose block writes files into a temporary folder, which then replaces ``folder``.
 
     The context manager yields the temporary folder. At the end of the block, a manifest is added and the temporary
     folder replaces ``folder``. The manifest contains the fingerprint, and the seal of the last row that the run has

@@ -14,7 +14,7 @@ _IGNORED_CONFIG = {"_name_or_path", "architectures", "dtype", "torch_dtype", "tr
 """Entries of a model's configuration that do not change the outputs of the model."""
 
 _IGNORED_TOKENIZER = {"padding", "truncation"}
-"""Entries of a tokenizer that a call of the tokenizer can change."""
+"""Entries of a tokenizer that are ignored, because a call of the tokenizer can change them."""
 
 
 def fingerprint_model(
