@@ -164,6 +164,8 @@ async def measure_pass_at_k(
         in_split = replace(method, env=env_for_method(method, taskset, split))
         groups = await attempts(in_split, taskset.scorers, taskset.tasks(split)[:count], size, limits, progress)
         cells[split] = sampled_cell([group.trajectories for group in groups], k)
+        sampled = [score_trajectory(attempt) for group in groups for attempt in group.trajectories]
+        _report_failures(method.name, f"{split}, sampled", sampled, progress)
     return PassAtK(k, size, cells)
 
 

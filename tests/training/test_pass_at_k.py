@@ -63,6 +63,37 @@ def test_pass_at_k_is_measured_per_split_from_all_attempts() -> None:
     assert cell.majority == statistics.fmean([1.0, 0.0])  # "Yes" has two votes, every other answer one
 
 
+class Lines(SilentProgress):
+    """A display that keeps the printed lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print_line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class BrokenEnv(ToolEnv):
+    """An environment that cannot begin an episode."""
+
+    async def open(self, task: Task, context: Any) -> Any:
+        raise OSError("no browser")
+
+
+def test_attempts_that_failed_are_named_and_not_only_counted_as_wrong() -> None:
+    tasks = [Task(f"t{n}", (Message.user(str(n)),), {"answers": ("yes",)}, "test") for n in range(2)]
+    taskset = TaskSet("w", BrokenEnv([]), lambda split: tasks, (FunctionScorer({"em": exact_match}),))
+    renderer = TemplateRenderer(hermes_tokenizer())
+    agent = Agent(ScriptedEngine(renderer, str), renderer, SamplingParams(max_tokens=999), 9999)
+    progress = Lines()
+    measured = asyncio.run(
+        measure_pass_at_k(Method("m", agent, taskset.env), taskset, 2, 2, 4, RolloutLimits(), progress)
+    )
+    assert measured.cells["test"].one == 0.0
+    assert progress.lines[-1].startswith("m on test, sampled: 8 of 8 failed, 8 of them: ")
+    assert "no browser" in progress.lines[-1]
+
+
 ACTION = Action(Message.assistant("a"), "a")
 
 
