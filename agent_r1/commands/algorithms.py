@@ -22,7 +22,7 @@ OTHER_SETTINGS = (
     *("max_staleness", "context", "context_policy.name", "steps", "engine.dtype", "trainer.dtype"),
     *("trainer.minibatches", "trainer.critic_epochs", "trainer.critic_minibatches"),
 )
-"""The settings of a run, besides its algorithm, on which it depends whether a setting of the algorithm can act."""
+"""Settings outside the algorithm that determine whether a setting of the algorithm has an effect."""
 
 
 @click.command(cls=SettingsCommand, config=TrainConfig, keys=OTHER_SETTINGS)
@@ -69,7 +69,7 @@ def _config_for(name: str, settings: Layer) -> TrainConfig:
 def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
     """Return the description of an algorithm for the terminal: objective, paper, deviations and parameters.
 
-    ``inactive`` holds one line for each setting that cannot act.
+    ``inactive`` holds one line for each setting that has no effect.
     """
     from agent_r1.algorithms.objective import clauses
 

@@ -38,7 +38,7 @@ ENTRIES = f"{__name__}.entries"
 
 
 class EncodableText(click.ParamType):
-    """The type of an option that is looked up in the database of a run, which holds no half characters."""
+    """The type of an option whose text is looked up in the database of a run. Half characters are refused."""
 
     name = "text"
 
@@ -70,7 +70,7 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class Invalid(AgentR1Error):
-    """The error for a command that checks something and found problems. The command prints its report first."""
+    """Raised by a command that checks something, if it has found problems. The command prints its report before."""
 
 
 class SettingOption(click.Option):

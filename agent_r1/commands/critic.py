@@ -29,7 +29,7 @@ from agent_r1.training.critic_config import CriticConfig
 def train_critic(settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
     """Train a critic on the recorded attempts of a run, for value-guided decoding.
 
-    Tasks are held out, on whose attempts the critic is compared with the mean return.
+    Some tasks are held out. On their attempts, the critic is compared with the mean return.
     """
     config = resolve(CriticConfig, with_file(settings, config_file))
     run = find_run(config.run)

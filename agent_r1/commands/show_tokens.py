@@ -105,7 +105,7 @@ class StateToken:
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """The tokens of a turn: those that it adds to the state before its action, and the tokens of its action."""
+    """The tokens of a turn: the tokens that the turn adds to the state, and the tokens of its action."""
 
     state: tuple[StateToken, ...]
     action: tuple[TokenLine, ...]

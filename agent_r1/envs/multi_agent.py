@@ -30,7 +30,7 @@ GAME_SECONDS = 3600.0
 
 
 class PlayerDropped(AgentR1Error):
-    """The error for a question to a player whose attempt has ended, for example because the engine failed."""
+    """Raised if a game asks a player whose attempt has ended, for example because the engine failed."""
 
 
 @dataclass(frozen=True, slots=True)

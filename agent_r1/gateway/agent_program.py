@@ -130,7 +130,7 @@ class _End:
 
 
 class _AgentError(Exception):
-    """The error for an agent program that raised an exception. The message is the program's exception in one line."""
+    """Raised if an agent program raised an exception. The message is the program's exception in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:

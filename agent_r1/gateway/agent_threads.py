@@ -21,9 +21,9 @@ from agent_r1.core.threads import DaemonThreads, run_in_thread
 log = logging.getLogger(__name__)
 
 RESPONSE_SECONDS = 10.0
-"""After a cancelled call: how long the event loop of the agents may take to react, in seconds.
+"""How long the event loop of the agents may take to react after a cancelled call, in seconds.
 
-Otherwise an agent blocks the event loop, and later calls get a new one.
+If it takes longer, an agent blocks it, and later calls get a new event loop.
 """
 
 

@@ -16,7 +16,7 @@ EndReason = Literal["stop", "stop_string", "length", "tool_calls"]
 
 
 class RequestError(Exception):
-    """The error for a request that is refused or fails. ``status`` is the HTTP status of the response.
+    """Raised if a request is refused or fails. ``status`` is the HTTP status of the response.
 
     Attributes:
         code: a word that programs can compare, such as ``context_length_exceeded``. None: there is no such word.

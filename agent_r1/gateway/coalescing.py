@@ -1,8 +1,8 @@
 """Coalescing of retries: a client's repetition of a request gets the answer of the first try.
 
 The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If each repetition sampled
-again, an attempt would contain turns that its agent never saw. They also repeat a request that failed: such a
-repetition is sampled again, although an equal request may have an answer.
+again, an attempt would contain turns that its agent never saw. The clients also repeat a request that failed. Such a
+repetition is sampled again, even if an equal request already has an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, LiveAns
 from agent_r1.gateway.streams import POLL_SECONDS
 
 ABANDONED_SECONDS = 30.0
-"""How long an answer is sampled for which no client waits, in seconds. Meanwhile a retry can join."""
+"""How long the sampling of an answer goes on while no client waits, in seconds. A retry in this time gets it."""
 
 MAX_FAILURES = 1024
 """How many different failed requests are remembered. Clients that repeat a request do so within seconds."""

@@ -1,10 +1,10 @@
 """Recognition of sampled actions in the conversations that clients send.
 
-A client sends the whole conversation with each request. The assistant messages in it have been through the client's own
-types: arguments of calls were parsed and written again, texts were stripped, ids of calls can be new. A message that is
-still the same action is replaced by the sampled action, so that the session continues with the tokens that were
-sampled. If text was added after the sampled text, the message continues this text. Any other assistant message is a
-text like a user's message, and starts a new branch.
+A client sends the whole conversation with each request. The client may have changed the assistant messages in it:
+arguments of calls were parsed and written again, texts were stripped, calls got new ids. A message that still means a
+sampled action is replaced by this action, so that the session continues with the sampled tokens. If the message adds
+text after the sampled text, it becomes the sampled action, followed by the added text. Any other assistant message is
+treated like a message of the user, and starts a new branch.
 """
 
 from __future__ import annotations

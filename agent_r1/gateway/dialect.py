@@ -30,7 +30,7 @@ MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
 
 
 EventWriter = Callable[[Part], Iterator[str]]
-"""Yields the server-sent events of a part of a stream. It is called with each part, in order."""
+"""A function that yields the server-sent events of a part of a stream. It is called with each part, in order."""
 
 
 class Exchange(Protocol):

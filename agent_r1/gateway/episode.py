@@ -23,7 +23,7 @@ from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_TOKEN_CHARACTERS = 32
-"""More characters than the tokens of any long text have on average."""
+"""An upper bound of the average number of characters of a token in a long text."""
 
 POLICY = "policy"
 """The name of the model that an agent sees. Agents can request the policy under any name."""
@@ -56,7 +56,7 @@ class EpisodeModel:
         self.failure: Stopped | None = None
         """Why the last request got no answer; None if it got one."""
         self.is_cut = False
-        """Whether the last answer was cut by a limit of the run. A limit that the agent set is its own decision."""
+        """Whether a limit of the run cut the last answer. A limit that the agent itself set does not count."""
 
     @property
     def start(self) -> Messages:

@@ -317,7 +317,7 @@ class _EventWriter:
         )
 
     def _finish(self, response: Json) -> Iterator[str]:
-        """Yield the events of all that was not sent yet, and the event that ends the stream.
+        """Yield the events of all parts that were not sent yet, and the event that ends the stream.
 
         ``response`` is the JSON body of the complete answer.
         """

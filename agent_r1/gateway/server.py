@@ -53,7 +53,7 @@ BODY_SECONDS = 30.0
 """The time limit for the arrival of a body, in seconds."""
 
 MAX_WAITING = 1024
-"""The largest number of requests of a key that wait for the end of others."""
+"""The largest number of requests of a key that wait until other requests of the key end."""
 
 KEPT_ANSWERS = 64
 """How many complete answers of a key are kept, so that a repeated request gets the answer of the first try."""
@@ -61,7 +61,7 @@ KEPT_ANSWERS = 64
 EVENT_STREAM = "text/event-stream"
 
 NO_RETRY = {"X-Should-Retry": "false"}
-"""The header with which the clients of OpenAI and Anthropic do not repeat a refused request."""
+"""The header of a response after which the clients of OpenAI and Anthropic do not repeat the request."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.1
 """How often new tokens become new pieces of a stream, in seconds."""
 
 HELD_CHARACTERS = 32
-"""How many characters are held back if the answer can have tool calls: no format has a longer mark for them."""
+"""How many characters are held back if the answer can have tool calls. No mark that begins a call is longer."""
 
 LONGEST_TAG = 41
 """The largest number of characters of a tag that is not complete, including its first character ``<``."""
@@ -28,7 +28,7 @@ _UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
 
 
 class LiveReader:
-    """Converts the tokens of an unfinished answer to the message that can be sent so far.
+    """A reader that converts the tokens of an unfinished answer to the message that can be sent so far.
 
     Each call of :meth:`read` decodes only the tokens that are new since the previous call.
     """

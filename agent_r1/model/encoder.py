@@ -106,8 +106,8 @@ def load_encoder(
 
     Args:
         name: the name or the folder of the encoder.
-        pooling: how the vectors of the tokens become one vector: their mean, the vector of the first token ("cls"), or
-            what the encoder's folder declares ("auto").
+        pooling: how the vectors of the tokens become one vector: their mean ("mean"), the vector of the first token
+            ("cls"), or the pooling that the encoder's folder declares ("auto").
         max_tokens: the largest number of tokens that are read of a text. The limits of the encoder apply too.
         batch: the number of texts that are encoded in one batch.
         device: the device of the encoder, such as "cpu" or "cuda".

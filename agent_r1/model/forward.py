@@ -91,9 +91,9 @@ class PrefixStates:
 
 
 class CachedPrefix:
-    """The keys and values of tokens before each pass over a single row. A pass adds the keys and values of its tokens.
+    """The keys and values of the tokens before a single row. They are kept from one pass to the next.
 
-    Unlike :class:`PrefixStates`, the prefix changes from pass to pass, and there are no gradients.
+    Each pass adds the keys and values of its tokens. Unlike :class:`PrefixStates`, there are no gradients.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 trainer-00001-of-00002.safetensors   rows 0 to 4 of a tensor of shape (9, 3)
 trainer-00002-of-00002.safetensors   rows 5 to 8
 
-The header of a file says, for each tensor that is divided, the number of its first row and of all rows. A file without
-such a header holds whole tensors.
+For each divided tensor, the header of a file holds two numbers: the number of the first row that is in this file, and
+the number of all rows. A file without such a header holds whole tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS = "rows"
 
 
 class TensorFileError(AgentR1Error):
-    """The error if a file of tensors cannot be written."""
+    """Raised if a file of tensors cannot be written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

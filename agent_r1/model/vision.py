@@ -46,12 +46,12 @@ def has_vision(config: PreTrainedConfig) -> bool:
 
 
 def has_position_rows(model: PreTrainedModel) -> bool:
-    """Return whether the tokens of a model have three positions, so that they are not depths in a tree of turns."""
+    """Return whether each token of a model has three positions (time, height, width) instead of one."""
     return model.config.model_type in GRID_MODELS
 
 
 def text_decoder(backbone: PreTrainedModel) -> PreTrainedModel:
-    """Return the part of a model without a head that reads embeddings of tokens: the whole model if it has no vision.
+    """Return the part of ``backbone`` that reads token embeddings: all of ``backbone`` if it has no vision.
 
     For a module that is a text decoder itself, return the module.
     """
@@ -89,7 +89,7 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """How much the positions after the image differ from those after k tokens of text: max(h, w) - k, or 0."""
+        """The position after the image, minus the position after k tokens of text: max(h, w) - k, or 0 without rows."""
         return 0 if self.grid is None else max(self.grid) - self.count
 
 

@@ -1,12 +1,12 @@
 """Images in rendered conversations: a mark in the text of a message, then the placeholder tokens of the image.
 
-The text of a message with images goes through a tool format and a chat template. On this way, each image is a mark in
-the text. The template gets the content as a list of texts and images, and writes a placeholder for each image. At the
-end, the placeholder is replaced by as many placeholder tokens as the image has features.
+A tool format and a chat template convert the text of a message. Before, each image is replaced by a mark in the text.
+The template gets the content as a list of texts and images, and writes a placeholder for each image. At the end, the
+placeholder is replaced by as many placeholder tokens as the image has features.
 
-A text can contain the placeholder too: the policy can write it. On the way through the template, another mark stands
-for it, so that each placeholder in the output of the template is an image. The marks are random, because a web page or
-the policy could write a mark that is known.
+A text can contain the placeholder too, because the policy can write it. A second mark replaces such a placeholder
+before the template runs. So each placeholder in the output of the template is an image. The marks are random, because a
+web page or the policy could write a known mark.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from agent_r1.renderers.special_tokens import change_texts
 
 
 def _random_mark() -> str:
-    """Return 16 random characters for private use, which no template and no tool format changes."""
+    """Return a mark: 16 random characters of Unicode's private use, which no template and no tool format changes."""
     return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(16))
 
 
 def _without_images(message: Message) -> Message:
     """Return the message for a model without vision: an image in a tool result is a line of text.
 
-    Raise UnsupportedChat if another message has an image, because the task would be another one without it.
+    Raise UnsupportedChat if any other message has an image, because the task would change without the image.
     """
     if message.images and message.role != "tool":
         raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
@@ -41,7 +41,7 @@ def _without_images(message: Message) -> Message:
 
 
 class PromptEncoder:
-    """Converts messages to what a template reads, and rendered text to tokens, with the images of messages.
+    """An encoder that prepares messages with images for a template, and converts rendered text to tokens.
 
     A marked text is a rendered text in which a mark stands for each image. Only the renderer reads it.
 
@@ -57,7 +57,7 @@ class PromptEncoder:
     def mark_images(self, message: Message) -> Message:
         """Return the message with one text, in which a mark stands for each image.
 
-        Without vision, an image in a tool result is a line of text. Raise UnsupportedChat for other images then.
+        Without vision, an image in a tool result becomes a line of text, and any other image raises UnsupportedChat.
         """
         if self._images is None:
             return _without_images(message)
@@ -124,7 +124,7 @@ class PromptEncoder:
                 f"the chat template writes {written} of {count} images; use a template that shows the images of "
                 "all messages once, or put them into user messages"
             )
-        pieces = [end.removesuffix(tail)]  # texts and images in turns
+        pieces = [end.removesuffix(tail)]  # texts and images alternate
         for image, text in zip(images, rest, strict=True):
             pieces += [self._images.expand(image), text]
         ids = self.encode("".join(pieces))
@@ -155,7 +155,8 @@ def locate_images(
         ids: the tokens of a text, an image, a text, .., an image, a text.
         token: the placeholder token.
         images: the images.
-        counts: the number of placeholder tokens in each of these texts and images. Those in texts stand for no image.
+        counts: the number of placeholder tokens in each of these texts and images. Placeholder tokens in a text stand
+            for no image.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]

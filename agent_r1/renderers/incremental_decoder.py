@@ -59,7 +59,7 @@ class IncrementalDecoder:
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:
-        """Return (n, the text of the first n pending tokens), so that later tokens do not change this text.
+        """Return (n, text of the first n pending tokens). n is chosen so that later tokens cannot change this text.
 
         ``text`` is the text of all pending tokens, of which there are more than ``MAX_PENDING``.
         """
@@ -70,7 +70,8 @@ class IncrementalDecoder:
             if beginning and not beginning.endswith("\ufffd"):
                 return end, beginning
         # Otherwise there are invalid bytes. A character that begins before the last four tokens is complete, so the
-        # earlier tokens have their final text, unless they end within such a character: then ``text`` begins otherwise.
+        # earlier tokens have their final text, unless they end within such a character. Then ``text`` does not begin
+        # with their text.
         ends = [count - CHARACTER_TOKENS - index for index in range(CHARACTER_TOKENS)]
         beginnings = {end: self._text_of(self._pending[:end]) for end in ends}
         end = next((end for end in ends if text.startswith(beginnings[end])), ends[0])

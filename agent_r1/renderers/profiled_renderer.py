@@ -16,7 +16,7 @@ Tools = tuple[ToolSpec, ...]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRenderer:
-    """A renderer that does what ``renderer`` does. ``profiler`` measures the time as :attr:`Part.RENDERING`.
+    """A renderer that forwards all calls to ``renderer``. ``profiler`` measures them as :attr:`Part.RENDERING`.
 
     Stop conditions are not measured here: an engine calls them while it samples.
     """

@@ -31,7 +31,7 @@ class RenderedPrompt:
 
 
 class ImageExpander(Protocol):
-    """Tells a renderer which tokens stand for an image.
+    """An object that determines which tokens stand for an image in a prompt.
 
     Attributes:
         placeholder: the special token that a chat template writes for an image, and that is repeated for its features.
@@ -50,7 +50,7 @@ class ImageExpander(Protocol):
 
 
 class Renderer(Protocol):
-    """Converts messages to the tokens that a policy sees, and sampled tokens to messages.
+    """A converter of messages to the tokens that a policy sees, and of sampled tokens to messages.
 
     Sampled tokens are never converted to text and tokenized again. The prompt of the next turn consists of three parts:
     the tokens of the current prompt, the sampled tokens, and the tokens that :meth:`bridge_to_next_turn` returns.

@@ -67,7 +67,7 @@ class ShownTools:
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
         self._tokens = tokens
-        self._last: tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]] = ((), ())  # one value, for other threads
+        self._last: tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]] = ((), ())  # one tuple, read by all threads
 
     def of(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
         given, shown = self._last

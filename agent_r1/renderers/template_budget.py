@@ -34,7 +34,7 @@ MAX_INTEGER_BITS = 2**14
 """The largest number of bits of an integer. Python reads integers of up to 4300 digits (14,285 bits) from JSON."""
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
-"""The number of steps between two checks of the processor time, and the characters of a step that is checked alone."""
+"""The processor time is checked after this number of steps, and in each call with this number of characters or more."""
 
 _CHARACTERS_PER_NODE = 8
 """The characters that are counted for each value in a container, in addition to its text: quotes, commas, braces."""

@@ -32,7 +32,8 @@ METHODS: dict[type, frozenset[str]] = {
 }
 """The methods that templates can call, by the type of their object.
 
-No method makes a value of a type that is not in this table, such as bytes: the budget does not count such values.
+No method returns a value of a type that is not in this table, such as bytes, because the budget cannot count such
+values.
 """
 
 _LINEAR = frozenset({

@@ -26,7 +26,7 @@ def image_parts(value: object) -> tuple[ContentPart, ...] | None:
 
 
 def check_images(parts: Iterable[ContentPart]) -> None:
-    """Raise InvalidInput if an image cannot be decoded. Without pillow, nothing is checked: no model reads images."""
+    """Raise InvalidInput if an image cannot be decoded. Without pillow, no model reads images: check nothing."""
     if find_spec("PIL") is not None:
         for part in parts:
             if isinstance(part, Image):
@@ -38,7 +38,7 @@ def _is_image(value: object) -> bool:
 
 
 def _is_picture(value: object) -> bool:
-    """Return whether a value is an image of pillow. Pillow is not imported: if it is not, the value is another one."""
+    """Return whether a value is an image of pillow. If no code has imported pillow yet, return False."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 

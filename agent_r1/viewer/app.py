@@ -51,12 +51,12 @@ COLUMN_TEXT = 4000
 MAX_EVENTS = 200
 
 MAX_COUNTED = 1000
-"""The largest number of attempts with a condition that is counted exactly. More would take too long."""
+"""If the table has conditions: the largest number of matching attempts that is counted exactly. More take too long."""
 
 Settings = Mapping[str, Any]
 
 FindModel = Callable[[str], Path | None]
-"""Returns the folder of a model on this machine, by the name in the settings of a run."""
+"""A function (model setting of a run) -> folder of this model on this machine; None if there is no such folder."""
 
 
 class Viewer:
@@ -96,7 +96,7 @@ class Viewer:
         return Response(self._static[name], media_type=STATIC[name])
 
     def image(self, request: Request) -> Response:
-        """Return an image of a run as the file that it is. Its type is read from the file."""
+        """Return a response with the file of an image. Its MIME type is read from the file itself."""
         _, folder = self._find(request)
         with opened(folder) as reader:
             image = reader.image(request.path_params["sha256"])

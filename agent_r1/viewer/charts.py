@@ -19,7 +19,7 @@ largest value are drawn, so that no peak disappears."""
 NUM_COLORS = 8
 
 MAX_COVERED = 3
-"""The number of patterns of dashes."""
+"""The largest number of covered lines that a line shows, each number by another pattern of dashes."""
 
 Curve = Mapping[int, float]
 """Values by step."""

@@ -31,8 +31,8 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""The headers of every response. A browser that follows them runs no script and loads no resource of another origin,
-and no script that is part of a page."""
+"""The headers of every response. A browser that follows them loads no script or other resource of another origin, and
+runs no script that is written inside a page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Settings of runs on pages: those that differ from the defaults, and those that differ between runs."""
+"""The settings of runs that pages show: settings that differ from the defaults, or that differ between runs."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type, given by name. Its module is not imported for it, because it may never be needed."""
+    """A type that is given by its name. Its module is not imported, because the type may never be needed."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
