@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage, validate_advantages
+from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.component import Component, Level, Need
 from agent_r1.algorithms.filters import Filters, drop_constant_groups
@@ -27,14 +27,19 @@ from agent_r1.algorithms.loss_terms import (
     mismatch,
     with_kl_penalty,
 )
-from agent_r1.algorithms.ops.importance_sampling import importance_ratio
-from agent_r1.algorithms.ops.kl import kl_k3
-from agent_r1.algorithms.ops.loss_weights import Aggregation, aggregation_weights, mean_weights
-from agent_r1.algorithms.ops.returns import RETURN_TOLERANCE
-from agent_r1.algorithms.ops.value_loss import clipped_value_loss
-from agent_r1.algorithms.policy_losses import Clip, PolicyLoss, validate_losses
+from agent_r1.algorithms.ops import (
+    RETURN_TOLERANCE,
+    Aggregation,
+    aggregation_weights,
+    clipped_value_loss,
+    importance_ratio,
+    kl_k3,
+    mean_weights,
+)
+from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
+from agent_r1.core.errors import InvalidInput
 from agent_r1.data.assemble import TokenScope
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.training_sample import Selection
@@ -136,11 +141,6 @@ class Algorithm(Component):
         return self.correction is not None or self.rejection is not None or masks
 
     @property
-    def needs_entropy(self) -> bool:
-        """Whether the algorithm uses the entropy of the old policy, which takes a forward pass to compute."""
-        return self.token_mask is not None and self.token_mask.needs_entropy
-
-    @property
     def needs_whole_trajectories(self) -> bool:
         """Whether all tokens of a trajectory must be in the same micro-batch."""
         return self.ratio_level == "trajectory" or self.off_policy_mask is not None
@@ -183,26 +183,25 @@ class Algorithm(Component):
         rewarded = self.shaping.apply(steps)
         if self.kl is not None and self.kl.placement == "reward":
             rewarded = with_kl_penalty(rewarded, outputs.reference_logprobs, kl_coef)
-        advantage, targets = self._compute_advantages(rewarded, _at_turns(outputs, last_turns))  # (N,)
+        # After actions, the estimator needs only the critic's values at the end of each time step: (S,) -> (D,).
+        values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[last_turns])
+        advantage, targets = self._compute_advantages(rewarded, replace(outputs, values=values))  # (N,)
 
         # Loss mask: the action tokens of the trajectories that the loss includes. The other trajectories count in
         # baselines only.
         included = torch.tensor([reason is None for reason in batch.loss_excluded])  # (M,)
         trained = included[batch.token_trajectory]  # (N,)
         loss_mask = trained & batch.action_mask if self.masks.loss else trained  # (N,)
-        accepted = self._accepted_mask(batch, outputs.old_logprobs)  # (N,)
-        if self.rejection is not None and self.rejection.denominator == "accepted":
-            loss_mask = loss_mask & accepted
+        accepted = torch.ones_like(loss_mask)  # (N,) observations are always accepted: the policy did not sample them
+        if self.rejection is not None and outputs.old_logprobs is not None:
+            log_ratio, unit = mismatch(batch, outputs.old_logprobs, self.rejection.level)  # of the action tokens
+            accepted = accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
+            loss_mask = loss_mask & accepted if self.rejection.denominator == "accepted" else loss_mask
         kept, drift_weight = self._apply_token_rules(batch, outputs, advantage, loss_mask)  # (N,)
-        units = {
-            "turn_mean": batch.token_turn,
-            "trajectory_mean": batch.token_trajectory,
-            "group_mean": batch.token_group,
-            "constant": batch.token_trajectory,
-        }
+        units = {"turn_mean": batch.token_turn, "group_mean": batch.token_group}
         loss_weight = torch.zeros(len(batch.ids), dtype=torch.float64)
         if bool(loss_mask.any()):
-            unit = units.get(self.aggregation, batch.token_turn)[loss_mask]  # (n,)
+            unit = units.get(self.aggregation, batch.token_trajectory)[loss_mask]  # (n,)
             loss_weight.masked_scatter_(loss_mask, aggregation_weights(unit, self.aggregation, self.length))
 
         # Supervised terms: -log pi of successful trajectories, and of observations.
@@ -250,7 +249,8 @@ class Algorithm(Component):
         weight = weights.loss_weight * weights.importance_weight  # (n,)
         if self.off_policy_mask is not None:
             weight = weight * self.off_policy_mask.kept(weights.advantage, tokens)
-        losses = validate_losses(self.loss, self.loss.compute(ratio, weights.advantage, tokens), ratio)  # (n,)
+        losses = self.loss.compute(ratio, weights.advantage, tokens)  # (n,)
+        _check_shape(f"loss {self.loss.name or type(self.loss).__name__}", losses, ratio.shape)
         policy_loss = (weight * losses).sum()
         clipped = self.loss.clipped_mask(ratio, weights.advantage, tokens)  # (n,)
         metrics = {
@@ -324,7 +324,12 @@ class Algorithm(Component):
             seen, seen_outputs = batch.actions(), outputs.select(batch.action_mask)
         else:
             seen, seen_outputs = batch, outputs
-        advantage = validate_advantages(self.advantage, self.advantage.compute(seen, seen_outputs), seen)
+        advantage = self.advantage.compute(seen, seen_outputs)
+        field = f"advantage {self.advantage.name or type(self.advantage).__name__}"
+        _check_shape(field, advantage, seen.ids.shape)
+        if not bool(advantage.isfinite().all()):
+            raise InvalidInput(field, got="a number that is not finite", do="return finite advantages")
+        advantage = advantage.double()
         critic = self.advantage if isinstance(self.advantage, WithCritic) else None
         targets = None if critic is None else critic.value_targets(seen, seen_outputs)
         if compact:
@@ -353,17 +358,6 @@ class Algorithm(Component):
             drift_weight = _scatter(self.kl_cov.weight(seen, seen_outputs, seen_advantage), loss_mask)
         return kept, drift_weight
 
-    def _accepted_mask(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return whether the rejection rule accepts each token: (N,) bool.
-
-        Observations are always accepted, because the policy did not sample them.
-        """
-        accepted = torch.ones(len(batch.ids), dtype=torch.bool)
-        if self.rejection is None or old_logprobs is None:
-            return accepted
-        log_ratio, unit = mismatch(batch, old_logprobs, self.rejection.level)
-        return accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
-
     def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
         """Return the critic's loss, a scalar. ``old_values`` are the critic's values before the update."""
         assert isinstance(self.advantage, WithCritic)
@@ -373,13 +367,13 @@ class Algorithm(Component):
         return (weight.before_token * before).sum() + (weight.after_action * after).sum()
 
 
-def _at_turns(outputs: ModelOutputs, turns: Tensor) -> ModelOutputs:
-    """Return ``outputs``, in which the critic's values after actions are those of the turns ``turns``: (S,) -> (D,).
-
-    ``turns`` (D,) holds the numbers of D of the S turns of the batch. All other outputs are unchanged.
-    """
-    values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[turns])
-    return replace(outputs, values=values)
+def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
+    """Raise InvalidInput if ``numbers``, which a user's estimator or loss can return, is not one number per token."""
+    if isinstance(numbers, Tensor) and numbers.shape == shape:
+        return
+    is_tensor = isinstance(numbers, Tensor)
+    got = f"numbers of shape {tuple(numbers.shape)}" if is_tensor else f"an object of type {type(numbers).__name__}"
+    raise InvalidInput(field, got=got, do=f"return one number per token, not an average: {tuple(shape)}")
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:

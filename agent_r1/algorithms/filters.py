@@ -9,8 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from agent_r1.algorithms.component import Component
-from agent_r1.algorithms.ops.group_stats import group_std, has_variance
-from agent_r1.algorithms.ops.returns import reaches
+from agent_r1.algorithms.ops import group_std, has_variance, reaches
 from agent_r1.core.trajectory import Turn
 from agent_r1.data.segments import segment_first
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample

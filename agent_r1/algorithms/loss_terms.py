@@ -13,9 +13,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import require
 from agent_r1.algorithms.component import Component, Level
-from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
-from agent_r1.algorithms.ops.kl import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
-from agent_r1.algorithms.ops.returns import discounted_sums
+from agent_r1.algorithms.ops import clamp_log_ratio, discounted_sums, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
 from agent_r1.algorithms.types import TokenOutputs
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_count, segment_max, segment_mean, segment_sum

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from agent_r1.algorithms.component import Level
-from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
+from agent_r1.algorithms.ops import clamp_log_ratio
 from agent_r1.algorithms.policy_losses import TOKEN_LEVEL, PolicyLoss
 from agent_r1.algorithms.types import TokenOutputs
 from agent_r1.data.segments import segment_sum

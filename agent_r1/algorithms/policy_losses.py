@@ -15,9 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from agent_r1.algorithms.component import Component, Level
-from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio
+from agent_r1.algorithms.ops import clamp_log_ratio
 from agent_r1.algorithms.types import TokenOutputs
-from agent_r1.core.errors import InvalidInput
 from agent_r1.data.segments import segment_mean
 
 ALL_LEVELS: Set[Level] = {"token", "turn", "trajectory"}
@@ -57,19 +56,6 @@ class PolicyLoss(Component, ABC):
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
         """Return whether each token is clipped or masked, for the metric ``clip_fraction``: (n,) bool."""
         return torch.zeros_like(advantage, dtype=torch.bool)
-
-
-def validate_losses(loss: PolicyLoss, losses: Tensor, ratio: Tensor) -> Tensor:
-    """Return ``losses``. Raise InvalidInput if ``losses`` is not one number per token.
-
-    The losses are checked because a user can write a policy loss. ``loss`` is named in the error. ``ratio`` (n,) holds
-    one number per token: its shape is the shape that ``losses`` must have.
-    """
-    if isinstance(losses, Tensor) and losses.shape == ratio.shape:
-        return losses
-    got = f"numbers of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
-    do = f"return one number per token, not an average: {tuple(ratio.shape)}"
-    raise InvalidInput(f"loss {loss.name or type(loss).__name__}", got=got, do=do)
 
 
 class Clip(PolicyLoss):

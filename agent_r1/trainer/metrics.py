@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops.group_stats import MIN_STD
-from agent_r1.algorithms.ops.importance_sampling import effective_share
+from agent_r1.algorithms.ops import MIN_STD, effective_share
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.training_sample import Selection
 from agent_r1.trainer.protocol import Module, OptimStats, PassStats, PreparedBatch
@@ -107,7 +106,7 @@ def correction_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[st
     """Return the metrics of the correction between sampler and trainer; {} if the algorithm has no correction.
 
     ``correction/effective_share`` is the effective sample size of the action tokens, divided by the number of action
-    tokens (see :func:`agent_r1.algorithms.ops.importance_sampling.effective_share`). It is 1 if all these tokens have
+    tokens (see :func:`agent_r1.algorithms.ops.effective_share`). It is 1 if all these tokens have
     equal importance weights.
     """
     if algorithm.correction is None:

@@ -232,12 +232,13 @@ class PolicyUpdater:
             baseline, self._role_baselines = algorithm.advantage.track(self._role_baselines, roles, batch.returns)
             batch = replace(batch, role_baseline=baseline)
 
+        needs_entropy = algorithm.token_mask is not None and algorithm.token_mask.needs_entropy
         outputs = ModelOutputs(
             old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch) else None,
             values=trainer.values(batch) if "critic" in needs else None,
             reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
             teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in algorithm.advantage.needs else None,
-            entropy=trainer.entropy(batch) if algorithm.needs_entropy else None,
+            entropy=trainer.entropy(batch) if needs_entropy else None,
             teacher_top=None if distillation is None else trainer.top_tokens(batch, distillation.top_k),
         )
 

@@ -9,7 +9,7 @@ import torch
 
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.returns import Zero
-from agent_r1.algorithms.ops.importance_sampling import importance_ratio
+from agent_r1.algorithms.ops import importance_ratio
 from agent_r1.algorithms.policy_losses import PolicyLoss
 from agent_r1.algorithms.registry import parameters
 from agent_r1.algorithms.token_masks import SecondMoment

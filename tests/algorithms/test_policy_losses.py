@@ -9,8 +9,7 @@ import torch
 from tensors import close, numbers, units
 from torch import Tensor
 
-from agent_r1.algorithms.ops.importance_sampling import importance_ratio
-from agent_r1.algorithms.ops.value_loss import clipped_value_loss
+from agent_r1.algorithms.ops import clipped_value_loss, importance_ratio
 from agent_r1.algorithms.policy_losses import Clip, Gmpo, ImportanceSampling, PolicyLoss, Sapo
 from agent_r1.algorithms.types import TokenOutputs
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.returns import Zero
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops.returns import generalized_advantages
+from agent_r1.algorithms.ops import generalized_advantages
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights, TopTokens

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from agent_r1.algorithms.component import Component, Need
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch
 
 
@@ -55,19 +54,3 @@ def require(output: Tensor | None, description: str) -> Tensor:
     if output is None:
         raise TypeError(f"the algorithm needs {description}")
     return output
-
-
-def validate_advantages(estimator: Advantage, advantages: Tensor, batch: TrainingBatch) -> Tensor:
-    """Return ``advantages`` as float64. Raise InvalidInput if they are not one finite number per token.
-
-    The numbers are checked because a user can write an estimator. ``estimator`` is named in the error.
-    """
-    field = f"advantage {estimator.name or type(estimator).__name__}"
-    if not isinstance(advantages, Tensor):
-        raise InvalidInput(field, got=f"an object of type {type(advantages).__name__}", do="return a tensor")
-    if advantages.shape != batch.ids.shape:
-        do = f"return one number per token: {tuple(batch.ids.shape)}"
-        raise InvalidInput(field, got=f"numbers of shape {tuple(advantages.shape)}", do=do)
-    if not bool(advantages.isfinite().all()):
-        raise InvalidInput(field, got="a number that is not finite", do="return finite advantages")
-    return advantages.double()

@@ -1,7 +1,7 @@
 """Advantage estimators with a critic: generalized advantage estimation (GAE) over tokens, over turns, or over both.
 
 V is the critic's value: (N,) for the state before each token, and (S,) for the state after each turn's action.
-:func:`agent_r1.algorithms.ops.returns.generalized_advantages` computes GAE.
+:func:`agent_r1.algorithms.ops.generalized_advantages` computes GAE.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.ops.group_stats import whiten
-from agent_r1.algorithms.ops.returns import generalized_advantages
+from agent_r1.algorithms.ops import generalized_advantages, whiten
 from agent_r1.algorithms.types import ModelOutputs, StateValues, ValueTargets
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_count, segment_last

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.ops.group_stats import (
+from agent_r1.algorithms.ops import (
     center,
     center_weighted,
     divide_by_mean,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage, require
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.ops.group_stats import whiten
-from agent_r1.algorithms.ops.returns import discounted_sums, reaches
+from agent_r1.algorithms.ops import discounted_sums, reaches, whiten
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.component import Need
-from agent_r1.algorithms.ops.group_stats import center, group_std, has_variance, standardize
-from agent_r1.algorithms.ops.returns import discounted_sums
+from agent_r1.algorithms.ops import center, discounted_sums, group_std, has_variance, standardize
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import index_within, segment_count, segment_sum, unique_ids

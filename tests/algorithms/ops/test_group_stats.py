@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensors import close, numbers, units
 from torch import Tensor
 
-from agent_r1.algorithms.ops.group_stats import (
+from agent_r1.algorithms.ops import (
     center,
     center_weighted,
     divide_by_mean,

@@ -8,7 +8,7 @@ import torch
 from tensors import close, numbers, units
 
 from agent_r1.algorithms.loss_terms import Correction, Rejection
-from agent_r1.algorithms.ops.importance_sampling import clamp_log_ratio, effective_share, importance_ratio
+from agent_r1.algorithms.ops import clamp_log_ratio, effective_share, importance_ratio
 
 LOG_RATIOS = numbers(0.25, 0.5, 1.0, 2.0, 4.0).log()
 ALONE = units(0, 1, 2, 3, 4)

@@ -9,7 +9,7 @@ import torch
 from tensors import close, numbers
 from torch import Tensor
 
-from agent_r1.algorithms.ops.kl import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
+from agent_r1.algorithms.ops import kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
 
 LOGITS, OTHER = numbers(0.3, -0.5, 1.0), numbers(0.1, 0.4, -0.2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensors import close, numbers, units
 
-from agent_r1.algorithms.ops.loss_weights import aggregation_weights
+from agent_r1.algorithms.ops import aggregation_weights
 
 
 def test_weights_of_tokens_of_units_and_over_a_constant() -> None:

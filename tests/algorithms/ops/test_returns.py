@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensors import close, numbers, units
 from torch import Tensor
 
-from agent_r1.algorithms.ops.returns import discounted_sums, generalized_advantages
+from agent_r1.algorithms.ops import discounted_sums, generalized_advantages
 from agent_r1.data.segments import segment_last
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)

@@ -14,8 +14,7 @@ from searching import holds, rejected
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops.group_stats import center
-from agent_r1.algorithms.ops.returns import discounted_sums, generalized_advantages
+from agent_r1.algorithms.ops import center, discounted_sums, generalized_advantages
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, StateValues
 from agent_r1.data.assemble import assemble_batch

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops.group_stats import center, center_weighted, divide_by_mean, leave_one_out, standardize
+from agent_r1.algorithms.ops import center, center_weighted, divide_by_mean, leave_one_out, standardize
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.assemble import assemble_batch

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops.group_stats import center
+from agent_r1.algorithms.ops import center
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch

@@ -13,8 +13,7 @@ from searching import holds, rejected
 from torch import Tensor
 
 from agent_r1.algorithms.component import Level
-from agent_r1.algorithms.ops.importance_sampling import importance_ratio
-from agent_r1.algorithms.ops.loss_weights import aggregation_weights
+from agent_r1.algorithms.ops import aggregation_weights, importance_ratio
 from agent_r1.algorithms.policy_losses import (
     Cispo,
     Clip,

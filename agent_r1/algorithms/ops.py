@@ -1,0 +1,335 @@
+"""Pure functions over flat tensors, which several algorithms use: the mathematics that their components share.
+
+In order: statistics of groups, returns and GAE, importance ratios, estimators of the KL divergence, weights of tokens
+in the loss, and the loss of a critic.
+
+``unit`` (or ``key``) is a tensor with the number of the unit of each element: the turn, trajectory or group of a token,
+or the group of a trajectory. Units are numbered from 0. The functions use every element that they get, so the caller
+must first remove the elements that a mask excludes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agent_r1.data.segments import segment_count, segment_last, segment_mean, segment_sum
+
+Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean", "constant"]
+
+# Group statistics: baselines and scales of advantages. ``x`` are returns; elements with the same ``key`` are compared.
+
+MIN_STD = 1e-6
+"""A group with at most this standard deviation counts as constant: rounding errors must not become advantages."""
+
+
+def group_std(x: Tensor, key: Tensor) -> Tensor:
+    """Return, for each element, the sample standard deviation (Bessel) of its group: (N,). In a group of 1, it is 0.
+
+    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element.
+    """
+    deviations = x - segment_mean(x, key)[key]  # (N,)
+    return (segment_sum(deviations.square(), key) / (segment_count(key) - 1).clamp(min=1)).sqrt()[key]
+
+
+def has_variance(x: Tensor, key: Tensor) -> Tensor:
+    """Return, for each element, whether the standard deviation of its group is above ``MIN_STD``: (N,) bool.
+
+    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element.
+    """
+    return group_std(x, key) > MIN_STD
+
+
+def center(x: Tensor, key: Tensor) -> Tensor:
+    """Return each element minus the mean of its group: (N,). This is the advantage of Dr.GRPO (2503.20783).
+
+    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element. If all elements of a group are equal, the
+    result is exactly 0 in this group.
+    """
+    return torch.where(has_variance(x, key), x - segment_mean(x, key)[key], 0.0)
+
+
+def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
+    """Return each element minus the mean of the other elements of its group: (N,).
+
+    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element. If all elements of a group are equal, the
+    result is exactly 0 in this group. This is the advantage of RLOO (2402.14740).
+    """
+    # x - mean of the other elements = (x - mean of the group) * count / (count - 1)
+    count = segment_count(key)[key]  # (N,)
+    return center(x, key) * count / (count - 1).clamp(min=1)
+
+
+def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
+    """Return each element minus the weighted mean of its group: (N,).
+
+    ``x`` (N,) holds the elements, ``key`` (N,) the group of each element, and ``weight`` (N,) its weight in the mean.
+    If all elements of a group are equal, the result is exactly 0 in this group. If the weight is the length of a
+    trajectory, the result is the advantage of OPO (2505.23585).
+    """
+    mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
+    return torch.where(has_variance(x, key), x - mean[key], 0.0)
+
+
+def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
+    """Return advantage / (standard deviation of x in the group + epsilon): (N,). An advantage of 0 stays 0.
+
+    ``advantage`` (N,) holds the elements to divide, ``x`` (N,) the elements whose deviation is computed, such as
+    returns, and ``key`` (N,) the group of each element.
+    """
+    return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
+
+
+def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
+    """Return advantage / (mean of x in the group): (N,). This is the scale of MaxRL (2602.02710).
+
+    ``advantage`` (N,) holds the elements to divide, ``x`` (N,) the elements whose mean is computed, such as returns,
+    and ``key`` (N,) the group of each element. If the mean of x in a group is at most ``MIN_STD``, the result is 0 in
+    this group.
+    """
+    mean = segment_mean(x, key)[key]  # (N,)
+    return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
+
+
+def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
+    """Return (x - mean x) / (std x + epsilon) for each element: (N,).
+
+    The mean and the std are over the group of the element. ``key`` (N,) holds the group of each element. If all
+    elements of a group are equal, the result is exactly 0 in this group. This is the group-relative advantage of GRPO
+    (2402.03300, section 4.1.2).
+    """
+    return divide_by_std(center(x, key), x, key, epsilon)
+
+
+def whiten(x: Tensor) -> Tensor:
+    """Return ``x`` (N,), shifted and scaled to mean 0 and standard deviation 1 (Bessel): (N,).
+
+    If all elements are equal, the result is 0. 1e-8 is added to the standard deviation.
+    """
+    return standardize(x, torch.zeros_like(x, dtype=torch.int64), 1e-8)
+
+
+def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
+    """Return the mean amount A_i by which each element i raises the maximum of k elements of its group: (N,).
+
+        A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
+
+    The sum is over all subsets S of k elements of the group that contain i. ``key`` (N,) holds the group of each
+    element. A_i is the gradient weight of PKPO with the baseline of k - 1 elements (2505.15201, equation 33).
+
+    If k is None or above the size of the group, k is the size of the group. Then A_i of the best element is the
+    difference between the best and the second best element, and all other A_i are 0 (2503.19595).
+
+    Example:
+        marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
+    """
+    advantage = torch.zeros_like(x)
+    for unit in key.unique():
+        places = (key == unit).nonzero().squeeze(1)  # (n,) the positions of the elements of the group
+        ordered, order = x[places].sort()  # (n,) ascending
+        n = len(ordered)
+        size = min(k or n, n)
+        if size < 2:
+            continue  # the group has one element
+        # In ascending order, let element i be the best of a subset, and element j < i the second best. The other
+        # size - 2 elements of the subset are below element j. There are j elements below element j.
+        subsets = torch.tensor([math.comb(j, size - 2) for j in range(n)], dtype=x.dtype)  # (n,)
+        lead = (ordered[:, None] - ordered[None, :]).tril()  # (n, n) x_i - x_j for j < i
+        advantage[places[order]] = lead @ subsets / math.comb(n, size)
+    return torch.where(has_variance(x, key), advantage, 0.0)
+
+
+# Discounted returns and GAE. The elements of a unit are contiguous and in the order of time.
+
+RETURN_TOLERANCE = 1e-9
+"""Tolerance for comparing returns, so that rounding errors of a sum do not decide whether a trajectory is a success."""
+
+
+def reaches(returns: Tensor, threshold: float) -> Tensor:
+    """Return whether each of M returns is at least ``threshold``, up to ``RETURN_TOLERANCE``: (M,) bool."""
+    return returns > threshold - RETURN_TOLERANCE
+
+
+def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
+    """Return the discounted sums y_t = x_t + discount * y_{t+1}, from each element to the end of its unit: (N,).
+
+    y_t of the last element of a unit is x_t.
+
+    Args:
+        x: (N,) rewards, or temporal-difference errors.
+        unit: (N,) the number of the turn or trajectory of each element.
+        discount: One number, or one number per element (N,) that is equal for all elements of a unit.
+    """
+    # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
+    # discount^(2^k). The loop has log2(length of the longest unit) rounds. A loop over time would have one round per
+    # element.
+    total = x.clone()
+    factor = torch.as_tensor(discount, dtype=x.dtype).expand(len(x))
+    remaining = segment_last(unit)[unit] - torch.arange(len(x))  # (N,) number of later elements of the unit
+    reach = 1
+    while bool((remaining >= reach).any()):
+        earlier = (remaining >= reach).nonzero().squeeze(1)
+        later = earlier + reach
+        total = total.index_add(0, earlier, factor[later] * total[later])  # the sum of twice as many elements
+        factor = factor.square()
+        reach *= 2
+    return total
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, final_values: Tensor, unit: Tensor, gamma: float, lam: float | Tensor
+) -> Tensor:
+    """Return the generalized advantage estimate A_t (GAE) of each element: (N,). Source: 1506.02438, equation 16.
+
+        delta_t = r_t + gamma V_{t+1} - V_t
+        A_t     = delta_t + gamma lambda A_{t+1}
+
+    Args:
+        rewards: (N,) r_t, the reward of each element.
+        values: (N,) V_t, the value of the state before each element.
+        final_values: (units,) The value of the state after the last element of each unit: 0 if the episode terminated,
+            the critic's value if the episode was truncated.
+        unit: (N,) the number of the turn or trajectory of each element.
+        gamma: The discount.
+        lam: lambda: one number, or one number per element (N,) that is equal for all elements of a unit.
+    """
+    next_values = values.roll(-1).index_put((segment_last(unit),), final_values)  # (N,) V_{t+1}
+    deltas = rewards + gamma * next_values - values  # (N,) delta_t
+    return discounted_sums(deltas, unit, gamma * lam)
+
+
+# Importance ratios between two policies.
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to [-MAX_LOG_RATIO, MAX_LOG_RATIO] before exp is applied, so that every ratio is finite."""
+
+
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Return ``log_ratio``, clamped to [-MAX_LOG_RATIO, MAX_LOG_RATIO]."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def effective_share(weight: Tensor) -> float:
+    """Return the effective sample size of n tokens with importance weights w, as a share of n: (n,) -> [0, 1].
+
+    The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal. It is k / n
+    if k tokens have equal weights and the other tokens have weight 0. If all weights are 0, the share is 0.
+    """
+    squares = float(weight.square().sum())
+    return float(weight.sum()) ** 2 / (len(weight) * squares) if squares else 0.0
+
+
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
+    """Return the importance ratio r = pi / pi_old of each token: (n,), with gradient through ``logprobs``.
+
+    ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old.
+
+    If ``unit`` (n,) is given, all tokens of a unit (a turn or a trajectory) have the same value of r. This value is the
+    geometric mean s = (pi(y) / pi_old(y))^(1 / |y|) over the tokens y of the unit, as in GSPO (2507.18071, equation 7).
+    The gradient of r at a token flows only through the probability of this token: r = sg(s) * pi / sg(pi), with the
+    stop-gradient sg (GSPO-token, equation 14).
+    """
+    if unit is None:
+        return clamp_log_ratio(logprobs - old_logprobs).exp()
+    mean = clamp_log_ratio(segment_mean((logprobs - old_logprobs).detach(), unit))  # (units,) log of the geometric mean
+    return (mean[unit] + logprobs - logprobs.detach()).exp()
+
+
+# Estimators of KL(pi || q) from the log-probabilities of tokens that were sampled from pi. The names k1, k2 and k3 are
+# from joschu.net/blog/kl-approx.html. In a loss, only the gradient of an estimator matters, and not its value: the
+# expected gradient of k1 is 0, and that of k3 is the gradient of KL(q || pi).
+
+
+def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Return the estimate k1 = log(pi / q) of KL(pi || q) at each token: (n,).
+
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased. Its expected gradient is 0.
+    """
+    return logprobs - other
+
+
+def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
+    """Return the estimate k2 = log(pi / q)^2 / 2 of KL(pi || q) at each token: (n,).
+
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is biased. Its expected gradient is the
+    gradient of KL(pi || q).
+    """
+    return (logprobs - other).square() / 2
+
+
+def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
+    """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
+
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
+    expected gradient is the gradient of KL(q || pi). If ``bound`` is given, k3 is at most ``bound``. A value at the
+    bound has no gradient.
+    """
+    difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
+    k3 = difference.exp() - 1 - difference
+    return k3 if bound is None else k3.clamp(max=bound)
+
+
+def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
+    """Return an estimate of KL(pi || q) at each token, with the value of k3 and the gradient of k2: (n,).
+
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
+    expected gradient is the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
+    """
+    k2 = kl_k2(logprobs, other)
+    # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
+    return kl_k3(logprobs, other, bound).detach() + k2 - k2.detach()
+
+
+def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
+    """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, 2512.02556).
+
+    ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest
+    value of k3. Both factors have a gradient.
+
+    For tokens that were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the
+    gradient of KL(pi || q).
+    """
+    return ratio * kl_k3(logprobs, other, bound)
+
+
+# Aggregation of token losses, and the loss of a critic.
+
+
+def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
+    """Return the loss weight of each of n tokens: (n,) float64.
+
+    Args:
+        unit: (n,) The number of the turn, trajectory or group of each token, depending on ``aggregation``.
+        aggregation: The formula of the weight.
+            ``token_mean``: 1 / n.
+            ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit), so
+            that all units have equal weight.
+            ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783).
+            Units without tokens are not counted.
+        length: The number ``length`` in the formula of ``constant``, in tokens. The other formulas do not use it.
+    """
+    if aggregation == "token_mean":
+        return torch.full(unit.shape, 1 / len(unit), dtype=torch.float64)
+    count = segment_count(unit)  # (units,) tokens of each unit
+    units = count.count_nonzero()  # units without tokens in the loss are not counted
+    if aggregation == "constant":
+        return torch.full(unit.shape, 1 / (int(units) * (length or 1.0)), dtype=torch.float64)
+    return 1 / (units * count[unit]).double()
+
+
+def mean_weights(mask: Tensor) -> Tensor:
+    """Return 1 / n for each of the n tokens of ``mask`` (N,), and 0 for all other tokens: (N,) float64."""
+    return mask.double() / max(int(mask.sum()), 1)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
+    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
+
+    V is the value in ``values``, and G is its target in ``target``. V_clipped is V clipped to [V_old - ``clip``, V_old
+    + ``clip``], with V_old from ``old_values``. The result has the shape of ``values``.
+    """
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())
