@@ -172,8 +172,8 @@ def _front_matter(header: Mapping[str, Any]) -> Iterator[str]:
 def _yaml(value: Any) -> str:
     """Return a JSON value as YAML, in one line of ASCII.
 
-    The value is written as JSON, which is also YAML, except for characters that are not ASCII. These are written as
-    YAML escapes, such as ``\\U0001f600``.
+    The value is written as JSON, which is also valid YAML. Characters that are not ASCII are written as YAML escapes,
+    such as ``\\U0001f600``.
     """
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)

@@ -13,11 +13,11 @@ from agent_r1.store import is_run
 from agent_r1.store.atomic_fs import atomic_dir, atomic_replace_dir
 
 MARKER = "export.json"
-"""The file that says what an export holds. With ``--force``, only folders with this file are replaced."""
+"""The file that describes an export. With ``--force``, only folders with this file are replaced."""
 
 
 class ExportError(AgentR1Error):
-    """The error for an export that could not be written or uploaded."""
+    """Raised if an export could not be written or uploaded."""
 
 
 @contextmanager

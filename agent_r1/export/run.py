@@ -1,4 +1,4 @@
-"""Export a run: choose what is written, write the folder, and upload it if this is wanted."""
+"""Export a run: select the content, write the folder, and upload the folder if a repository is given."""
 
 from __future__ import annotations
 

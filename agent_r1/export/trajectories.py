@@ -24,7 +24,7 @@ FACT_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("group", "sample", "retry", "version", "step", "conversation"), "int64"),
     **{"truncated": "bool", "seconds": "float64"},
 }
-"""The types of the facts about an attempt and its conversation in ``datasets``, without the rewards."""
+"""The type in ``datasets`` of each column with a fact about an attempt or its conversation, except the rewards."""
 
 OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
     {"name": "messages", "list": "json"},
@@ -35,8 +35,8 @@ OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
 )
 """The columns of the JSON lines, as a dataset card declares them.
 
-Without them, ``datasets`` infers the columns from the first lines, and refuses the first later line that has another
-column, such as the first attempt with a tool call or with a reason.
+Without this declaration, ``datasets`` infers the columns from the first lines. It then refuses a later line with
+another column, such as the first attempt with a tool call or with a reason.
 """
 
 

@@ -16,7 +16,7 @@ Found = list[tuple[Passage, ...]]
 
 
 class Retriever(Protocol):
-    """Searches passages for many queries at once. Several threads can call a retriever at the same time."""
+    """An object that searches passages for many queries at once. Several threads can call it at the same time."""
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
         """Return at most ``k`` passages for each query, best first: one tuple per query, in the order of ``queries``.

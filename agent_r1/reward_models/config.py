@@ -64,7 +64,7 @@ class RewardModelConfig(BaseModel):
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Attempts per optimizer step. With loss pairs, whole groups are added until the batch has so many."""
+    """Attempts per optimizer step. With loss pairs, whole groups are added until the batch has at least this number."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW, after a linear warm-up over the first tenth of the steps."""

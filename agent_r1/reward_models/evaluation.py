@@ -1,4 +1,4 @@
-"""How well scores of held-out traces separate successes from failures, beside the simplest scores that could."""
+"""Evaluation of a reward model on held-out traces: how well it separates successes from failures, beside baselines."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Separation:
     Attributes:
         auc: the probability that a success has a higher score than a failure; ties count one half.
         low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
-        within_tasks: the same probability for a success and a failure at the same task; NaN if no task has both. It
-            does not count that some tasks are easier than others.
+        within_tasks: the same probability for a success and a failure at the same task; NaN if no task has both.
+            Differences in difficulty between tasks do not affect it.
 
     Example:
         Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)

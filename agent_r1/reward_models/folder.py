@@ -20,7 +20,7 @@ from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, Network
 from agent_r1.store.atomic_fs import atomic_dir
 
 DESCRIPTION = "reward_model.json"
-"""The file that says what the folder of a reward model holds."""
+"""The file that describes the reward model in a folder."""
 
 REFERENCE = "reference"
 """The folder of the reference of an implicit reward model, inside the folder of the reward model."""

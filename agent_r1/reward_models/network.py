@@ -102,9 +102,9 @@ TurnLoss = Callable[[Tensor], Tensor]
 def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:
     """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss.
 
-    A loss can compare traces of different micro-batches. If the batch has more than ``micro_tokens`` tokens, the scores
-    of all traces are computed first without a gradient, then dL/dscore, and then the passes are repeated one by one,
-    with sum(score * dL/dscore) as their loss. Otherwise one backward pass goes through all of them.
+    A loss L can compare traces of different micro-batches. If the batch has at most ``micro_tokens`` tokens, one
+    backward pass is enough. Otherwise there are three steps: compute the scores of all traces without a gradient;
+    compute dL/dscore; repeat the passes one by one, each with the loss sum(score * dL/dscore).
     """
     micros = list(make_micro_batches(by_sequence(packed.sequences), micro_tokens))
     if sum(micro.padded_size for micro in micros) <= micro_tokens:
@@ -189,5 +189,5 @@ class RewardModel:
         return list(zip(traces, (tuple(part.tolist()) for part in turns.split(sizes)), strict=True))
 
     def prediction(self, score: float) -> float:
-        """Return the prediction that a score means: a probability, or with a regression the score itself."""
+        """Convert a score to a prediction: a probability, or the score itself if the loss is a regression."""
         return score if self.loss == "regression" else float(torch.sigmoid(torch.tensor(score, dtype=torch.float64)))

@@ -17,7 +17,7 @@ MICRO_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardModelScorer:
-    """A scorer whose reward ``name`` is the output of a reward model, by the kind of the model:
+    """A scorer whose reward ``name`` comes from a reward model. The kind of the model determines the reward:
 
     - trajectory: one number per trajectory: the predicted probability of success, or the predicted reward.
     - turns: one number per turn: how much the prediction rose, V_k - V_(k-1). V_k is the prediction after turn k, and

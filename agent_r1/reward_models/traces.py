@@ -1,6 +1,6 @@
 """Recorded attempts as examples for a reward model: targets, the division by task, and token sequences.
 
-The tokens are those that the policy read and sampled, as recorded. Nothing is tokenized again.
+The tokens are the recorded tokens, which the policy read or sampled. Nothing is tokenized again.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def train_reward_model(
 
 
 def _require_new_folder(out: Path) -> None:
-    """Raise InvalidInput if ``out`` exists, or if it cannot be made, so that no training is lost at its end."""
+    """Raise InvalidInput if ``out`` exists or cannot be created. Otherwise training could fail at its end."""
     try:
         out.lstat()
         found = "which exists"
@@ -104,7 +104,7 @@ def _require_new_folder(out: Path) -> None:
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
     """Return the name of the model to start from, and its tokenizer.
 
-    Raise InvalidInput if the model of a run has another vocabulary: its recorded tokens would mean something else.
+    Raise InvalidInput if the model of a run has another vocabulary, because its recorded tokens have other meanings.
     """
     used: list[str] = []
     for run in runs:

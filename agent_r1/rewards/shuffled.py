@@ -1,4 +1,4 @@
-"""A scorer for control runs: rewards that say nothing about the attempts."""
+"""A scorer for control runs, in which rewards carry no information about the attempts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Un
 class ShuffledScorer:
     """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
 
-    The attempts keep their mean reward and its spread, but a policy can learn nothing from them. Training with this
-    scorer shows what the updates alone do. A reward with one number per turn becomes the sum of its numbers, because
-    another attempt can have another number of turns. All scorers of a task set shuffle a group in the same way.
+    The mean and the spread of the rewards stay the same, but a policy can learn nothing from the rewards. Training with
+    this scorer shows the effect of updates without information. A reward with one number per turn becomes the sum of
+    its numbers, because another attempt can have another number of turns. All scorers of a task set shuffle a group in
+    the same way.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

@@ -52,8 +52,8 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
 }
 """The kinds of questions of each split, which repeat over its tasks.
 
-In ``shuffled-images``, each task has the picture of another task. A policy that looks at pictures is wrong there as
-often as one that guesses.
+In ``shuffled-images``, each task has the picture of another task. There, a policy that looks at the pictures is right
+only as often as a policy that guesses.
 """
 
 TASKS = 300
@@ -178,7 +178,7 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
     questions = [
         draw_question(kinds[index % len(kinds)], random.Random(f"shapes/{drawn}/{index}")) for index in range(count)
     ]
-    # the picture of the next question of the same kind: it has the places that the question asks about
+    # take the picture of the next question of the same kind, so that the question makes sense for it
     shift = len(kinds) if split == "shuffled-images" else 0
     pictures = [draw(questions[(index + shift) % count].quarters) for index in range(count)]
     return tuple(
@@ -197,12 +197,16 @@ def draw_question(kind: Kind, rng: random.Random) -> Question:
     place, degrees = rng.choice(PLACES), rng.choice((90, 180, 270)) if kind == "turned" else 0
     filled = (place,) if kind == "color" else PLACES
     quarters = {each: (rng.choice(SHAPES), rng.choice(list(COLORS))) for each in filled}
-    before = PLACES[(PLACES.index(place) - degrees // 90) % len(PLACES)]  # from where the rotation moves the shape
+    before = PLACES[(PLACES.index(place) - degrees // 90) % len(PLACES)]  # from here the rotation moves the shape
     return Question(kind, quarters, place, degrees, quarters[before][1])
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the reference solutions of a task: the answer at once, and after the tool that shows it."""
+    """Return the reference solutions of a task.
+
+    The right solutions give the answer at once, or after a call of the tool that shows it. The wrong solutions give
+    another color or no answer.
+    """
     question: Question = task.data["question"]
     look = tool_call("rotate", degrees=question.degrees or 180)
     if question.kind != "turned":

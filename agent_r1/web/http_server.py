@@ -15,10 +15,10 @@ from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4
-"""How many open files the process may have for each connection. Agents in the process open its other end."""
+"""The number of open files that are reserved for each connection. Agents in this process also open its other end."""
 
 KEEP_ALIVE_SECONDS = 75
-"""How long a connection can be idle, in seconds. Clients give theirs up earlier, so that they use no closed one."""
+"""How long a connection can be idle, in seconds. Clients close idle connections earlier, so they use no closed one."""
 
 CLOSE_SECONDS = 5.0
 """How long a closed server waits for the requests in progress, in seconds."""

@@ -18,7 +18,7 @@ HEADER_SECONDS = 30.0
 
 
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server without signal handlers, because the command that starts it installs its own."""
+    """A uvicorn server without signal handlers. The command that starts the server installs the handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

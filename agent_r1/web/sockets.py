@@ -7,7 +7,7 @@ import socket
 from agent_r1.core.errors import InvalidInput
 
 BACKLOG = 256
-"""Connections that wait to be accepted."""
+"""The largest number of connections that wait to be accepted."""
 
 
 def listen(host: str, port: int, do: str = "choose another --host or --port") -> socket.socket:

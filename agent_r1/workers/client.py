@@ -107,7 +107,10 @@ def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
 
 
 class WorkerConnection:
-    """A worker, the number of its episodes, and the reason why it gets no requests (None if it is live)."""
+    """The connection to a worker, with the number of its episodes. ``failure`` is None if the worker is live.
+
+    If the worker failed, ``failure`` is the reason, and the worker gets no requests.
+    """
 
     def __init__(self, url: str, stall_seconds: float) -> None:
         self.url, self._stall_seconds = url, stall_seconds
@@ -117,8 +120,8 @@ class WorkerConnection:
         self._requests: set[asyncio.Task[httpx.Response]] = set()
         self._watcher: asyncio.Task[None] | None = None
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        # Each request has a connection of its own: an open one could be used neither in the event loop of the run after
-        # that of the checks before it, nor after the worker closed it.
+        # Each request opens a new connection. An open connection could not be used again: the checks before a run have
+        # another event loop than the run, and the worker can close the connection.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(
             base_url=url, headers=_headers(), timeout=timeout, limits=limits, trust_env=False
@@ -137,7 +140,7 @@ class WorkerConnection:
             raise WorkerError(f"{self.url} answered something else than an environment worker") from error
 
     async def delete(self, path: str) -> None:
-        """Send a request to close an episode, unless the worker failed. It closes idle episodes itself."""
+        """Send a request to close an episode, unless the worker failed. A worker itself closes idle episodes."""
         if self.failure is None:
             await self._request("DELETE", path, b"")
 
@@ -175,14 +178,14 @@ class WorkerConnection:
             return request.result()
         except httpx.HTTPError as error:
             reason = f"{type(error).__name__}: {error}"
-            await self._check_health(reason)  # it can be this request alone
+            await self._check_health(reason)  # perhaps only this request failed
             raise WorkerError(f"{self.url} failed: {reason}") from error
         finally:
             request.cancel()  # if the caller was cancelled
             self._requests.discard(request)
 
     async def _watch(self) -> None:
-        """Check the health of the worker as long as it has requests. A slow tool does not delay this answer."""
+        """Check the health of the worker while it has requests. It reports its health even if a tool is slow."""
         while self._requests:
             await asyncio.sleep(self._stall_seconds / 2)
             if not self._requests:
@@ -190,7 +193,7 @@ class WorkerConnection:
             await self._check_health("it does not report its health")
 
     async def _check_health(self, reason: str) -> None:
-        """If the worker does not report its health, give it no more requests, and end those that it has."""
+        """If the worker does not report its health, mark it as failed and end its requests."""
         try:
             await self._describe()
         except (WorkerError, httpx.HTTPError) as error:
@@ -199,7 +202,7 @@ class WorkerConnection:
     def _fail(self, reason: str) -> None:
         loop = asyncio.get_running_loop()
         self.failure, self.checked = reason, loop.time()
-        loop.call_soon(self._end_requests, context=Context())  # outside of the attempt, which can end only its own
+        loop.call_soon(self._end_requests, context=Context())  # an attempt can end only its own request
 
     def _end_requests(self) -> None:
         for request in self._requests:
@@ -224,7 +227,7 @@ class WorkerPool:
         self._checking: asyncio.Task[None] | None = None
 
     async def acquire(self) -> WorkerConnection:
-        """Return a worker for a new episode. If all live workers have enough episodes, wait.
+        """Return a worker for a new episode. If all live workers have their maximum number of episodes, wait.
 
         Raise WorkerError if no worker is live.
         """
@@ -255,7 +258,10 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def _check_failed(self) -> asyncio.Task[None] | None:
-        """Start to check failed workers whose last check is long ago. Return the check, or None if there is none."""
+        """Start a task that checks failed workers again. Return this task, or the running one; None if there is none.
+
+        A worker is checked if its last check is at least ``RECHECK_SECONDS`` ago.
+        """
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
         if due and (self._checking is None or self._checking.done()):
@@ -326,7 +332,7 @@ class RemoteEpisode:
 async def _converse(
     worker: WorkerConnection, path: str, request: OpenRequest | StepRequest, models: Mapping[str, ModelClient]
 ) -> Opened | Stepped:
-    """Send a request, and answer the queries of models with which the worker responds, until the request is done."""
+    """Send a request, and return its final answer. Before it, answer each query of a model that the worker sends."""
     answer = await worker.post(path, request)
     while isinstance(answer, ModelQuery):
         reply = await _ask(answer, models)

@@ -9,7 +9,7 @@ TOKEN_VARIABLE = "AGENT_R1_WORKER_TOKEN"
 
 
 class EnvironmentConfig(BaseModel):
-    """The workers on which the environments of a run are, instead of in the process of the run.
+    """The workers that run the environments of a run, instead of the process of the run.
 
     Example:
         EnvironmentConfig(workers=("http://10.0.0.5:8200", "http://10.0.0.6:8200"))
@@ -22,12 +22,12 @@ class EnvironmentConfig(BaseModel):
     Empty: environments and tools run in the process of the run."""
 
     episodes: int = Field(default=256, ge=1)
-    """Maximum number of episodes that a worker has at the same time. Further attempts wait, which is a part of their
-    episode_seconds."""
+    """Maximum number of episodes that a worker has at the same time. Further attempts wait. The wait counts towards
+    their episode_seconds."""
 
     stall_seconds: float = Field(default=60.0, gt=0)
     """A worker that has requests and does not report its health for this time, in seconds, gets no more requests until
-    it does. The attempts on it fail, and are repeated on another worker."""
+    it reports its health again. The attempts on it fail, and are repeated on another worker."""
 
     @field_validator("workers")
     @classmethod

@@ -6,8 +6,8 @@
     POST   /episodes/{episode}/answer    ModelAnswer -> the answer of the request that asked, or another ModelQuery
     DELETE /episodes/{episode}           Closed
 
-An environment can query models (``RolloutContext.models``), which the run has and the worker has not. The worker then
-answers a request with a ModelQuery, and continues when it has the answer.
+An environment can query models (``RolloutContext.models``), which only the run has. The worker then answers a request
+with a ModelQuery, and continues when the run has sent the answer of the model.
 
 Status 422 means that the environment raised an error; the worker is intact. Messages are encoded as in the database of
 a run (``store.codec``), with the files of their images beside them.
@@ -79,7 +79,7 @@ class TaskContent(_Body):
 
 
 class TaskReference(_Body):
-    """A task with other data, such as objects of a class. The worker has it too: its sha256 must be this one."""
+    """A reference to a task whose data cannot be sent. The worker must have the same task, with this sha256."""
 
     id: str
     split: str
@@ -227,7 +227,7 @@ def decode_transition(answer: Stepped) -> Transition:
 
 
 def check_sendable(what: str, value: object, depth: int = 0) -> None:
-    """Raise TypeError about ``what`` if a value would be another value after it was sent to another process.
+    """Raise TypeError about ``what`` if a value would change when it is sent to another process.
 
     Numbers, texts, None, lists, tuples and dictionaries of them can be sent.
     """

@@ -88,7 +88,7 @@ class EnvironmentWorker:
     Args:
         envs: the environments, by the names with which runs open their episodes.
         tasks: returns the tasks of a split. A run refers to them if their data cannot be sent.
-        description: what runs compare with their own task set.
+        description: the description that runs compare with their own.
         limits: how many episodes are open at a time, and for how long.
         token: the token that requests must have; "" for none, which is accepted on loopback addresses only.
         host: the address to listen on.
@@ -181,7 +181,7 @@ class EnvironmentWorker:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise _RefusedRequest(401, f"the token is missing or wrong: set {TOKEN_VARIABLE}")
-        # browsers send this type to other servers only after they asked, and the worker does not answer that
+        # before a browser sends this type to another server, it asks the server, and the worker does not answer
         if request.method == "POST" and request.headers.get("content-type") != "application/json":
             raise _RefusedRequest(415, "send application/json")
 

@@ -81,7 +81,7 @@ class WorkerSession:
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:
             raise EnvironmentFailure(f"no query {answer.query} waits for an answer")
-        if not waiting.done():  # the environment can have given up
+        if not waiting.done():  # the environment may no longer wait
             if answer.error is None:
                 waiting.set_result(with_images(decode_messages(answer.messages), answer.images)[0])
             else:
@@ -89,7 +89,7 @@ class WorkerSession:
         return await self._advance()
 
     async def close(self) -> None:
-        """Stop what the environment does, and close the episode."""
+        """Cancel the work of the environment, and close the episode."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait([self._work])

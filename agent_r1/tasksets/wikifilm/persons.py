@@ -19,7 +19,7 @@ _RANGE = re.compile(r"[\u2013\u2014]|(?<=[\d ])-|-(?=[\d ])|^ ?$")
 
 _UNCERTAIN = re.compile(r"\b(?:c|ca|circa|about|around|or|before|after|between|baptised|baptized|fl)\b|\?|/")
 _BORN_AS = re.compile(r"(?:,? and (?:raised|grew up|brought up|educated)| as [A-Z][^,.;()]*?(?= in | on ))?")
-"""Words between "born" and the date or the place. The pattern matches at the beginning of every text."""
+"""Words between "born" and the date or the place. The pattern also matches the empty text."""
 
 _WHEN = re.compile(r",? (?:on |in )?(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,? )?")
 _WHERE = re.compile(r",? (?:at (?:his|her) home )?in (?:the )?")
