@@ -64,7 +64,8 @@ class RewardModelConfig(BaseModel):
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Attempts per optimizer step. With loss pairs, whole groups are added until the batch has at least this number."""
+    """Attempts per optimizer step. With loss pairs, and with models that share prefixes, whole groups are added until
+    the batch has at least this number."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW, after a linear warm-up over the first tenth of the steps."""
@@ -73,7 +74,8 @@ class RewardModelConfig(BaseModel):
     """Decoupled weight decay of AdamW."""
 
     max_attempts: int = Field(default=0, ge=0)
-    """Maximum number of attempts of all runs together, drawn at random by task; 0: all attempts."""
+    """Maximum number of attempts for training, of all runs together, drawn at random by task; 0: all attempts. Held-out
+    tasks keep all their attempts."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding."""

@@ -11,7 +11,9 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
+from agent_r1.rewards.terms import grounded
 
 RESAMPLES = 500
 """The number of bootstrap samples of an interval."""
@@ -77,14 +79,20 @@ class Evaluation:
     bins: tuple[CalibrationBin, ...]
 
 
+def _answer_logprob(trajectory: Trajectory) -> float:
+    return fmean(next(turn.logprobs for turn in reversed(trajectory.turns) if turn.logprobs))
+
+
 BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "tokens": lambda trajectory: sum(len(turn.new_ids) + len(turn.action_ids) for turn in trajectory.turns),
     "turns": lambda trajectory: len(trajectory.turns),
     "calls": lambda trajectory: sum(len(turn.results) for turn in trajectory.turns),
+    "grounded": lambda trajectory: grounded(trajectory, Task(trajectory.task_id, ())),
     "log-probability": lambda trajectory: fmean(value for turn in trajectory.turns for value in turn.logprobs),
+    "answer's log-probability": _answer_logprob,
 }
-"""Scores that need no model: the length of the trace, its turns, its tool calls, and the mean log-probability with
-which its tokens were sampled."""
+"""Scores that need no model: the length of the trace, its turns, its tool calls, whether its answer is in a tool result
+that it read, and the mean log-probability with which its tokens, or those of its last action, were sampled."""
 
 
 def evaluate_scores(

@@ -16,7 +16,7 @@ from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
 from agent_r1.model.value_head import load_value_model, save_value_model
 from agent_r1.reward_models.config import Kind, LossName, RewardModelConfig
 from agent_r1.reward_models.evaluation import Evaluation
-from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, Network, RewardModel
+from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, Network, RewardModel, find_sharing
 from agent_r1.store.atomic_fs import atomic_dir
 
 DESCRIPTION = "reward_model.json"
@@ -99,5 +99,7 @@ def load_reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Rewar
         raise InvalidInput("reward model", got=f"{folder}, with another vocabulary than the policy", do=do)
     if about.kind == "implicit":
         model, reference = (load_model(str(path), torch.float32) for path in (folder, folder / REFERENCE))
-        return RewardModel(ImplicitNetwork(model, reference, about.beta), about.kind, about.loss)
-    return RewardModel(HeadNetwork(load_value_model(folder, torch.float32)), about.kind, about.loss)
+        network = ImplicitNetwork(model, reference, about.beta, find_sharing(model, reference))
+        return RewardModel(network, about.kind, about.loss)
+    head = load_value_model(folder, torch.float32)
+    return RewardModel(HeadNetwork(head, find_sharing(head.backbone)), about.kind, about.loss)

@@ -15,20 +15,37 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.data import MicroBatch, by_sequence, make_micro_batches
-from agent_r1.model.forward import hidden_states, token_logprobs
+from agent_r1.data import MicroBatch, by_sequence
+from agent_r1.data.micro_batches import PassPlan
+from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
+from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, supports_tree_mask, token_logprobs
 from agent_r1.model.value_head import ValueModel
 from agent_r1.reward_models.config import Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
+from agent_r1.trainer.single_process import LARGE_MODEL
+
+Prefixes = tuple[PrefixStates, ...]
+"""The states of the tokens before the micro-batches, one for each backbone of a network."""
 
 
 class Network(Protocol):
     """A network that computes one score for each turn with action tokens."""
 
-    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor) -> Tensor:
+    @property
+    def backbones(self) -> tuple[PreTrainedModel, ...]:
+        """The models without their heads. They read the same tokens."""
+        ...
+
+    @property
+    def sharing(self) -> PrefixSharing | None:
+        """How tokens with which several traces begin are computed only once; None to compute each trace by itself."""
+        ...
+
+    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
         """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
 
-        ``turn_of_token`` (N,) is the number of the turn of each action token.
+        ``turn_of_token`` (N,) is the number of the turn of each action token. ``prefixes`` are the states of the tokens
+        before the micro-batch, in the order of ``backbones``.
         """
         ...
 
@@ -46,10 +63,15 @@ class HeadNetwork:
     """
 
     model: ValueModel
+    sharing: PrefixSharing | None = None
 
-    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor) -> Tensor:
-        micro = micro.to(self.model.head.weight.device)
-        values = self.model(micro.ids, micro.position_ids, micro.attention_mask)  # (B, T)
+    @property
+    def backbones(self) -> tuple[PreTrainedModel, ...]:
+        return (self.model.backbone,)
+
+    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
+        micro, (prefix,) = micro.to(self.model.head.weight.device), prefixes
+        values = self.model(micro.ids, micro.position_ids, micro.attention_mask, prefix=prefix)  # (B, T)
         return values.flatten()[micro.post_action_states].cpu()
 
     def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
@@ -67,18 +89,23 @@ class ImplicitNetwork:
     model: PreTrainedModel
     reference: PreTrainedModel
     beta: float
+    sharing: PrefixSharing | None = None
 
-    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor) -> Tensor:
-        micro = micro.to(self.model.device)
+    @property
+    def backbones(self) -> tuple[PreTrainedModel, ...]:
+        return backbone_of(self.model), backbone_of(self.reference)
+
+    def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
+        micro, (prefix, reference_prefix) = micro.to(self.model.device), prefixes
         with torch.no_grad():
-            reference = self._logprobs(self.reference, micro)
-        ratio = self.beta * (self._logprobs(self.model, micro) - reference)  # (n,)
+            reference = self._logprobs(self.reference, micro, reference_prefix)
+        ratio = self.beta * (self._logprobs(self.model, micro, prefix) - reference)  # (n,)
         sums = torch.zeros(int(turn_of_token.max()) + 1, device=ratio.device, dtype=ratio.dtype)
         turns = turn_of_token[micro.tokens].to(ratio.device)
         return sums.index_add(0, turns, ratio)[micro.turns.to(ratio.device)].cpu()
 
-    def _logprobs(self, model: PreTrainedModel, micro: MicroBatch) -> Tensor:
-        hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask).flatten(0, 1)
+    def _logprobs(self, model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates) -> Tensor:
+        hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, prefix).flatten(0, 1)
         targets = micro.ids.flatten()[micro.token_positions]
         return token_logprobs(model, hidden[micro.logit_positions], targets, temperature=1.0)
 
@@ -86,12 +113,26 @@ class ImplicitNetwork:
         return scores.new_zeros(len(packed.last_turn)).index_add(0, packed.trace_of_turn, scores)
 
 
+def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
+    """Return how models share prefixes; None if they cannot, or if it would save no time, as in the trainer."""
+    if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
+        return None
+    return PrefixSharing(models[0].config.get_text_config().hidden_size, across_micro_batches=True)
+
+
+def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[PassPlan, Prefixes]:
+    """Return the micro-batches of all sequences, and the states of the tokens before them."""
+    plan = plan_passes(by_sequence(packed.sequences), micro_tokens, network.sharing)
+    return plan, tuple(PrefixStates(model, plan.prefix.to(model.device)) for model in network.backbones)
+
+
 def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Tensor:
     """Return the score (S,) of each turn, without a gradient, in passes of at most ``micro_tokens`` tokens."""
     scores = torch.zeros(len(packed.trace_of_turn))
     with torch.no_grad():
-        for micro in make_micro_batches(by_sequence(packed.sequences), micro_tokens):
-            scores[micro.turns] = network.turn_scores(micro, packed.turn_of_token).float()
+        plan, prefixes = _plan(network, packed, micro_tokens)
+        for micro in plan.micro_batches:
+            scores[micro.turns] = network.turn_scores(micro, packed.turn_of_token, prefixes).float()
     return scores
 
 
@@ -106,19 +147,23 @@ def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_token
     backward pass is enough. Otherwise there are three steps: compute the scores of all traces without a gradient;
     compute dL/dscore; repeat the passes one by one, each with the loss sum(score * dL/dscore).
     """
-    micros = list(make_micro_batches(by_sequence(packed.sequences), micro_tokens))
+    plan, prefixes = _plan(network, packed, micro_tokens)
+    micros = list(plan.micro_batches)
     if sum(micro.padded_size for micro in micros) <= micro_tokens:
         turns = torch.cat([micro.turns for micro in micros])
-        computed = torch.cat([network.turn_scores(micro, packed.turn_of_token) for micro in micros]).float()
+        computed = torch.cat([network.turn_scores(micro, packed.turn_of_token, prefixes) for micro in micros]).float()
         value = loss(torch.zeros(len(packed.trace_of_turn)).index_copy(0, turns, computed))
         value.backward()
-        return float(value.detach())
-    scores = score_turns(network, packed, micro_tokens).requires_grad_()
-    value = loss(scores)
-    value.backward()
-    assert scores.grad is not None
-    for micro in micros:
-        (network.turn_scores(micro, packed.turn_of_token).float() * scores.grad[micro.turns]).sum().backward()
+    else:
+        scores = score_turns(network, packed, micro_tokens).requires_grad_()
+        value = loss(scores)
+        value.backward()
+        assert scores.grad is not None
+        for micro in micros:
+            again = network.turn_scores(micro, packed.turn_of_token, prefixes).float()
+            (again * scores.grad[micro.turns]).sum().backward()
+    for prefix in prefixes:
+        prefix.backward()
     return float(value.detach())
 
 

@@ -153,18 +153,26 @@ def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:
     )
 
 
+def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
+    """Return the traces of the groups that have two different targets. The others say nothing to a loss over pairs."""
+    targets: dict[object, set[float]] = {}
+    for trace in traces:
+        targets.setdefault(trace.group, set()).add(trace.target)
+    return tuple(trace for trace in traces if len(targets[trace.group]) > 1)
+
+
 def batches(traces: Sequence[Trace], size: int, by_group: bool, shuffle: random.Random) -> Iterator[list[Trace]]:
     """Yield the traces once, in random order, in batches of at least ``size`` traces; the last batch can be smaller.
 
-    If ``by_group`` is true, the traces of a group stay together, and a group without two different targets is left out.
+    If ``by_group`` is true, the traces of a group stay together.
     """
     units: dict[object, list[Trace]] = {}
     for number, trace in enumerate(traces):
         units.setdefault(trace.group if by_group else number, []).append(trace)
-    kept = [unit for unit in units.values() if not by_group or len({trace.target for trace in unit}) > 1]
-    shuffle.shuffle(kept)
+    order = list(units.values())
+    shuffle.shuffle(order)
     batch: list[Trace] = []
-    for unit in kept:
+    for unit in order:
         batch += unit
         if len(batch) >= size:
             yield batch

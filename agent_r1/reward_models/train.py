@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +23,7 @@ from agent_r1.model.value_head import build_value_model
 from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.reward_models.evaluation import BASELINES, Evaluation, auc, evaluate_scores
 from agent_r1.reward_models.folder import save_reward_model
-from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, RewardModel, backward, trace_loss
+from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, RewardModel, backward, find_sharing, trace_loss
 from agent_r1.reward_models.traces import (
     Trace,
     TraceSplit,
@@ -32,6 +32,7 @@ from agent_r1.reward_models.traces import (
     pack_traces,
     read_traces,
     split_by_task,
+    with_contrast,
 )
 from agent_r1.store import RunReader
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
@@ -74,8 +75,8 @@ def train_reward_model(
     _require_new_folder(config.out)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    traces = draw_traces(read_traces(runs, config.reward), config.max_attempts, config.seed)
-    split = split_by_task(traces, config.held_out, config.seed)
+    split = split_by_task(read_traces(runs, config.reward), config.held_out, config.seed)
+    split = replace(split, training=draw_traces(split.training, config.max_attempts, config.seed))
     _require_both_outcomes(split, config)
     name, tokenizer = _find_model(runs, config)
     start = load_model(name, torch.float32).to(choose_device(config.device))  # type: ignore[arg-type]
@@ -134,12 +135,14 @@ def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardMod
     """
     if config.kind != "implicit":
         head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
-        networks = [HeadNetwork(one) for one in (head.weights, head.compute)]
+        sharing = find_sharing(head.compute.backbone)
+        networks = [HeadNetwork(one, sharing) for one in (head.weights, head.compute)]
         kept, computing = (RewardModel(network, config.kind, config.loss) for network in networks)
         return kept, computing, head
     reference = cast_parameters(copy.deepcopy(model).requires_grad_(False), config.dtype)
     pair = mixed_precision(model, config.dtype)
-    implicit = [ImplicitNetwork(one, reference, config.beta) for one in (pair.weights, pair.compute)]
+    sharing = find_sharing(pair.compute, reference)
+    implicit = [ImplicitNetwork(one, reference, config.beta, sharing) for one in (pair.weights, pair.compute)]
     kept, computing = (RewardModel(network, config.kind, config.loss) for network in implicit)
     return kept, computing, pair
 
@@ -154,7 +157,9 @@ def _fit(
     """Train ``model``, which computes with ``weights``, on ``traces``. Return the mean loss of each epoch."""
     groups = {CRITIC: ParameterGroup(weights.weights, config.learning_rate)}
     optimizer = Optimizer(groups, BETAS, config.weight_decay, MAX_GRAD_NORM)
-    by_group = config.loss == "pairs"
+    # Attempts of a group begin alike: in one batch, the tokens that they share are computed once.
+    by_group = config.loss == "pairs" or model.network.sharing is not None
+    traces = with_contrast(traces) if config.loss == "pairs" else traces
     per_epoch = len(list(batches(traces, config.batch_size, by_group, random.Random(0))))
     if not per_epoch:
         do = "give runs with groups that hold a success and a failure, or loss outcome"

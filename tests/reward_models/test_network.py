@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agent_r1.core.trajectory import Trajectory
+from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.reward_models.network import (
     HeadNetwork,
@@ -20,6 +21,7 @@ from agent_r1.reward_models.network import (
     RewardModel,
     backward,
     bradley_terry,
+    find_sharing,
     score_turns,
     trace_loss,
 )
@@ -95,6 +97,38 @@ def test_the_gradient_of_pairs_in_different_micro_batches_is_that_of_one_pass(
     for network, module in ((head, head.model), (implicit, implicit.model)):
         whole, parts = (gradients(network, module, trajectories, tokens) for tokens in (1000, 1))
         assert torch.allclose(whole, parts, atol=1e-6) and float(whole.abs().max()) > 1e-3
+
+
+LONG = [7 + index % 5 for index in range(75)]
+"""Tokens with which all attempts begin, such as the solved examples of a prompt."""
+
+
+@pytest.mark.parametrize("micro_tokens", [4000, 200])
+def test_attempts_that_begin_alike_have_the_same_scores_and_gradients_when_their_tokens_are_computed_once(
+    make: Make, micro_tokens: int
+) -> None:
+    chains = [([*LONG, 1], [3, 4]), ([*LONG, 1], [3, 5]), ([*LONG, 1], [3, 5]), ([*LONG, 2], [3, 4])]
+    attempts = [make.trajectory(make.chain(one, ([6], [number]))) for number, one in enumerate(chains)]
+    value, policy = build_value_model(make.model()), make.model(1)
+    torch.nn.init.normal_(value.head.weight)
+    reference = make.model(2).requires_grad_(False)
+    sharing = PrefixSharing(width=16, across_micro_batches=True)
+    cases: list[tuple[torch.nn.Module, Network, Network]] = [
+        (value, HeadNetwork(value), HeadNetwork(value, sharing)),
+        (policy, ImplicitNetwork(policy, reference, 0.5), ImplicitNetwork(policy, reference, 0.5, sharing)),
+    ]
+    for module, alone, shared in cases:
+        packed = pack_traces(attempts)
+        assert torch.allclose(score_turns(alone, packed, 4000), score_turns(shared, packed, micro_tokens), atol=1e-5)
+        expected = gradients(alone, module, attempts, 4000)
+        assert torch.allclose(expected, gradients(shared, module, attempts, micro_tokens), atol=1e-5)
+        assert float(expected.abs().max()) > 1e-3
+
+
+def test_only_large_models_share_prefixes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_sharing(make.model()) is None
+    monkeypatch.setattr("agent_r1.reward_models.network.LARGE_MODEL", 1)
+    assert find_sharing(make.model()) == PrefixSharing(make.model().config.hidden_size, True)
 
 
 def test_bradley_terry_compares_attempts_of_one_group_only() -> None:

@@ -125,3 +125,9 @@ def test_a_reward_model_refuses_a_policy_with_other_tokens(run: Path, tmp_path: 
     (tmp_path / "rm" / "reward_model.json").write_text('{"format": 1}')
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_reward_model(tmp_path / "rm", load_tokenizer(str(TINY_BASE_FOLDER)))
+
+
+def test_fewer_attempts_are_trained_on_and_all_held_out_ones_are_scored(run: Path, tmp_path: Path) -> None:
+    whole, small = (fit(run, tmp_path / f"rm{most}", epochs=1, max_attempts=most) for most in (0, 16))
+    assert 16 <= small.training_traces < whole.training_traces
+    assert small.evaluation.traces == whole.evaluation.traces
