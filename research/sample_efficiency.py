@@ -1,0 +1,220 @@
+"""Attempts and tokens until half of the sampled attempts are right, for several rewards and seeds, on TinyWiki.
+
+    python -m research.sample_efficiency --folder runs/efficiency --reward_model runs/rm --picture efficiency.svg
+
+Each row trains from tiny-base for ``--steps`` steps with another reward. Exact match is that of the training attempts,
+sampled at temperature 1: no question is asked twice in a run, so that the policy was trained on none of them before.
+A run reaches one half at the first step at which the mean over it and the step before is at least 0.5. Runs that the
+folder already holds are not made again. Needs matplotlib (the extra ``paper``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.taskset import TaskSet
+from agent_r1.store import RunReader
+from agent_r1.tasksets import build
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.run import train
+from research.learning_curve import GRAY
+from research.paper.curves import combine
+
+GOAL = 0.5
+WINDOW = 2
+"""The steps over which exact match is averaged: 32 questions with 16 attempts each."""
+
+RESAMPLES = 10_000
+"""The number of bootstrap samples of an interval."""
+
+MODEL = "REWARD_MODEL"
+"""Stands for the folder of the reward model."""
+
+_HYBRID = {
+    "reward_weights.found": 0.3,
+    "extra_rewards.form": "format",
+    "reward_weights.form": 0.2,
+    "extra_rewards.cost": "calls",
+    "reward_weights.cost": -0.05,
+}
+"""Terms beside exact match: 0.3 for each page that was found, 0.2 for the right form, and 0.05 less for each call."""
+
+_QUALITY = {"extra_rewards.quality": MODEL}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A reward: its settings beside those of the demo, and the color of its curve (Okabe and Ito)."""
+
+    name: str
+    settings: Mapping[str, Any]
+    color: str
+
+
+ROWS = (
+    Row("outcome", {}, "#0072B2"),
+    Row("hybrid", _HYBRID, "#D55E00"),
+    Row("process", {"algorithm": "process-grpo", "reward_weights.found": 0.3}, "#009E73"),
+    Row("reward model", {**_QUALITY, "reward_weights.em": 0.0}, "#CC79A7"),
+    Row("reward model + outcome", _QUALITY, "#E69F00"),
+    Row("shuffled", {"shuffle_rewards": True}, "#7F7F7F"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Exact match, attempts and sampled tokens of each step of a run. Attempts and tokens are those up to the step."""
+
+    em: tuple[float, ...]
+    attempts: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    def reached(self) -> int | None:
+        """Return the index of the step at which the goal is reached; None if it is not."""
+        ends = range(WINDOW, len(self.em) + 1)
+        return next((end - 1 for end in ends if statistics.fmean(self.em[end - WINDOW : end]) >= GOAL), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """A median over seeds with its 95 % interval; infinite if it is beyond the end of the runs."""
+
+    value: float
+    low: float
+    high: float
+
+
+def median(values: Sequence[float]) -> Median:
+    """Return the median of ``values``, with an interval by a bootstrap over them. Infinity counts as a large value.
+
+    Example:
+        median([3.0, 1.0, math.inf]).value == 3.0
+    """
+    generator = random.Random(0)
+    drawn = sorted(statistics.median_low(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    low, high = (drawn[int(q * (RESAMPLES - 1))] for q in (0.025, 0.975))
+    return Median(statistics.median_low(values), low, high)
+
+
+def read_curve(folder: Path) -> Curve:
+    """Return the curve of a finished run."""
+    with closing(RunReader(folder)) as reader:
+        em, tokens = reader.curve("em"), reader.curve("tokens")
+        size = reader.config()["groups_per_step"] * reader.config()["group_size"]
+    steps = sorted(em)
+    return Curve(
+        tuple(em[step] for step in steps),
+        tuple(size * (number + 1) for number in range(len(steps))),
+        tuple(map(round, itertools.accumulate(tokens[step] for step in steps))),
+    )
+
+
+def is_finished(folder: Path) -> bool:
+    if not (folder / "run.db").exists():
+        return False
+    with closing(RunReader(folder)) as reader:
+        return reader.is_complete()
+
+
+def config_of(row: Row, seed: int, folder: Path, steps: int, reward_model: str, taskset: TaskSet) -> TrainConfig:
+    """Return the settings of a run: those of the demo with the reward of the row, and without evaluations."""
+    wanted: dict[str, Any] = {
+        "seed": seed,
+        "run": str(folder),
+        "steps": steps,
+        "evaluate_every": 0,
+        "evaluate_n": 1,
+        "checkpoint_every": 0,
+        "pass_k": 0,
+        **{name: reward_model if value == MODEL else value for name, value in row.settings.items()},
+    }
+    return resolve(TrainConfig, [Layer("sample efficiency", wanted), Layer("recipe of tinywiki", taskset.recipe)])
+
+
+def table(curves: Mapping[str, Sequence[Curve]]) -> str:
+    """Return the table in Markdown: for each row the medians, the seeds that reached the goal, and the last steps."""
+    lines = [
+        f"| reward | seeds that reached {GOAL} | attempts | sampled tokens | exact match, last {WINDOW} steps |",
+        "|---|---|---|---|---|",
+    ]
+    for name, runs in curves.items():
+        places = [run.reached() for run in runs]
+        found = [(run, place) for run, place in zip(runs, places, strict=True) if place is not None]
+        missing = [math.inf] * (len(runs) - len(found))
+        attempts = _cell(median([*(run.attempts[place] for run, place in found), *missing]))
+        tokens = _cell(median([*(run.tokens[place] for run, place in found), *missing]))
+        last = median([statistics.fmean(run.em[-WINDOW:]) for run in runs])
+        last_cell = f"{last.value:.2f} ({last.low:.2f}-{last.high:.2f})"
+        lines.append(f"| {name} | {len(found)} of {len(runs)} | {attempts} | {tokens} | {last_cell} |")
+    return "\n".join(lines)
+
+
+def _cell(one: Median) -> str:
+    value, low, high = ("never" if math.isinf(n) else f"{n:,.0f}" for n in (one.value, one.low, one.high))
+    return value if value == low == high == "never" else f"{value} ({low}-{high})"
+
+
+def draw(curves: Mapping[str, Sequence[Curve]]) -> Figure:
+    """Return the figure: exact match over attempts, the mean of the seeds, and their range as a band."""
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for row in ROWS:
+        if row.name not in curves:
+            continue
+        band = combine([tuple(zip(run.attempts, run.em, strict=True)) for run in curves[row.name]])
+        axes.fill_between(band.steps, band.low, band.high, color=row.color, alpha=0.12, linewidth=0)
+        axes.plot(band.steps, band.mean, color=row.color, linewidth=1.8, label=row.name)
+    axes.axhline(GOAL, color=GRAY, linestyle=":", linewidth=1)
+    axes.set_xlabel("attempts", color=GRAY)
+    axes.set_ylabel("exact match, sampled", color=GRAY)
+    axes.set_ylim(0, 1.03)
+    axes.tick_params(colors=GRAY)
+    axes.legend(frameon=False, labelcolor=GRAY, loc="upper left", fontsize=8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(GRAY)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="the folder of the runs")
+    parser.add_argument("--reward_model", default="", help="a folder that train-reward made; empty: leave its rows out")
+    parser.add_argument("--picture", type=Path, help="the SVG file to write")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    rows = [row for row in ROWS if options.reward_model or MODEL not in row.settings.values()]
+    curves: dict[str, list[Curve]] = {row.name: [] for row in rows}
+    for seed, row in itertools.product(range(options.seeds), rows):
+        folder = options.folder / f"{row.name.replace(' ', '-')}-{seed}"
+        if not is_finished(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            taskset = build("tinywiki", None, None, seed)
+            config = config_of(row, seed, folder, options.steps, options.reward_model, taskset)
+            train(config, taskset, SilentProgress())
+        curves[row.name].append(read_curve(folder))
+        print(f"{row.name}, seed {seed}: exact match {curves[row.name][-1].em[-1]:.2f} in the last step", flush=True)
+    print(table(curves))
+    if options.picture is not None:
+        with rc_context({"svg.hashsalt": "agent-r1"}):
+            draw(curves).savefig(options.picture, format="svg", transparent=True, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
