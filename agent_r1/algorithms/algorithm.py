@@ -133,7 +133,7 @@ class Algorithm(Component):
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether pi_old is compared with the sampler's policy.
+        """Whether the algorithm compares pi_old, the policy before the update, with the sampler's policy.
 
         This comparison needs a forward pass before the update.
         """
@@ -368,7 +368,7 @@ class Algorithm(Component):
 
 
 def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
-    """Raise InvalidInput if ``numbers``, which a user's estimator or loss can return, is not one number per token."""
+    """Raise InvalidInput if ``numbers``, the result of a user's estimator or loss, is not one number per token."""
     if isinstance(numbers, Tensor) and numbers.shape == shape:
         return
     is_tensor = isinstance(numbers, Tensor)

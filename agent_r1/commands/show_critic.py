@@ -99,7 +99,7 @@ def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict
 
 
 def make_report(predictions: Sequence[Prediction]) -> CriticReport:
-    """Return the report on predictions, of which there must be at least one."""
+    """Return the report on one or more predictions."""
     turns = sorted({one.turn for one in predictions})
     rows = [_row("all turns", predictions)]
     rows += [_row(f"turn {turn}", [one for one in predictions if one.turn == turn]) for turn in turns]

@@ -103,7 +103,7 @@ class ExecutesCode(Protocol):
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
     """Return the first isolation level that begins with "none" (no isolation). Otherwise, return the first level.
 
-    A level that is None is skipped, because the component executes no code. If all levels are None, return None.
+    None stands for a component that executes no code, and is skipped. If all levels are None, return None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

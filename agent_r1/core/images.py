@@ -46,7 +46,7 @@ class _Damaged(Exception):
 def without_trailing_bytes(data: bytes) -> bytes:
     """Return an image file without the bytes after its end, such as the second picture that many phones append.
 
-    A file that is no complete image is returned unchanged.
+    A file that is not a complete image is returned unchanged.
     """
     try:
         return data[: _PARSERS[_format_of(data)](data)[2]]
@@ -233,7 +233,7 @@ def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_gif(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, end of the file). The size is the size of the screen, which all frames must fit."""
+    """Return (width, height, end of the file). The size is that of the whole picture: all frames must fit into it."""
     width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]
     position = 13 + (3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0)
     while (block := data[position]) != 0x3B:

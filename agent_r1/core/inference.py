@@ -163,7 +163,7 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` with the known log-probabilities of the common prefix, and 0 for all later tokens.
+        """Return ``token_ids`` as ScoredTokens. Tokens of the common prefix keep their log-probabilities; others get 0.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))

@@ -97,7 +97,7 @@ class StepProfile:
 
     @classmethod
     def from_timings(cls, timings: Mapping[str, float]) -> StepProfile:
-        """Return the profile in the recorded numbers of a step. Other numbers are ignored."""
+        """Return the profile that :meth:`timings` has converted to numbers. All other numbers are ignored."""
         parts = [part for part in Part if f"{SECONDS}{part.value}" in timings]
         return cls(
             {
@@ -224,7 +224,8 @@ class _Meter(AbstractContextManager[None]):
 
     Args:
         profiler: distributes the time.
-        active: the active meters of the same level as this one. This meter adds and removes itself.
+        active: the active meters of the same kind (exclusive, computing or in flight). This meter adds and removes
+            itself.
     """
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:

@@ -61,7 +61,7 @@ class Task:
 
 
 def check_text(what: str, text: object) -> None:
-    """Raise InvalidInput about ``what`` if ``text`` is not text, or has a character that cannot be encoded."""
+    """Raise InvalidInput, about ``what``, if ``text`` is not text or has a character that cannot be encoded."""
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
     try:

@@ -142,7 +142,7 @@ class Turn:
 class Conversation:
     """One branch of a trajectory: a conversation as the policy saw it, from its first message to its last action.
 
-    ``turns`` are the turns of the branch, each of which continues the one before. ``messages`` end with the observation
+    ``turns`` are the turns of the branch. Each turn continues the turn before it. ``messages`` end with the observation
     of the last turn, which the policy did not see. ``tools`` is None if the environment has the tools.
     """
 

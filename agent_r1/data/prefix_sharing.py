@@ -1,8 +1,8 @@
 """Prefix sharing: tokens with which several sequences begin are computed once.
 
 Two parts of sequences are shared. The first tokens of all sequences, such as the system prompt and the schemas of the
-tools, are cut off: the models compute their keys and values once, and all micro-batches read them. The rest is merged:
-sequences that begin alike, such as the attempts at one task, become the branches of one tree of tokens.
+tools, are cut off. The models compute the keys and values of these tokens once, and all micro-batches read them. The
+rest is merged: sequences that begin alike, such as the attempts at one task, become the branches of one tree of tokens.
 
 Sequences with images share nothing. Two different images can have equal tokens, and the position of a token can differ
 from its depth in the tree.
@@ -107,7 +107,7 @@ def merge_blocks(
 def _divide(
     sequences: Sequence[TokenSequence], sharing: PrefixSharing, max_tokens: int, prefix: int
 ) -> list[list[TokenSequence]]:
-    """Divide sequences into the parts that are merged, so that the models have to compute as little as possible."""
+    """Divide sequences into parts. Sequences are in the same part if merging them saves time."""
     parts: list[list[TokenSequence]] = []
     size, cost = 0, 0.0  # of the last part, when merged
     for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors
@@ -125,7 +125,7 @@ def _divide(
 
 
 def _equal_tokens(one: TokenSequence, other: TokenSequence) -> int:
-    """Return the number of first tokens that are equal and at equal positions in both sequences."""
+    """Return the length of the common prefix of two sequences, in which tokens and positions are equal."""
     length = min(len(one), len(other))
     equal = (one.ids[:length] == other.ids[:length]) & (one.position_ids[:length] == other.position_ids[:length])
     return int(equal.int().cumprod(0).sum())

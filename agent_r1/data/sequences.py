@@ -141,8 +141,8 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
     """Return a packing function like ``packing``, with a limit of ``max_tokens()`` tokens on sequences with branches.
 
-    If ``packing`` makes a sequence with branches above the limit, the trajectory is packed by :func:`pack_per_turn`
-    instead. The loss and the gradient are the same in both cases.
+    If ``packing`` makes a sequence with branches that has more tokens, the trajectory is packed by
+    :func:`pack_per_turn` instead. The loss and the gradient are the same in both cases.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:

@@ -243,7 +243,7 @@ class ChatCompletion:
 class _ChunkWriter:
     """A writer of the server-sent events of one answer. :meth:`write` gets the parts of the answer in order.
 
-    ``begun`` holds the indices of the choices of which at least one event was written.
+    ``begun`` holds the indices of the choices for which at least one event was written.
     """
 
     request: ChatCompletion

@@ -182,7 +182,7 @@ def warn_once(text: str) -> None:
 
 
 def merge_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
-    """Return the parts of a message with each run of adjacent texts as one text. Without images, return one text."""
+    """Return the parts of a message, with adjacent texts joined to one text. Without images, return one text."""
     merged: list[ContentPart] = []
     for part in parts:
         if isinstance(part, Text) and merged and isinstance(last := merged[-1], Text):

@@ -76,7 +76,7 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
 
 
 def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReason | None:
-    """Return why the generation of ``tokens``, at least one, is complete; None if it must be continued."""
+    """Return why a generation is complete after ``tokens`` (one or more); None if it must be continued."""
     if tokens[-1] in params.stop_token_ids:
         return "stop"
     condition = params.stop_condition

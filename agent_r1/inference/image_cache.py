@@ -1,8 +1,8 @@
 """Images in the embedded engine: each feature of an image gets a number, and is stored while requests need it.
 
 In the engine, a placeholder token of an image is replaced by a negative number that stands for one feature of this
-image. Equal images have equal numbers, and different images have different ones. So sequences with equal numbers have
-equal keys and values, and the KV cache needs no other knowledge of images.
+image. Equal images have equal numbers, and different images have different numbers. So sequences with equal numbers
+have equal keys and values, and the KV cache needs no other knowledge of images.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class ImageCache:
     def drop_unused(self) -> None:
         """Drop the images that no request needs. Call this method before cancelled requests are dropped.
 
-        A request is marked as cancelled before it releases its images. So no request that is still running after this
-        call lacks an image.
+        A request is marked as cancelled before it releases its images. So every request that is still running after
+        this call has its images.
         """
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}

@@ -3,8 +3,8 @@
 A transformers model calls about twenty modules per layer. For small models these calls take longer than the arithmetic.
 :class:`LlamaDecoder` runs the same operations in the same order on the same weights. So a step of a whole block is
 bit-equal to the model's own forward pass. A step of the running rows alone (:meth:`LlamaDecoder.decode_rows`) differs
-from it by rounding errors, because its matrices have fewer rows; the bits of a row do not depend on the other rows
-(tests/inference/test_llama_decode.py).
+from the model's forward pass by rounding errors, because its matrices have fewer rows. The bits of a row do not depend
+on the other rows (tests/inference/test_llama_decode.py).
 
 Shapes: R rows, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens.
 """

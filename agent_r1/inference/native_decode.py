@@ -165,7 +165,7 @@ class NativeDecoder:
         )
 
     def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Copy matrices (outputs, inputs), one below the other, into (panels, inputs, lanes). Return its address."""
+        """Copy matrices (outputs, inputs) to one tensor (panels, inputs, lanes), and return the tensor's address."""
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
         torch.cat([weight.detach() for weight in weights], out=padded[:outputs])
@@ -186,7 +186,7 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the largest difference from a logit of the model's forward pass, divided by the largest logit."""
+        """Return the largest difference of the native logits from the model's, divided by the largest logit."""
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
         block = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu"))

@@ -1,7 +1,7 @@
 """Sequential Monte Carlo: particles that are extended step by step, weighted, and resampled.
 
-With extensions that are sampled from pi, and the weights exp((V(s') - V(s)) / beta) of each extension from s to s', the
-weighted particles approximate pi(s) exp(V(s) / beta). If the last weight of a complete sequence has its reward R in the
+Extensions are sampled from pi. The extension from s to s' has the weight exp((V(s') - V(s)) / beta). The weighted
+particles then approximate pi(s) exp(V(s) / beta). If the last weight of a complete sequence has its reward R in the
 place of V(s'), they approximate pi exp(R / beta) whatever V is. An inaccurate V makes only the weights more unequal, so
 that more particles are needed (twisted particle filters: 1903.07046; for language models: 2404.17546).
 """

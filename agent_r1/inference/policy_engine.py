@@ -25,7 +25,7 @@ class SharedPool:
 
     Args:
         stop: called when the last engine on the pool is closed. The call can take seconds.
-        servers: the processes of the pool's servers, in the same order; () if another program started them.
+        servers: the processes of the pool's servers, in the order of the pool; () if another program started them.
     """
 
     def __init__(self, pool: EnginePool, stop: Callable[[], None], servers: Sequence[ServerProcess] = ()) -> None:

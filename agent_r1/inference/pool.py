@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""After this many failed requests in a row, a server is fenced, also if it reports that it is healthy."""
+"""After this many failed requests in a row, a server is fenced (gets no requests), even if it reports to be healthy."""
 
 
 class Replica(InferenceEngine, Protocol):

@@ -81,7 +81,7 @@ class PrefillPlan:
     A chunk is a part of the sequence in one slot of the KV cache.
 
     Attributes:
-        compute: chunks to compute: new sequences of which no prefix can be copied, and new tokens of a session.
+        compute: chunks to compute: new sequences without a prefix that can be copied, and new tokens of a session.
         prefix_copies: copies of the prefix of a new sequence from another slot. The other slot holds the prefix
             already, or gets it in ``compute``.
         remainders: chunks to compute: the tokens after the copied prefixes.

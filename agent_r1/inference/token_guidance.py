@@ -22,7 +22,7 @@ from agent_r1.inference.particles import normalize
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """A completion whose log-probabilities are log q (its tokens were sampled from q), and its tokens with log pi."""
+    """A completion with log q, and its tokens with log pi. The tokens were sampled from q, and pi is the policy."""
 
     completion: Completion
     scored: ScoredTokens
@@ -41,7 +41,7 @@ def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[S
 
 
 def guided_logprobs(candidates: TopLogprobs, values: Sequence[float], beta: float) -> list[float]:
-    """Return log q(a | s) of each candidate: log P + log softmax(log pi(a | s) + Q(s, a) / beta).
+    """Return log q(a | s) of each candidate: log P + log softmax(log pi(a | s) + Q(s, a) / beta), with P = sum of pi.
 
     Example:
         >>> guided_logprobs(((7, math.log(0.5)), (8, math.log(0.25))), [0.0, 0.0], beta=0.1)
@@ -62,8 +62,9 @@ def choose_tokens(
 ) -> GuidedTokens:
     """Choose the tokens of a draft again by their values, up to the first token that differs from the draft.
 
-    A drafted token a ~ pi outside of C stays. Otherwise a token of C is drawn from q / P. Together, a token is sampled
-    from q. At temperature 0, the most probable token under q is chosen.
+    The docstring of the module defines C, P and q. A drafted token a ~ pi outside of C stays. Otherwise a token of C is
+    drawn from q / P. Both cases together sample each token from q. At temperature 0, the most probable token under q is
+    chosen.
 
     Args:
         draft: the tokens of ``before`` and further tokens, with the candidates of the further tokens.

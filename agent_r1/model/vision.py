@@ -65,7 +65,7 @@ class Pixels:
     Attributes:
         arguments: the arguments of ``get_image_features``, such as ``pixel_values``.
         count: the number k of features.
-        grid: the rows and columns of the features, if the model has positions in three rows.
+        grid: the rows and columns of the features, if each token of the model has three positions.
         tiles: the rows and columns of tiles if the image is cut into tiles; (0, 0) if it is not.
     """
 
@@ -89,7 +89,11 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The position after the image, minus the position after k tokens of text: max(h, w) - k, or 0 without rows."""
+        """The position after an image with k features, minus the position after k tokens of text.
+
+        For a model with three positions per token, it is max(h, w) - k, with h rows and w columns of features. For
+        other models, it is 0.
+        """
         return 0 if self.grid is None else max(self.grid) - self.count
 
 
@@ -112,7 +116,7 @@ class ImageProcessor:
         return self._placeholder
 
     def expand(self, image: Image) -> str:
-        """Return the text that replaces the placeholder of an image, as the processors of transformers write it."""
+        """Return the text that replaces the placeholder of an image: the same text as in transformers."""
         pixels = self.pixels(image)
         if self._config.model_type in GRID_MODELS:
             return self._placeholder * pixels.count
@@ -198,7 +202,7 @@ def load_image_processor(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """The features of F places in images.
+    """The features of one or more images: F features together.
 
     Attributes:
         embeddings: (F, H): they replace the embeddings of the placeholder tokens.
@@ -276,7 +280,7 @@ class PassImages:
     """The images of a forward pass over B rows of T tokens.
 
     Attributes:
-        pixels: the images. An image that occurs several times is in it once.
+        pixels: the images. An image that occurs several times is listed once.
         index: (B, T) the number of the feature of each placeholder token; -1 for other tokens.
         positions: (3, B, T) the positions of all tokens; None if the model has ordinary positions.
     """

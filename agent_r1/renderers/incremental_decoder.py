@@ -42,8 +42,8 @@ class IncrementalDecoder:
     def add(self, ids: Sequence[int]) -> str:
         """Return the text of the pending tokens and the new tokens ``ids``.
 
-        If this text ends within a character, the tokens become pending: all of them if there are at most
-        ``MAX_PENDING``, and otherwise the last ones only. The text of pending tokens is not returned.
+        If this text ends within a character, tokens become pending, and their text is not returned. If there are at
+        most ``MAX_PENDING`` tokens, all of them become pending; otherwise only the last tokens.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)
@@ -55,7 +55,7 @@ class IncrementalDecoder:
         return self._advance(end, text)
 
     def flush(self) -> str:
-        """Return the text of the pending tokens, also if it ends within a character."""
+        """Return the text of the pending tokens, even if it ends within a character."""
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:

@@ -68,7 +68,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Return the trajectory. If the attempt failed only because the player got no question, the status is COMPLETED."""
+    """Return the trajectory, with the status COMPLETED if it failed only because the player got no question."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

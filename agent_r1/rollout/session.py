@@ -302,10 +302,7 @@ class Session:
         return self._renderer.render(known.messages[:-1], known.tools)
 
     def _tokens_through(self, index: int) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
-        """Return the tokens from the beginning of a branch to the end of the action of the turn ``index``.
-
-        Return (tokens, images in these tokens).
-        """
+        """Return (tokens, images) from the beginning of a branch to the end of the action of the turn ``index``."""
         path: list[Turn] = []
         current: int | None = index
         while current is not None:

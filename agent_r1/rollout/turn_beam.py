@@ -1,4 +1,4 @@
-"""Beam search over turns: of several conversations with the environment, the most valuable ones are continued.
+"""Beam search over turns: the conversations with the largest predicted values are continued.
 
 In each turn, the policy samples actions for every kept conversation, and the environment answers each action. Then the
 B conversations with the largest V(s) are kept. The state s ends with the answer of the environment. An episode cannot
@@ -65,7 +65,8 @@ class RepeatingEngine:
 
     Attributes:
         engine: samples the new action.
-        number: the number of the continuation among all continuations of this turn. Number 0 samples as plain decoding.
+        number: the number of the continuation among all continuations of this turn. Number 0 samples like plain
+            decoding.
         temperature: the temperature of the other continuations if decoding is greedy.
         actions: the recorded actions. The new action is added at the end.
         repeated: how many recorded actions were returned.

@@ -111,9 +111,10 @@ class SandboxProcess:
         return ExecutionResult(status, stdout, stderr, error, time.monotonic() - start)
 
     def kill(self) -> None:
-        """Kill the process and all processes that it started, also processes that left its process group.
+        """Kill the process and all processes that it started, even processes that left its process group.
 
-        The kernel ends a PID namespace together with its first process.
+        In the sandbox, the process is the first of a PID namespace. When it ends, the kernel ends all other processes
+        of the namespace.
         """
         if self._process.returncode is None:
             with suppress(ProcessLookupError):

@@ -33,7 +33,7 @@ ORDERS: Mapping[AttemptOrder, str] = {
 
 @dataclass(frozen=True, slots=True)
 class AttemptFilter:
-    """The conditions that the attempts of a list must meet. A field that is None is no condition.
+    """The conditions that the attempts of a list must meet. A field that is None sets no condition.
 
     Attributes:
         step: the attempt was trained or dropped at this optimizer step.

@@ -18,7 +18,7 @@ def answer(text: str) -> Message:
 def answer_solutions(
     task: Task, searches: tuple[Message, ...], other: str, max_turns: int, full: Mapping[str, float]
 ) -> ReferenceSolutions:
-    """Return the reference solutions of a question: right and wrong ones.
+    """Return right and wrong reference solutions of a question.
 
     Args:
         task: the question. Every entry of ``task.data["answers"]`` is a right answer.

@@ -202,7 +202,7 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _pass(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method of :class:`RankTrainer` that runs a pass. It can make the micro-batches smaller."""
+        """Call a method that runs a pass, on each rank. The ranks make micro-batches smaller if memory runs out."""
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]
         return results

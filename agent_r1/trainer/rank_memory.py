@@ -99,7 +99,7 @@ class MemoryAgreement:
             return failure
 
     def _reset(self) -> None:
-        """Make the models ready for another pass, after a pass was left in the middle. Gradients are dropped."""
+        """Drop the gradients, and make the models ready for another pass after an interrupted pass."""
         for root in self._called:
             assert isinstance(root, nn.Module)
             root.zero_grad(set_to_none=True)  # while whole weights, with their gradients, are in the modules
@@ -110,7 +110,7 @@ class MemoryAgreement:
 
 
 def _find_failure(message: str | None) -> RanOut | None:
-    """Return the failure of the last rank whose memory ran out; None if memory sufficed. All ranks return the same.
+    """Return the failure of the last rank whose memory ran out; None if memory sufficed. All ranks get the same result.
 
     ``message`` is the error of this rank; None if its memory sufficed.
     """
@@ -125,7 +125,7 @@ def _find_failure(message: str | None) -> RanOut | None:
 
 
 class _Exchanges:
-    """Counts the exchanges of tensors between ranks in a micro-batch.
+    """A counter of the exchanges of tensors between ranks in a micro-batch.
 
     If only this rank repeats a micro-batch, it skips the exchanges that it had already completed, because the other
     ranks do not repeat them.

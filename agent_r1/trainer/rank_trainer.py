@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSettings:
-    """The models and settings from which each rank makes its :class:`RankTrainer`. All ranks get the same.
+    """The models and settings from which a rank makes its :class:`RankTrainer`. They are the same on all ranks.
 
     Attributes:
         model: the policy, on the CPU.

@@ -260,7 +260,7 @@ def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]
 
 
 def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
-    """Return one event if memory requires smaller micro-batches than the configured ones; otherwise no event."""
+    """Return one event if memory requires smaller micro-batches than the settings; otherwise no event."""
     tokens = config.trainer.micro_tokens
     if plan.micro_tokens >= tokens:
         return ()

@@ -24,7 +24,7 @@ CRITIC = "critic."
 
 
 def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:
-    """Return the value function of the critic of ``config``, on the device of the policy that it guides.
+    """Load the critic of ``config`` to the device of ``policy``, and return its value function.
 
     Raise InvalidInput if there is no such critic, or if its vocabulary is smaller than the policy's vocabulary.
     """

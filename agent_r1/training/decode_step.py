@@ -16,8 +16,8 @@ from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
     """Return the events that record which implementation computes the decode steps.
 
-    There is no event for PyTorch in a new run, and none for an unchanged implementation in a resumed run. If the
-    implementation has changed, a second event reports that results can differ in their last bits.
+    A new run has no event if the implementation is PyTorch. A resumed run has an event only if the implementation has
+    changed. A second event then reports that results can differ in their last bits.
 
     Args:
         engine: the engine of the policy.

@@ -161,7 +161,7 @@ def _parse(devices: Sequence[str]) -> Iterator[tuple[int, ...]]:
 def _check_servers(
     config: RunConfig, servers: Sequence[tuple[int, ...]], trainer: Sequence[int], size: int, count: int
 ) -> None:
-    """Raise InvalidInput if the GPUs ``servers`` of vLLM servers cannot be used beside the GPUs of the trainer.
+    """Raise InvalidInput if vLLM servers cannot use the GPUs ``servers`` while the trainer uses its own.
 
     Args:
         size: the number of GPUs that each server needs.

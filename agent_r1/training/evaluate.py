@@ -63,7 +63,7 @@ class Method:
     search: BeamSearch | None = None
 
     def rollout(self) -> Rollout:
-        """Return the rollout that makes the attempts. Raise InvalidInput if an agent program cannot be searched."""
+        """Return the rollout that makes the attempts. Raise InvalidInput for a beam search with an agent program."""
         if self.search is None:
             return make_rollout(self.agent, self.env)
         if isinstance(self.env, AgentProgramEnv):

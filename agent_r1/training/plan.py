@@ -106,7 +106,8 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
     """Return the memory per GPU and the predicted step of a run with the settings ``config`` on GPUs.
 
     The attempts are drawn from the groups ``recorded`` of a run. If there are none, they have the sizes in ``config``.
-    If ``trainer.ranks`` is not given, all divisions in eighths of the GPUs are tried, and the fastest one is returned.
+    If ``trainer.ranks`` is not given, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is
+    returned.
 
     Raises InvalidInput if the run does not fit into memory. The error suggests settings with which it fits.
     """
@@ -158,7 +159,7 @@ def _plan_division(
 
 
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
-    """Return the settings of a run with ``ranks`` ranks, whose engines are servers if there are several GPUs.
+    """Return ``config`` with ``ranks`` ranks. If there are several GPUs, the engines are servers.
 
     In these settings, sequences share no prefixes, so the plan overestimates time and memory.
     """
@@ -171,7 +172,7 @@ def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
 
 
 def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> float:
-    """Return for how many tokens the KV cache of an engine on ``gpus`` GPUs has room.
+    """Return the number of tokens that fit into the KV cache of an engine on ``gpus`` GPUs.
 
     A server uses the memory that its weights leave free. The embedded engine uses ``engine.kv_cache_gib``.
 

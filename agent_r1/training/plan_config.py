@@ -44,7 +44,7 @@ MODEL_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "llama-3.1-8b": ("llama", 4096, 32, 32, 8, 14336, 128256, False),
     }.items()
 }  # fmt: skip
-"""Models of which only the shape is known: the architecture and its settings in transformers, by name."""
+"""The shapes of known models, by name: the architecture in transformers and its settings, without weights."""
 
 
 class PlanConfig(TrainConfig):

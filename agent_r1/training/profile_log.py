@@ -28,7 +28,7 @@ class ProfileLog:
         return profile.timings()
 
     def on_step(self, step: int, is_last: bool) -> None:
-        """Print the table that is due after a step: the mean of the last steps or, after the last step, of all."""
+        """Print a table after every ``every`` steps (the mean of these steps) and after the last one (of all steps)."""
         if not self._every or not (is_last or step % self._every == 0):
             return
         shown = self._profiles if is_last else self._profiles[-self._every :]

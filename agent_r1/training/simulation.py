@@ -1,8 +1,11 @@
 """A discrete-event simulation of training: rollouts on engines with continuous batching, tools, updates, publications.
 
-The simulation follows the rules of the system: a group starts as the staleness controller allows, a decode step
-produces one token of every running sequence, new requests join between two decode steps, all turns of an attempt go to
-one engine, and a step takes the groups in the order of their requests.
+The simulation follows the rules of the system:
+
+- The staleness controller decides when a group starts.
+- A decode step produces one token of every running sequence. New requests join between two decode steps.
+- All turns of an attempt go to one engine.
+- A step takes the groups in the order of their requests.
 """
 
 from __future__ import annotations
@@ -119,7 +122,7 @@ class Timeline:
         engine_seconds: the seconds in which engines computed, summed over the engines.
         update_seconds: the seconds in which the trainer computed.
         engines: the number of engines.
-        work: what the engines did.
+        work: the passes, tokens and requests of all engines, summed.
     """
 
     step_ends: tuple[float, ...]
@@ -132,7 +135,8 @@ class Timeline:
     def step_seconds(self) -> float:
         """The mean duration of a step in seconds.
 
-        The first step is left out if there are others, because no attempts were sampled before it.
+        The first step counts only if there is no other step: it takes longer, because its attempts are sampled only
+        after the start.
         """
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
@@ -178,7 +182,7 @@ class _Simulation:
         self._is_training, self._update_seconds = False, 0.0
 
     def at(self, time: float, event: Callable[[float], None]) -> None:
-        """Call ``event(time)`` at ``time``. Events at the same time are called in the order of these calls."""
+        """Call ``event(time)`` at ``time``. Of several events at one time, the one added first is called first."""
         heappush(self._events, (time, next(self._numbers), event))
 
     def run(self) -> Timeline:

@@ -77,7 +77,7 @@ def skip(reason: str) -> CheckOutcome:
 
 
 class SmokeChecks:
-    """The checks of the services of a run. Later checks use the batch that earlier ones sampled and trained on.
+    """The checks of the services of a run. Later checks use the batch that earlier checks sampled and trained on.
 
     Call the methods in the order in which they are defined. Each raises AgentR1Error or TimeoutError if a service
     fails.
@@ -162,7 +162,7 @@ class SmokeChecks:
         return accept(f"{len(trained)} attempts trained, gradient norm {norm:.3g}", gradient_norm=norm)
 
     async def check_logprobs(self) -> CheckOutcome:
-        """Check the gap between engine and trainer on the tokens of the sampled batch, by the limit of the monitor."""
+        """Check that engine and trainer agree about the sampled batch: their gap is at most the monitor's limit."""
         if self._update is None or "logprob_gap" not in self._update.metrics:
             return skip("no update of the policy was made")
         config, gap = self._runtime.config, self._update.metrics["logprob_gap"]
@@ -250,7 +250,7 @@ class SmokeChecks:
         return (accept if is_same else reject)(f"{shown} (limit {limit:g})", gradient=difference, loss=losses)
 
     async def _compare_replicas(self) -> CheckOutcome:
-        """Compare the log-probabilities of each replica with the trainer's. Name all replicas that differ."""
+        """Compare the log-probabilities of each replica with the trainer's. The outcome names replicas that differ."""
         if lost := self._lost_replicas():
             return reject(lost)
         dtype, model = self._runtime.config.engine.dtype, self._runtime.policy.model
@@ -289,7 +289,7 @@ class SmokeChecks:
             return [group.trajectories[0] async for group in groups]
 
     def _batch(self) -> list[SelectedGroup]:
-        """Return the sampled groups with rewards 0 and 1 in turn, so that every group has a training signal."""
+        """Return the sampled groups with alternating rewards 0 and 1, so that every group has a training signal."""
         rewarded = [
             replace(group, trajectories=tuple(map(_with_reward, group.trajectories, _alternating(group.group_id))))
             for group in self._groups

@@ -12,7 +12,10 @@ from agent_r1.trainer.updater import UpdateReport
 
 
 def with_noise(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return the weights plus normal noise: ``scale`` times the spread of each tensor (times 0.02 if it has none)."""
+    """Return the weights plus normal noise.
+
+    The standard deviation of the noise is ``scale`` times the tensor's own, or ``scale * 0.02`` if that is 0.
+    """
     generator = torch.Generator().manual_seed(0)
     changed = {}
     for name, weight in weights.items():

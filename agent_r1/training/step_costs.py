@@ -126,9 +126,9 @@ def schedule_of(config: Mapping[str, Any]) -> Schedule:
 def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
     """Return the costs of the embedded engine and its trainer, measured in recorded runs of one machine.
 
-    The times of the parts of a step are explained by the work that a simulation of the step counts: decode batches and
-    sampled tokens, prefill passes and new tokens, requests, and trained tokens. Runs with batches of different sizes,
-    such as one with slow tools, show which share of the time depends on the size.
+    A simulation of each step counts its work: decode batches and sampled tokens, prefill passes and new tokens,
+    requests, and trained tokens. The costs are fitted so that this work explains the measured times. Runs with batches
+    of different sizes, such as one with slow tools, show which share of the time depends on the size.
     """
     observed = [
         (run, groups, profile) for run in runs for groups, profile in zip(run.steps, run.profiles, strict=False)
@@ -164,7 +164,10 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
 
 
 def load_factor(run: RecordedRun, clock: Clock) -> float:
-    """Return how much longer than its CPU time the process took, because of other programs; 1 for the wall clock."""
+    """Return the factor by which other programs slowed the passes of the trainer; 1 for the wall clock.
+
+    The factor is the wall time of the forward and backward passes, divided by their CPU time, and is at least 1.
+    """
     if clock == "wall":
         return 1.0
     computing = (Part.FORWARD, Part.BACKWARD)
@@ -229,7 +232,7 @@ def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float
     """Return the costs of an engine on ``gpus`` GPUs, whose memory and arithmetic add up.
 
     A decode step reads all weights and all keys and values once (memory), and multiplies each weight once for every
-    sequence (2 FLOPs). The longer of both counts.
+    sequence (2 FLOPs). The step takes the longer of these two times.
     """
     flops, bandwidth = gpu.tflops * 1e12 * gpus, gpu.bandwidth * 1e9 * BANDWIDTH_SHARE * gpus
     return EngineCost(

@@ -121,7 +121,7 @@ class RecordedAttempt:
     records: tuple[TokenRecord, ...]
 
     def figures(self) -> list[list[TokenFigures]]:
-        """Return the numbers of each action token: one list for each turn, with one mapping for each token."""
+        """Return the recorded values of each action token, such as its advantage, by turn and token."""
         by_turn = {record.turn: record for record in self.records}
         return [figures_of(turn, by_turn.get(turn.index)) for turn in self.trajectory.turns]
 

@@ -13,8 +13,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 24
 """The size of a chart and the margins around its plot area, in units of the SVG."""
 
 MAX_POINTS = 300
-"""The largest number of points of one line. A longer curve is divided into intervals, of which the smallest and the
-largest value are drawn, so that no peak disappears."""
+"""The largest number of points of one line. A longer curve is divided into intervals. The smallest and the largest
+value of each interval are drawn, so that no peak disappears."""
 
 NUM_COLORS = 8
 

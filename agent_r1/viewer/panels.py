@@ -34,7 +34,8 @@ class Panel:
         missing: the text that replaces the chart if a run has no values for it. If ``missing`` is "", the chart is left
             out.
         are_parts: whether the curves are parts of a whole, such as the parts of a step. If there are more parts than
-            colors, the chart of a run adds the smallest ones up. A comparison of runs has one chart for each part.
+            colors, the chart of a run shows the sum of the smallest parts. A comparison of runs has one chart for each
+            part.
     """
 
     title: str

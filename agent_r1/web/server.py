@@ -1,4 +1,4 @@
-"""A uvicorn server inside another program, and connections whose headers have a time limit."""
+"""A uvicorn server inside another program, and connections with a time limit for the headers of requests."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ An environment can query models (``RolloutContext.models``), which only the run 
 with a ModelQuery, and continues when the run has sent the answer of the model.
 
 Status 422 means that the environment raised an error; the worker is intact. Messages are encoded as in the database of
-a run (``store.codec``), with the files of their images beside them.
+a run (``store.codec``). The files of their images are sent in a field beside the messages.
 """
 
 from __future__ import annotations

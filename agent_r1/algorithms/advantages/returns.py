@@ -81,8 +81,8 @@ class Teacher(Advantage):
 
     pi_old is the policy before the update. It can differ from the policy that sampled the token.
 
-    -A is the estimate k1 of KL(pi_old || pi_teacher). The estimate k1 is used as an advantage and not as a term of the
-    loss, because its expected gradient is 0.
+    -A is the estimate k1 of KL(pi_old || pi_teacher). The estimate k1 is used as an advantage, because as a term of the
+    loss its expected gradient would be 0.
     """
 
     name: Literal["teacher"] = "teacher"

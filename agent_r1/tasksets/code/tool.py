@@ -52,7 +52,7 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 
 
 def format_trial(outcome: ExecutionResult) -> ToolResult:
-    """Return the result of running a :func:`trial_program` as a tool result. The agent sees the program's output.
+    """Convert the outcome of a :func:`trial_program` to a tool result. The agent sees the output of the program.
 
     A solution that fails examples is not an error of the call. The call has an error only if the program does not end
     normally, for example because it exceeds the time limit.

@@ -13,8 +13,9 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
     """Return the split ("train", "validation" or "test") of each name in ``families``.
 
     A family is a list of names of films and persons that must be in the same split, such as a film and its director.
-    Families that share a name are merged, also if other families connect them. For example, the families
-    ("Jaws", "Steven Spielberg") and ("Lincoln", "Steven Spielberg") are merged, so all three names are in one split.
+    Families that share a name are merged. Families are also merged if a chain of other families connects them. For
+    example, the families ("Jaws", "Steven Spielberg") and ("Lincoln", "Steven Spielberg") are merged, so all three
+    names are in one split.
 
     The alphabetically first name of a merged family ("Jaws") decides its split, see :func:`class_of`. If the corpus
     gets further pages, the split changes only if another name becomes the first.

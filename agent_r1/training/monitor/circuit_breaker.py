@@ -46,7 +46,7 @@ _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolE
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt that failed or has no usable reward. An attempt that only a filter removed did not fail."""
+    """An attempt that failed or has no usable reward. Attempts that were removed by a filter do not count as failed."""
 
     attempt: AttemptId
     status: Status
@@ -164,9 +164,9 @@ class CircuitBreaker:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return (number of failed attempts, number of attempts) if too many early attempts failed; otherwise None.
+        """Return (failed attempts, all attempts) if too many attempts failed before ``window`` attempts have ended.
 
-        As soon as ``window`` attempts have ended, the result is always None.
+        Otherwise return None. After ``window`` attempts, the result is always None.
         """
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None

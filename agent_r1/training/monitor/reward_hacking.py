@@ -25,8 +25,8 @@ ERRORS = 2.0
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
     """Return the metrics that compare the return of the attempts of a step with the reward named ``true_reward``.
 
-    Attempts without this reward are left out. Without any such attempt, there are no metrics; if all attempts have the
-    same value of one of the two rewards, there is no correlation.
+    Attempts without this reward are left out. If no attempt has this reward, the result is {}. If all attempts have the
+    same return, or the same reward, the result has no correlation.
     """
     pairs = [
         (sample.total, true)
@@ -46,7 +46,7 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
 
 
 def _value(trajectory: Trajectory, name: str) -> float | None:
-    """Return the sum of the values of the reward ``name``; None if the attempt has no finite value of it."""
+    """Return the sum of the attempt's values of the reward ``name``; None if it has none, or one is not finite."""
     values = [one.value for one in weighted_rewards(trajectory, {}) if one.name == name]
     return math.fsum(values) if values and all(map(can_be_summed, values)) else None
 
