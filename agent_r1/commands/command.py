@@ -70,7 +70,7 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class Invalid(AgentR1Error):
-    """Raised by a command that checks something, if it has found problems. The command prints its report before."""
+    """Raised by a command that checks something, if it has found problems. The command prints its report first."""
 
 
 class SettingOption(click.Option):

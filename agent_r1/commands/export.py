@@ -26,7 +26,7 @@ def export(run: str, out: Path, settings: Layer, force: bool, public: bool, as_j
     """Write a run in the formats of other tools.
 
     RUN is a name in runs/, or a folder. Its model, adapter, trajectories or metrics are written to the new folder OUT.
-    If the command fails, there is no folder OUT.
+    If the command fails, OUT is not changed.
     """
     config = resolve(ExportConfig, [settings])
     if public and not config.push:

@@ -59,7 +59,7 @@ def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_j
 
 
 def _without_effect(has_run: bool, has_gpu: bool) -> dict[str, str]:
-    """Return the settings that have no effect, each with what to do if it is given."""
+    """Return advice for each setting that has no effect, by its name. The user gets it if the setting is given."""
     found = dict[str, str]()
     if has_run:
         found |= dict.fromkeys(OF_ATTEMPTS, "leave it out: the attempts are those of the recorded run")

@@ -100,9 +100,9 @@ def show(
 
 
 def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -> bool:
-    """Return whether the user gave options of the list of attempts, and nothing else to show.
+    """Return whether an option such as ``--status`` asks for a list of attempts.
 
-    Raise InvalidInput if such an option has no effect on the attempt, the metric or the critic to show.
+    Raise InvalidInput if there is such an option although an attempt, a metric or the critic is to be shown.
     """
     source = click.get_current_context().get_parameter_source
     refused = OF_A_LIST if attempt is not None else ("status", *CONDITIONS, *OF_A_LIST)

@@ -37,7 +37,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class CriticRow:
-    """The predictions of some states: their number, and the means of values and of following rewards.
+    """A summary of predictions: their number, the mean of their values, and the mean of the following rewards.
 
     ``explained`` is 1 - Var(G - V) / Var(G), the share of the variance of the following rewards G that the values V
     explain; NaN if all G are equal.
@@ -52,7 +52,7 @@ class CriticRow:
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """The content of ``agent-r1 show RUN --critic``: all states, the states before each turn, and bins of the value.
+    """The content of ``agent-r1 show RUN --critic``: rows for all states and for each turn, and bins of the value.
 
     ``calibration_error`` is the mean distance between value and following reward over the bins, weighted by count.
     """

@@ -51,7 +51,7 @@ class SavedWeights:
 
 
 def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
-    """Return the saved weights of a run that ``checkpoint`` names: "best", "last", or the number of a step.
+    """Return saved weights of a run. ``checkpoint`` selects them: "best", "last", or the number of a step.
 
     ``run`` is the folder of the run, and ``reader`` its open database.
 

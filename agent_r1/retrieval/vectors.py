@@ -54,7 +54,7 @@ class TorchVectors:
 
 
 class FaissVectors:
-    """Search by a faiss index. The factory string of the index decides whether the search is exact or approximate."""
+    """A search with a faiss index. The factory string of the index determines whether the search is exact."""
 
     def __init__(self, index: Any) -> None:
         self._index = index

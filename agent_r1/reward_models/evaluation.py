@@ -59,8 +59,8 @@ class Evaluation:
         traces: the number of held-out traces.
         tasks: the number of held-out tasks.
         successes: the share of successes.
-        model: the reward model.
-        baselines: scores that need no model, by name.
+        model: how well the reward model separates successes from failures.
+        baselines: the same for scores that need no model, by the name of the score.
         accuracy: the share of traces for which the prediction is on the right side of 0.5.
         majority: the accuracy of the more frequent outcome.
         calibration_error: the mean distance between prediction and share of successes, over the bins, weighted by

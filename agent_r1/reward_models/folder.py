@@ -54,7 +54,8 @@ def save_reward_model(
 ) -> None:
     """Write a reward model to the new folder ``folder``, which appears complete or not at all.
 
-    ``runs`` are the names of the runs that it was trained on. Raise InvalidInput if the folder cannot be written.
+    ``runs`` are the names of the runs that the model was trained on. Raise InvalidInput if the folder cannot be
+    written.
     """
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -84,8 +85,8 @@ def _save_network(network: Network, folder: Path) -> None:
 def load_reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     """Return the reward model in ``folder``, on the CPU, in float32.
 
-    Raise InvalidInput if the folder holds no reward model, or if its tokens are not the tokens of ``tokenizer``, the
-    tokenizer of the policy: a reward model reads the recorded tokens.
+    Raise InvalidInput if the folder holds no reward model, or a model with another vocabulary than ``tokenizer``, the
+    tokenizer of the policy. The vocabularies must be equal, because a reward model reads the policy's tokens.
     """
     try:
         about = Description.model_validate_json((folder / DESCRIPTION).read_text("utf-8"))

@@ -109,9 +109,9 @@ class _Failure:
 class Judge:
     """A scorer whose reward ``name`` is the grade, from 0 to 1, that a judge gives each attempt.
 
-    The judge gets the opening messages once, then all different attempts of the group, in an order that depends only on
-    their texts. If no request gives a grade for each attempt, all grades are Unscored with the reason. The API key
-    appears in no reason, no cached answer and no log.
+    A request contains the opening messages and all attempts of a group; equal attempts appear once. The order of the
+    attempts depends only on their texts. If no answer has a grade for each attempt, all rewards of the group are
+    Unscored with the reason. The API key appears in no reason, no cached answer and no log.
 
     Example:
         Judge("quality", JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))
@@ -260,7 +260,7 @@ def _write(file: Path, grades: tuple[float, ...]) -> None:
 
 
 def transcript(trajectory: Trajectory, most: int) -> str:
-    """Return what happened in an attempt after its opening messages, as text of about ``most`` characters at most."""
+    """Return the messages of an attempt after its opening messages, as text of at most about ``most`` characters."""
     lines: list[str] = []
     for message in trajectory.messages[len(trajectory.start) :]:
         calls = [f"[call] {call.name} {call.raw}" for call in message.calls]

@@ -38,7 +38,7 @@ class Network(Protocol):
 
     @property
     def sharing(self) -> PrefixSharing | None:
-        """How tokens with which several traces begin are computed only once; None to compute each trace by itself."""
+        """How a common beginning of several traces is computed only once; None to compute each trace by itself."""
         ...
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
@@ -114,7 +114,7 @@ class ImplicitNetwork:
 
 
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
-    """Return how models share prefixes; None if they cannot, or if it would save no time, as in the trainer."""
+    """Return how models compute a common prefix once; None if a model cannot, or is too small to save time by it."""
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None
     return PrefixSharing(models[0].config.get_text_config().hidden_size, across_micro_batches=True)

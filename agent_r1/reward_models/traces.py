@@ -154,7 +154,7 @@ def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:
 
 
 def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    """Return the traces of the groups that have two different targets. The others say nothing to a loss over pairs."""
+    """Return the traces of each group with different targets. Any other group has no pair for a loss over pairs."""
     targets: dict[object, set[float]] = {}
     for trace in traces:
         targets.setdefault(trace.group, set()).add(trace.target)

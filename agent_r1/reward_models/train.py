@@ -105,7 +105,7 @@ def _require_new_folder(out: Path) -> None:
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
     """Return the name of the model to start from, and its tokenizer.
 
-    Raise InvalidInput if the model of a run has another vocabulary, because its recorded tokens have other meanings.
+    Raise InvalidInput if the model of a run has another vocabulary: the run's tokens then have other meanings.
     """
     used: list[str] = []
     for run in runs:

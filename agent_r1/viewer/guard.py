@@ -37,11 +37,12 @@ runs no script that is written inside a page."""
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """ASGI middleware that passes on only GET requests without a body, from a browser on this machine with the token.
+    """ASGI middleware that passes on the requests of the user's own browser, and refuses all others.
 
-    The user opens the address of any page with ``token=TOKEN`` in its query. The guard then gives the browser a cookie
-    with the token, and redirects the browser to the same address without the token. The browser sends the cookie with
-    all further requests. Every other request gets an error response.
+    A request is passed on if it is a GET or HEAD request without a body, to a host name of this machine, with the token
+    in its cookie. The browser gets the cookie when the user opens the address of any page with ``token=TOKEN`` in its
+    query. The guard then redirects the browser to the same address without the token. Every other request gets an error
+    response.
 
     Attributes:
         app: the application that answers the requests that are passed on.

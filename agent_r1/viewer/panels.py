@@ -231,7 +231,7 @@ def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
 
 
 def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return the charts that compare several runs by the parts that all of them have, such as the parts of a step."""
+    """Return one chart for each part of a whole, such as a part of a step. A part that a run lacks gets no chart."""
     charts = []
     for panel in PANELS:
         if panel.are_parts:

@@ -63,7 +63,7 @@ def _max_connections() -> int:
 
 
 class _Protocol(LimitedHeadersProtocol):
-    """A connection. It is closed if there are too many, or if the headers of a request take too long."""
+    """A connection, which is closed if the server has too many, or if the headers of a request take too long."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

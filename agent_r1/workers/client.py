@@ -57,7 +57,7 @@ class RemoteEnvironmentError(AgentR1Error):
 
 
 def read_token() -> str:
-    """Return the token of the workers, which only the environment of the process has; "" if it has none."""
+    """Return the token of the workers from the environment variable TOKEN_VARIABLE; "" if it is not set."""
     return os.environ.get(TOKEN_VARIABLE, "")
 
 
@@ -145,7 +145,7 @@ class WorkerConnection:
             await self._request("DELETE", path, b"")
 
     async def check(self, expected: WorkerDescription) -> None:
-        """Ask a worker that failed for its description. It is live again if it answers as expected."""
+        """Ask a failed worker for its description. If the description is ``expected``, the worker is live again."""
         self.checked = asyncio.get_running_loop().time()
         try:
             difference = _difference(await self._describe(), expected)
@@ -277,7 +277,7 @@ class RemoteEnv:
     """An environment whose episodes run on the workers of a pool.
 
     Args:
-        env: the same environment in this process, which describes the tools. No episode of it is opened.
+        env: the same environment in this process, which describes the tools. Its own episodes are never opened.
         name: the name of the environment on the workers.
         pool: the workers.
     """
@@ -332,7 +332,7 @@ class RemoteEpisode:
 async def _converse(
     worker: WorkerConnection, path: str, request: OpenRequest | StepRequest, models: Mapping[str, ModelClient]
 ) -> Opened | Stepped:
-    """Send a request, and return its final answer. Before it, answer each query of a model that the worker sends."""
+    """Send a request, answer the worker's queries of models, and return the final answer of the worker."""
     answer = await worker.post(path, request)
     while isinstance(answer, ModelQuery):
         reply = await _ask(answer, models)

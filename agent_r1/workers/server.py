@@ -177,7 +177,7 @@ class EnvironmentWorker:
         return endpoint
 
     def _authenticate(self, request: Request) -> None:
-        """Raise _RefusedRequest if the token is wrong, or if a page in a browser can have sent the request."""
+        """Raise _RefusedRequest if the token is wrong, or if the request may come from a web page in a browser."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise _RefusedRequest(401, f"the token is missing or wrong: set {TOKEN_VARIABLE}")

@@ -52,7 +52,7 @@ class WorkerSession:
     _work: asyncio.Task[Answer] | None = None
 
     def models(self, roles: tuple[str, ...]) -> Mapping[str, ModelClient]:
-        """Return the models that the environment can query, by role. The process of the run has them."""
+        """Return the models that the environment can query, by role. They forward queries to the process of the run."""
         return {role: self._model(role) for role in roles}
 
     async def open(self, env: Env, task: Task, context: RolloutContext) -> Answer | ModelQuery:

@@ -85,7 +85,8 @@ class OpenEnv:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
         The environment has a different seed in each task. Different values of ``seed`` give different seeds of the
-        environment. ``instruction`` is the first message of each episode. If it is empty, there is no such message.
+        environment. ``instruction`` is the first message of each episode. If ``instruction`` is empty, episodes begin
+        without this message.
         """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
