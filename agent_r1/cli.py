@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the name and the parameters of the command in ``arguments``, without running the command.
+    """Return (name, parameters) of the command in ``arguments``, without running the command.
 
     ``arguments`` are the words after ``agent-r1``, such as ["verify", "demo", "--digest"]. The parameters are the
     keyword arguments of the command's function, by name.

@@ -321,7 +321,7 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
 
 
 def mean_weights(mask: Tensor) -> Tensor:
-    """Return 1 / n for each of the n tokens of ``mask`` (N,), and 0 for all other tokens: (N,) float64."""
+    """Return 1 / n for each of the n tokens that ``mask`` (N,) selects, and 0 for all other tokens: (N,) float64."""
     return mask.double() / max(int(mask.sum()), 1)
 
 

@@ -175,7 +175,7 @@ class ScoredTokens:
 
 
 class ValueFunction(Protocol):
-    """A prediction of the rewards that follow a sequence of tokens."""
+    """An object that predicts the rewards that follow a sequence of tokens."""
 
     async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return V(context + branch) for each branch: the predicted sum of the rewards after its last token.

@@ -271,7 +271,7 @@ class Trajectory:
 
     @property
     def last_text(self) -> str:
-        """The raw text of the last action in the environment, or '' if there is no such action."""
+        """The raw text of the last action that the environment got; '' if it got none."""
         return self.env_turns[-1].action.text if self.env_turns else ""
 
     @property

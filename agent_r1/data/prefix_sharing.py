@@ -49,7 +49,7 @@ class PrefixSharing:
         12 E^2 multiplications. The attention takes 2 E multiplications for each token that is attended to.
 
         With ``causal``, a token attends to all ``prefix`` tokens and, on average, to half of the ``tokens`` tokens.
-        Otherwise the attention has a tree mask, and the scores of all tokens are computed.
+        Otherwise the attention has a tree mask, and each token is compared with all tokens.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)

@@ -28,7 +28,7 @@ If it takes longer, an agent blocks it, and later calls get a new event loop.
 
 
 class AgentThreads:
-    """The threads in which agent programs run: one thread for all async functions, and one thread per sync function."""
+    """The threads in which agent programs run: one for all async functions, one for each call of a sync function."""
 
     def __init__(self) -> None:
         self._pool = DaemonThreads("agent")

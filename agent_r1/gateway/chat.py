@@ -89,7 +89,8 @@ class Choice:
         end: the reason why the answer ended.
         num_tokens: the number of sampled tokens.
         stop_string: the stop string of the request that ended the answer. None: no stop string ended the answer.
-        logprobs: one entry for each sampled token, including the last one. () if the request did not ask for them.
+        logprobs: one entry for each sampled token, including tokens that ``message`` leaves out, such as the stop
+            string. () if the request did not ask for log-probabilities.
     """
 
     message: Message

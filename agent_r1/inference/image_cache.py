@@ -71,7 +71,7 @@ class ImageCache:
         return tuple(tokens)
 
     def release(self, prompt: Prompt) -> None:
-        """Count down the requests that need the images of a prompt."""
+        """Record that one request less needs the images of a prompt."""
         with self._lock:
             for one in prompt.media:
                 self._entries[one.image.sha256].users -= 1

@@ -26,7 +26,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The reason why the native decode step cannot be used, as the rest of a sentence."""
+    """The reason why the native decode step cannot be used, such as "no C++ compiler was found"."""
 
     reason: str
 

@@ -60,7 +60,7 @@ async def sequential_monte_carlo(
     rng: random.Random,
     resample_below: float = 0.5,
 ) -> tuple[list[P], list[float]]:
-    """Extend all particles until they are complete. Return them with the logarithms of their weights.
+    """Extend all particles until they are complete. Return (particles, logarithms of their weights).
 
     If the effective sample size falls below ``resample_below`` times the number of particles, particles of small weight
     are replaced by copies of particles of large weight, and all weights become equal.

@@ -22,7 +22,10 @@ from agent_r1.inference.particles import normalize
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """A completion with log q, and its tokens with log pi. The tokens were sampled from q, and pi is the policy."""
+    """A completion with the log-probabilities log q, and its tokens with log pi (``scored``).
+
+    q is the distribution from which the tokens were sampled, and pi is the policy.
+    """
 
     completion: Completion
     scored: ScoredTokens

@@ -60,7 +60,7 @@ class SentenceEncoder:
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return one float32 vector for each text: (texts, width).
 
-        Vectors have length 1, so the inner product of two vectors is their cosine similarity. Only the vector of a text
+        Vectors have length 1, so the inner product of two vectors is their cosine similarity. The vector of a text
         without tokens is 0. Texts of similar length form a batch. Padding is masked, so padding changes vectors only by
         rounding errors.
         """

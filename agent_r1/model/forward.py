@@ -40,7 +40,7 @@ def hidden_states(
         mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
             itself. Default: causal attention.
         prefix: the keys and values of S tokens before each row. All tokens attend to them. Default: no prefix, S = 0.
-        images: the images of the rows, which have no branches. Default: no images.
+        images: the images in ``ids``. Do not give ``mask`` together with images. Default: no images.
     """
     return backbone_states(backbone_of(model), ids, positions, mask, prefix=prefix, images=images)
 
@@ -242,8 +242,8 @@ def top_tokens(
 def has_dynamic_rope(model: PreTrainedModel) -> bool:
     """Return whether a token's position embedding depends on the largest position in the same pass.
 
-    It does with the RoPE types "dynamic" and "longrope", which choose the frequencies of all tokens by this position. A
-    token then has other states in a short sequence than as a part of a longer one.
+    The result is True for the RoPE types "dynamic" and "longrope", in which the largest position determines the
+    frequencies of all tokens. A token then has other states in a short sequence than as a part of a longer one.
     """
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]

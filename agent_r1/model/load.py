@@ -80,7 +80,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
-    """Return the weights in ``folder``, by name, which :func:`agent_r1.model.adapter.save_weights` wrote.
+    """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``.
 
     ``model`` is a model with the same architecture and the same adapter settings.
     """

@@ -259,8 +259,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     Args:
         index: (B, T) the number of the feature of each placeholder token; -1 for other tokens.
         images: the images of the pass, in the order of their features.
-        first: (B,) the position of the first token of each row, if it is a token of text. If it is inside an image, the
-            position that a text token at this place would have if the image were text.
+        first: (B,) the position of the first token of each row. If this token is inside an image, ``first`` is the
+            position that it would have if the image were text.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

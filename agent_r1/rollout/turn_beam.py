@@ -153,7 +153,7 @@ class TurnBeam:
     search: BeamSearch
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task. Return the trajectory of the most valuable conversation of the last beam."""
+        """Make one attempt at the task. Return the trajectory of the conversation with the largest value."""
         kept: list[Conversation] = [Conversation()]
         try:
             while any(one.trajectory is None for one in kept):

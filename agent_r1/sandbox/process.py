@@ -160,7 +160,7 @@ class SandboxProcess:
         return None
 
     async def _wait_for_end(self) -> tuple[ExecutionStatus, str]:
-        """Wait until the call ends. Return its status, and its error ("" if there is none).
+        """Wait until the call ends. Return (status, error). The error is "" if the call did not fail.
 
         If the call exceeds its time limit, the process is killed.
         """
@@ -196,7 +196,7 @@ class SandboxProcess:
         return data
 
     async def _find_cause(self) -> tuple[ExecutionStatus, str]:
-        """Return the status and the error of a call whose process has ended without a valid report."""
+        """Return (status, error) of a call whose process has ended without a valid report."""
         exit_status, limits = await self._exit_status(), self._confinement.limits
         if any(stream.total > MAX_STREAM for stream in self._streams):
             return ExecutionStatus.FLOODED, f"stopped after it had printed more than {MAX_STREAM} bytes"

@@ -90,7 +90,7 @@ _FLOAT = struct.Struct("<d")
 
 
 class Ledger:
-    """The ledger of a database that is open for writing. All rows are written through the ledger.
+    """A writer that appends rows to a database, and gives each row its seal: a hash of this row and all earlier rows.
 
     Attributes:
         head: the seal of the last row.

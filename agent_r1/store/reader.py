@@ -206,7 +206,7 @@ class RunReader:
     def find_attempt(self, name: str) -> AttemptSummary | None:
         """Return the attempt with the id ``name``, such as ``3.0.0:style-a/7``; None if there is no such attempt.
 
-        ``name`` is without the name of the run.
+        ``name`` does not contain the name of the run.
         """
         sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
         row = next(self._rows(sql, name), None)

@@ -119,7 +119,8 @@ class TrainerState:
 
     Attributes:
         tensors: optimizer moments, weights of the critic, and weights of a reference that is synchronized with the
-            policy. These tensors are stored as safetensors. They can be in files already.
+            policy. These tensors are stored as safetensors. A trainer of several processes has already written them to
+            such files.
         scalars: counters, coefficients and checksums. These values are stored as JSON.
     """
 

@@ -157,7 +157,8 @@ def start_process(pipe: Connection) -> RankProcess:
 class RankGroup(Generic[T]):
     """Processes that each hold an object, and that run the same requests on their objects together.
 
-    If a request fails on one rank, all ranks end: they can be in the middle of an exchange of tensors.
+    If a request fails on one rank, all ranks end, because the other ranks can be in the middle of an exchange of
+    tensors.
 
     Args:
         ranks: the number of processes.

@@ -215,7 +215,7 @@ def build_runtime(
 def rebuild_trainer(runtime: Runtime) -> Runtime:
     """Return a copy of ``runtime`` with a new trainer and updater, in the state of a new run.
 
-    The policy's model gets its initial weights again. The engines do not change. Close the old trainer before.
+    The policy's model gets its initial weights again. The engines do not change. Close the old trainer first.
     """
     config, policy = runtime.config, runtime.policy
     torch.manual_seed(config.seed)

@@ -81,7 +81,7 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
 
 
 def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
-    """Return the environment of the chat, a task with the system message and the data, and the question of the task.
+    """Return (environment of the chat, task with the system message and the data, question of the task).
 
     Without a task set, the environment has no tools, the task has no messages, and the question is "".
     """

@@ -69,7 +69,7 @@ class Plan:
     Attributes:
         machine: the hardware and its division between trainer and engines, as text.
         memory: the memory of each kind of GPU, as text; () with a recorded run.
-        predictions: synchronous training first.
+        predictions: the predicted step of synchronous training, then of asynchronous training.
     """
 
     machine: str
@@ -199,7 +199,8 @@ def model_size(model: PreTrainedModel, config: PlanConfig) -> ModelSize:
 
     ``passes`` is the arithmetic of the trainer, counted in forward passes. A backward pass counts as two (one if only
     an adapter is trained, because gradients of frozen weights are not computed). Activation checkpointing adds one. A
-    critic doubles the sum. A reference, a teacher, and log-probabilities before several optimizer steps add one each.
+    critic doubles the sum. One forward pass each is added for a reference, for a teacher, and for the log-probabilities
+    that several optimizer steps on the same batch need.
     """
     needs, trainer = config.algorithm.needs, config.trainer
     trained = 1 + (1 if trainer.lora.rank else 2) + trainer.activation_checkpointing

@@ -71,7 +71,7 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 
 
 def check_guidance(config: TrainConfig) -> None:
-    """Raise InvalidInput if attempts are guided by a critic in a way in which they cannot be trained on.
+    """Raise InvalidInput if a critic guides the attempts, and the run could not train on guided attempts.
 
     Guided tokens are sampled from q and not from pi, so the algorithm needs the importance weight pi / q. Only
     ``decode.method token`` knows q: with the other methods, the probability of the chosen action is not tractable.

@@ -25,7 +25,7 @@ async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: Gra
     attempts for the steps after the checkpoint replace the old attempts, which are superseded.
 
     Raises:
-        RankDied: a rank died once more than ``trainer.rank_restarts`` allows.
+        RankDied: a rank died after the ranks were started again ``trainer.rank_restarts`` times.
         ShutdownRequested: as for :func:`agent_r1.training.loop.train_loop`.
     """
     allowed = run.runtime.config.trainer.rank_restarts

@@ -82,7 +82,7 @@ class TrainerCost:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Engines and a trainer.
+    """The engines and the trainer of a simulated run.
 
     ``is_shared`` is true if engine and trainer use the same device, so that nothing is sampled during an update.
     """

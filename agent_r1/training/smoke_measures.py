@@ -14,7 +14,8 @@ from agent_r1.trainer.updater import UpdateReport
 def with_noise(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Return the weights plus normal noise.
 
-    The standard deviation of the noise is ``scale`` times the tensor's own, or ``scale * 0.02`` if that is 0.
+    The standard deviation of the noise is ``scale`` times the standard deviation of the tensor. For a tensor whose
+    standard deviation is 0, it is ``scale * 0.02``.
     """
     generator = torch.Generator().manual_seed(0)
     changed = {}

@@ -247,7 +247,7 @@ def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float
 
 
 def trainer_on(gpu: Gpu, size: ModelSize, gpus: int, mfu: float) -> TrainerCost:
-    """Return the costs of a trainer on ``gpus`` GPUs that reach the share ``mfu`` of their arithmetic."""
+    """Return the costs of a trainer on ``gpus`` GPUs, each of which reaches the share ``mfu`` of its peak FLOP/s."""
     flops = gpu.tflops * 1e12 * gpus * mfu
     return TrainerCost(
         token=2 * size.weights * size.passes / flops,

@@ -43,10 +43,10 @@ MEASURED = ("of all states", "after actions")
 
 @dataclass(frozen=True, slots=True)
 class RecordedReturns:
-    """The tokens of an attempt, up to its last action on one branch, with the return that followed each state.
+    """One branch of an attempt: its tokens up to its last action, and the sum of the rewards that followed each state.
 
-    ``states`` are indices of tokens, and ``returns`` has a number for the state after each of them. ``is_end`` is true
-    for the state after the last token of an action.
+    Each element of ``states`` is the index of a token, and means the state after this token. ``returns`` and ``is_end``
+    have one element per state. ``is_end`` is true if the token is the last token of an action.
     """
 
     task_id: str
@@ -96,7 +96,7 @@ class CriticReport:
 def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticReport:
     """Train a critic on the attempts of a run, write it to its folder, and return its fit on held-out tasks.
 
-    Raise InvalidInput if the run has no attempts of several tasks that can be trained on, or if the policy saw images.
+    Raise InvalidInput if fewer than two tasks have attempts with rewards, or if the policy saw images.
     """
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -128,7 +128,7 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 
 
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
-    """Yield the recorded returns of each branch of an attempt. Yield nothing if it failed or was not scored."""
+    """Yield the recorded returns of each branch of an attempt; nothing if the attempt failed or was not scored."""
     total = total_reward(trajectory, weights)
     if total is None:
         return
@@ -179,9 +179,9 @@ def fit(
     config: CriticConfig,
     progress: Progress,
 ) -> tuple[CriticFit, CriticFit]:
-    """Minimize the mean of (V(s) - G)^2 over the states of each batch. Return the fit on the held-out attempts.
+    """Minimize the mean of (V(s) - G)^2 over the states of each batch. Return the final fit on the held-out attempts.
 
-    Before the first step, V is the mean return of the training attempts, which is also the baseline of the fit.
+    The fit is a pair, as in :func:`measure_fit`. Before the first step, V is the mean return of the training attempts.
     """
     mean = statistics.fmean(value for one in train for value in one.returns)
     with torch.no_grad():
@@ -223,7 +223,7 @@ def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Ten
 
 @torch.no_grad()
 def measure_fit(model: ValueModel, recorded: Sequence[RecordedReturns], mean: float) -> tuple[CriticFit, CriticFit]:
-    """Return the fit on all states, and on the states at the ends of actions. ``mean`` is the baseline's prediction."""
+    """Return (fit on all states, fit on the states at the ends of actions). ``mean`` is the baseline's prediction."""
     parts = [predict(model, recorded[i : i + MEASURED_ROWS]) for i in range(0, len(recorded), MEASURED_ROWS)]
     values, returns, is_end = (torch.cat(column).double() for column in zip(*parts, strict=True))
 

@@ -127,7 +127,7 @@ class Stepped(_Body):
 
 
 class ModelQuery(_Body):
-    """The environment queries the model ``role``. The request with the answer names the same ``episode``."""
+    """A query of the environment to the model ``role``. The ModelAnswer to it has the same number ``query``."""
 
     kind: Literal["query"] = "query"
     episode: str
@@ -162,7 +162,10 @@ def images_of(messages: Iterable[Message], results: Iterable[ToolResult] = ()) -
 
 
 def with_images(messages: Iterable[Message], images: Mapping[str, str]) -> tuple[Message, ...]:
-    """Return decoded messages with the files of their images. Raise InvalidInput if a file is not an image."""
+    """Return the messages with the content of each image filled in from ``images``: base64 text by sha256.
+
+    Raise InvalidInput if a content is not an image.
+    """
     return tuple(replace(message, parts=_filled(message.parts, images)) for message in messages)
 
 

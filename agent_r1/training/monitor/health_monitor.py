@@ -136,7 +136,7 @@ class HealthMonitor:
         return (finding,)
 
     def on_proxy(self, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
-        """Check whether the policy exploits its reward, and return the findings to report: one in a run at most.
+        """Check whether the policy exploits its reward. Return the finding the first time; otherwise ().
 
         ``metrics`` are the result of :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
         """

@@ -23,10 +23,10 @@ ERRORS = 2.0
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
-    """Return the metrics that compare the return of the attempts of a step with the reward named ``true_reward``.
+    """Return the mean return of a step's attempts, their mean reward ``true_reward``, and the correlation of both.
 
-    Attempts without this reward are left out. If no attempt has this reward, the result is {}. If all attempts have the
-    same return, or the same reward, the result has no correlation.
+    Attempts without the reward ``true_reward`` are left out; without any attempt, the result is {}. The correlation is
+    left out if all attempts have the same return or the same reward.
     """
     pairs = [
         (sample.total, true)
