@@ -3,6 +3,10 @@
 When the process exits, executors of the standard library wait for their threads. So one call that never returns keeps
 the process alive. A process does not wait for daemon threads. Python cannot stop a thread from outside: if the caller
 is cancelled, the work in the thread continues, and the result of the work is dropped.
+
+PyTorch gives up the interpreter's lock while it frees a tensor. If the main thread exits at this moment, the process
+aborts. So a thread that has delivered a result holds no reference to the work, its arguments or its result: after
+``await``, only the caller can free them.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -18,6 +22,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Outcome = tuple["asyncio.Future[Any]", object, BaseException | None]
 """A future, its result, and its error. The error is None if the work succeeded."""
+
+CLOSE_SECONDS = 60.0
+"""How long ``WorkerThread.close_and_wait`` waits for the end of the jobs."""
 
 
 class DaemonThreads:
@@ -58,19 +65,37 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
         report = await run_in_thread(updater.update, groups)
     """
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    # Catch SystemExit, too: otherwise the caller would wait forever.
+    run = _job(future, work, arguments, BaseException)
 
     def job() -> None:
-        try:
-            outcome: Outcome = (future, work(*arguments), None)
-        except BaseException as error:  # catch SystemExit too: otherwise the caller would wait forever
-            outcome = (future, None, error)
-        _resolve([outcome])
+        _resolve([run()])
 
     if pool is None:
         threading.Thread(target=job, name="work", daemon=True).start()
     else:
         pool.submit(job)
     return await future
+
+
+def _job(
+    future: asyncio.Future[T], work: Callable[..., T], arguments: Sequence[object], catch: type[BaseException]
+) -> Callable[[], Outcome]:
+    """Return a function that calls ``work(*arguments)`` once, and returns the outcome for ``future``.
+
+    Exceptions of the class ``catch`` are part of the outcome. After its call, the function refers to no input of _job.
+    """
+
+    def job() -> Outcome:
+        nonlocal future, work, arguments
+        try:
+            outcome: Outcome = (future, work(*arguments), None)
+        except catch as error:
+            outcome = (future, None, error)
+        del future, work, arguments
+        return outcome
+
+    return job
 
 
 class WorkerThread:
@@ -97,16 +122,9 @@ class WorkerThread:
         Exceptions of ``work`` are raised in the caller.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def job() -> Outcome:
-            try:
-                return future, work(*arguments), None
-            except Exception as error:
-                return future, None, error
-
         self._waiting.add(future)
         try:
-            self._jobs.put(job)
+            self._jobs.put(_job(future, work, arguments, Exception))
             # If the thread ends, it sets _gone, and then resolves the futures in _waiting. This future was added to
             # _waiting before the check of _gone, so the caller never waits forever.
             if self._gone.is_set():
@@ -122,6 +140,13 @@ class WorkerThread:
         """
         self._jobs.put(None)
         self._thread.join(wait_seconds)
+
+    async def close_and_wait(self) -> None:
+        """End the thread after all submitted jobs, and wait at most ``CLOSE_SECONDS`` for its end.
+
+        If the process exits while the thread is inside torch, the process aborts.
+        """
+        await run_in_thread(lambda: self.close(wait_seconds=CLOSE_SECONDS))
 
 
 def _run_jobs(
@@ -144,29 +169,30 @@ def _run_jobs(
                 else:
                     outcomes.append(job())
             _resolve(outcomes)
-            batch, job, outcomes = [], None, []  # do not keep the arguments of jobs until the next job
     finally:
         gone.set()
         _resolve([*outcomes, *((future, None, ended()) for future in list(waiting))])
 
 
-def _resolve(outcomes: Iterable[Outcome]) -> None:
-    """Set the result or the error of each future in ``outcomes``. Any thread can call this function.
+def _resolve(outcomes: list[Outcome]) -> None:
+    """Set the result or the error of each future in ``outcomes``, and empty the list.
 
-    An outcome is a tuple (future, result, error), in which the error is None if the work succeeded. The futures can
-    belong to several event loops. Each event loop is woken only once.
+    Any thread can call this function. An outcome is a tuple (future, result, error), in which the error is None if the
+    work succeeded. The futures can belong to several event loops. Each event loop is woken only once.
     """
-    by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_loop.setdefault(outcome[0].get_loop(), []).append(outcome)
+    loops = {outcome[0].get_loop() for outcome in outcomes}
+    by_loop = {loop: [outcome for outcome in outcomes if outcome[0].get_loop() is loop] for loop in loops}
+    outcomes.clear()
     for loop, mine in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(_settle_all, mine)
 
 
-def _settle_all(outcomes: Iterable[Outcome]) -> None:
-    for outcome in outcomes:
-        settle(*outcome)
+def _settle_all(outcomes: list[Outcome]) -> None:
+    """Settle the futures in their order, and empty the list, to which the thread that made it may still refer."""
+    outcomes.reverse()
+    while outcomes:
+        settle(*outcomes.pop())
 
 
 def settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:

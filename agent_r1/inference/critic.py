@@ -93,7 +93,7 @@ class Critic:
         self._prefixes.pop(session_id, None)
 
     async def close(self) -> None:
-        self._worker.close()
+        await self._worker.close_and_wait()
 
     @torch.inference_mode()
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:

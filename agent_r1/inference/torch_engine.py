@@ -28,7 +28,7 @@ from agent_r1.core.errors import EngineError, UnsupportedChat
 from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.tasks import shared_task
-from agent_r1.core.threads import WorkerThread, run_in_thread, settle
+from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.image_cache import ImageCache
@@ -47,9 +47,6 @@ log = logging.getLogger(__name__)
 GIB = 2**30
 CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
 GPU_SHARE = 0.3
-
-CLOSE_SECONDS = 60.0
-"""How long ``TorchEngine.close`` waits for the current decode step."""
 
 
 class TorchEngine:
@@ -169,14 +166,13 @@ class TorchEngine:
     async def close(self) -> None:
         """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError.
 
-        The function waits at most ``CLOSE_SECONDS`` for the end of the worker thread. If the process exits while this
-        thread is inside torch, the process aborts.
+        The function waits for the end of the worker thread, at most a minute.
         """
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()
         self._fail_all("the engine was closed")
-        await run_in_thread(lambda: self._worker.close(wait_seconds=CLOSE_SECONDS))
+        await self._worker.close_and_wait()
 
     def _validate(self, prompt: Prompt, params: SamplingParams) -> None:
         if self._is_closed:

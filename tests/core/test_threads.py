@@ -7,6 +7,9 @@ import gc
 import threading
 import time
 import weakref
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -125,6 +128,64 @@ def test_run_in_thread_returns_the_result_or_raises(pool: DaemonThreads | None) 
                 await run_in_thread(fail, error, pool=pool)
 
     asyncio.run(submit())
+
+
+class Heavy:
+    """An object that stands for a tensor: what counts is which thread frees it."""
+
+
+class WatchedLoop(asyncio.SelectorEventLoop):
+    """An event loop that calls ``delivered`` in the thread that delivers an outcome, after the delivery."""
+
+    delivered = staticmethod(lambda: None)
+
+    def call_soon_threadsafe(self, *arguments: Any, **options: Any) -> asyncio.Handle:
+        handle = super().call_soon_threadsafe(*arguments, **options)
+        if threading.current_thread() is not threading.main_thread():
+            self.delivered()
+        return handle
+
+
+@pytest.mark.parametrize("kind", ["new thread", "pool", "worker"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_has_delivered_frees_nothing_of_the_work(kind: str, fails: bool) -> None:
+    pool, worker = DaemonThreads("pool"), WorkerThread("worker")
+    released, freed_by = threading.Event(), list[str]()
+
+    def heavy() -> Heavy:
+        made = Heavy()
+        weakref.finalize(made, lambda: freed_by.append(threading.current_thread().name))
+        return made
+
+    class Work:
+        def __init__(self) -> None:
+            self.state = heavy()
+
+        def run(self, argument: Heavy) -> Heavy:
+            if fails:
+                error = ValueError("failed")
+                error.state = heavy()  # type: ignore[attr-defined]
+                raise error
+            return heavy()
+
+    async def submit() -> None:
+        # The thread is stopped right after its delivery, while the caller receives the outcome and drops everything.
+        asyncio.get_running_loop().delivered = lambda: released.wait(60)  # type: ignore[attr-defined]
+        work: Work | None = Work()
+        argument: Heavy | None = heavy()
+        run = {"worker": worker.run, "pool": partial(run_in_thread, pool=pool), "new thread": run_in_thread}[kind]
+        waiting = asyncio.ensure_future(run(work.run, argument))
+        del work, argument
+        with pytest.raises(ValueError) if fails else nullcontext():
+            await waiting
+        del waiting
+        gc.collect()
+
+    with asyncio.Runner(loop_factory=WatchedLoop) as runner:
+        runner.run(submit())
+    gc.collect()
+    assert freed_by == ["MainThread"] * 3
+    released.set()
 
 
 def test_a_pool_reuses_idle_threads() -> None:
