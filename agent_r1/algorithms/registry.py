@@ -246,7 +246,7 @@ def name_of(component: type[Component]) -> str:
 
 
 def own_classes(component: Component) -> Iterator[type[Component]]:
-    """Yield the classes of the component, and of all components in it, that this package does not define."""
+    """Yield the class of the component, and of each component in it, if the class is not defined in this package."""
     if not type(component).__module__.startswith("agent_r1."):
         yield type(component)
     for _, value in component:

@@ -15,8 +15,8 @@ RUNS = Path("runs")
 def named_folder(run: str) -> Path:
     """Return the folder that the argument ``run`` of a command means.
 
-    A path, such as ``/data/demo``, means this folder. A name, such as ``demo``, means the folder ``runs/demo``. If only
-    the folder ``demo`` exists, the name means that folder.
+    A path, such as ``/data/demo``, means this folder. A name, such as ``demo``, means the folder ``runs/demo``. If
+    ``runs/demo`` does not exist, but ``demo`` does, the name means the folder ``demo``.
     """
     folder = run_folder(run)
     return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder

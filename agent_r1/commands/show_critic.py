@@ -54,7 +54,8 @@ class CriticRow:
 class CriticReport:
     """The content of ``agent-r1 show RUN --critic``: rows for all states and for each turn, and bins of the value.
 
-    ``calibration_error`` is the mean distance between value and following reward over the bins, weighted by count.
+    ``calibration_error`` is the distance between the mean value and the mean following reward of a bin, averaged over
+    all predictions.
     """
 
     rows: tuple[CriticRow, ...]

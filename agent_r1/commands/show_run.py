@@ -319,7 +319,7 @@ def _resume_command(report: RunReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricText:
-    """One curve that rich can print: a table with a bar for each step, in the width of the terminal."""
+    """One curve that rich can print: a table as wide as the terminal, with a bar for each step."""
 
     name: str
     curve: Curve

@@ -60,8 +60,8 @@ class PendingAnswer:
     def waiting(self, grace: float | None = None) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        An answer is abandoned if no client waits for it and no client has received it. If the answer is abandoned after
-        the block, and still abandoned ``grace`` seconds later, the sampling is cancelled. By default, ``grace`` is
+        An answer is abandoned if no client waits for it and no client has received it. If the answer is abandoned at
+        the end of the block and ``grace`` seconds later, its sampling is cancelled. By default, ``grace`` is
         ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1

@@ -71,7 +71,7 @@ class ImageCache:
         return tuple(tokens)
 
     def release(self, prompt: Prompt) -> None:
-        """Record that one request less needs the images of a prompt."""
+        """Record that a request no longer needs the images of its prompt."""
         with self._lock:
             for one in prompt.media:
                 self._entries[one.image.sha256].users -= 1

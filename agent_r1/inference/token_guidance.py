@@ -44,7 +44,10 @@ def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[S
 
 
 def guided_logprobs(candidates: TopLogprobs, values: Sequence[float], beta: float) -> list[float]:
-    """Return log q(a | s) of each candidate: log P + log softmax(log pi(a | s) + Q(s, a) / beta), with P = sum of pi.
+    """Return log q(a | s) of each candidate: log P + log softmax(log pi(a | s) + Q(s, a) / beta).
+
+    ``candidates`` are pairs (token a, log pi(a | s)), and ``values`` are Q(s, a). P is the sum of pi over the
+    candidates.
 
     Example:
         >>> guided_logprobs(((7, math.log(0.5)), (8, math.log(0.25))), [0.0, 0.0], beta=0.1)

@@ -216,7 +216,7 @@ class ValueGuidedEngine:
 
 
 def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
-    """Return the index of a value: sampled with weights exp(value / beta), or the largest value if beta is 0.
+    """Return an index of ``values``, sampled with the weights exp(value / beta). If beta is 0, the largest value wins.
 
     Raise EngineError if a value is not a number.
     """

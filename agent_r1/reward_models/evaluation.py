@@ -60,11 +60,11 @@ class Evaluation:
         tasks: the number of held-out tasks.
         successes: the share of successes.
         model: how well the reward model separates successes from failures.
-        baselines: the same for scores that need no model, by the name of the score.
+        baselines: how well other scores, which need no model, separate them, by the name of the score.
         accuracy: the share of traces for which the prediction is on the right side of 0.5.
-        majority: the accuracy of the more frequent outcome.
-        calibration_error: the mean distance between prediction and share of successes, over the bins, weighted by
-            their counts (ECE).
+        majority: the accuracy of always predicting the more frequent outcome.
+        calibration_error: the expected calibration error (ECE): the distance between mean prediction and share of
+            successes of a bin, averaged over all traces.
         bins: the bins that have traces.
     """
 

@@ -98,7 +98,7 @@ class RunWriter:
             raise RunWriteError(f"could not open a segment: {error}") from error
 
     async def continue_from(self, step: int, config: Mapping[str, Any]) -> None:
-        """Start a new segment as :meth:`open_segment` does, after all events that were recorded before."""
+        """Write all events that were recorded so far, then start a new segment as :meth:`open_segment` does."""
         await self._worker.run(self.open_segment, step, config)
 
     async def record(self, *events: Event) -> None:

@@ -148,8 +148,8 @@ def make_conversation(
         scales: the color scales of the tokens.
         tokenizer: decodes the tokens. If it is None, each token is shown as its id.
         most: the maximum number of characters in each text.
-        most_tokens: the maximum number of tokens that are shown one by one. Earlier turns come first. A turn is shown
-            only as text if it has more tokens than the earlier turns have left.
+        most_tokens: the maximum number of tokens that are shown one by one. Earlier turns come first. If a turn has
+            more tokens than remain of this number, the turn is shown only as text.
     """
     trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
     contexts = _context_lengths(trajectory.turns)

@@ -37,7 +37,7 @@ class Catalog:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The folders that were given, as text."""
+        """The argument ``folders`` of the catalog, as text."""
         return tuple(map(str, self._folders))
 
     def runs(self) -> Mapping[str, Path]:

@@ -107,7 +107,7 @@ def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
 
 
 class WorkerConnection:
-    """The connection to a worker, with the number of its episodes. ``failure`` is None if the worker is live.
+    """The connection to a worker. It counts the worker's episodes. ``failure`` is None if the worker is live.
 
     If the worker failed, ``failure`` is the reason, and the worker gets no requests.
     """
