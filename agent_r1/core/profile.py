@@ -153,7 +153,7 @@ def format_profile(profile: StepProfile, title: str) -> str:
 
 
 class Profiler(Protocol):
-    """Measures the parts of training steps."""
+    """An object that measures the parts of training steps."""
 
     def measure(self, part: Part) -> AbstractContextManager[object]:
         """Return a context manager. ``part`` is active inside of it. Several threads can be inside at the same time.

@@ -18,7 +18,7 @@ RewardWeights = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """The rewards in a batch that have the name ``name``: their weight, and their weighted sum for each trajectory."""
+    """All rewards of a batch with one name: the name, their weight, and their weighted sum for each trajectory."""
 
     name: str
     weight: float

@@ -14,7 +14,7 @@ CHARACTER_TOKENS = 4
 
 
 class IncrementalDecoder:
-    """Decodes the tokens of a generation as they arrive, part by part.
+    """A decoder that converts the tokens of a generation to text as they arrive, part by part.
 
     The text of a token can depend on the tokens before and after it: several tokens can encode one character, and many
     tokenizers drop a space at the beginning of a text. So new tokens are decoded together with the previous part, and

@@ -15,7 +15,7 @@ _EXTRA_TOKENS = 4
 
 
 class StopStringMatcher:
-    """Checks whether the last token of a generation completes one of ``strings``.
+    """A matcher that checks whether the last token of a generation completes one of ``strings``.
 
     Only the last ``window`` tokens are decoded, so the cost of a check does not grow with the length of the generation.
     ``window`` is large enough for the longest string, because a string has at most as many tokens as bytes.
@@ -60,7 +60,7 @@ def with_stop_strings(
 
 
 class GrowingText:
-    """Decodes a growing generation, and passes each new part of its text to a check.
+    """A decoder of a growing generation, which passes each new part of the text to a check.
 
     A check is a function ``(text) -> bool``. ``make_check`` makes a new check for each generation. New tokens are
     decoded together with a few earlier tokens, because the text of a token can depend on earlier tokens.

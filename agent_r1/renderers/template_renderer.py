@@ -41,7 +41,7 @@ Messages = tuple[Message, ...]
 
 
 class TemplateRenderer:
-    """Implements :class:`~agent_r1.renderers.protocol.Renderer` for a tokenizer's chat template and a tool format.
+    """A :class:`~agent_r1.renderers.protocol.Renderer` with the chat template of a tokenizer and a tool format.
 
     Args:
         tokenizer: the tokenizer, with its chat template.

@@ -71,7 +71,7 @@ class PlayResult:
 
 
 class HumanPlayer:
-    """A person in place of the policy. ``respond`` prints the new messages, and reads the next action of the person.
+    """A person who acts instead of the policy. ``respond`` prints new messages, and reads the next action.
 
     If the person leaves (Ctrl-D, Ctrl-C, or the end of a pipe), ``respond`` raises EngineError, which ends the episode.
 

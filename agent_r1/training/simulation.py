@@ -73,7 +73,7 @@ class EngineCost:
 
 @dataclass(frozen=True, slots=True)
 class TrainerCost:
-    """The seconds of an update: fixed seconds, seconds of each token, and the seconds of a publication of weights."""
+    """The costs of the trainer in seconds: per update (fixed), per trained token, and per publication of weights."""
 
     update: float = 0.0
     token: float = 0.0
@@ -95,7 +95,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When attempts start: groups per step, staleness in steps, and the largest number of concurrent attempts."""
+    """The rules by which attempts start: groups per step, staleness in steps, and number of concurrent attempts."""
 
     groups_per_step: int
     max_staleness: int = 0

@@ -87,7 +87,7 @@ class TaskReference(_Body):
 
 
 class OpenRequest(_Body):
-    """Open an episode of the environment ``environment``.
+    """A request to open an episode of the environment ``environment``.
 
     Attributes:
         attempt: the fields of the AttemptId.
