@@ -1,39 +1,29 @@
-"""Ranks: processes of this machine that compute together, and the caller that controls them.
+"""Ranks: processes that compute together, and the caller that controls them.
 
-When the process that started a rank ends or is killed, the pipe of requests is closed. A thread of the rank notices
-this and ends the rank.
+What a rank itself does is in ``trainer.rank_process``.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, Protocol, TypeVar
 
-import torch.distributed as dist
-
 from agent_r1.core.errors import AgentR1Error
+from agent_r1.trainer.rank_process import Failure, Place, Start
 
 T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
-
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""If a rank waits longer than this for the other ranks, it fails."""
 
 GRACE_SECONDS = 5.0
 """Seconds to wait, after one rank has failed, for reports that other ranks failed or ended before it."""
@@ -66,29 +56,6 @@ class RankProcess(Protocol):
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code when the process has ended. It is -N if signal N ended the process."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a rank among all ranks."""
-
-    rank: int
-    ranks: int
-    device: str
-    """The type of the device: ``cpu`` or ``cuda``."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The result of a request that raised an exception.
-
-    ``error`` is the exception if it is an AgentR1Error; otherwise None. ``message`` is the exception in one line, and
-    ``trace`` is its traceback.
-    """
-
-    error: AgentR1Error | None
-    message: str
-    trace: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +115,50 @@ def start_process(pipe: Connection) -> RankProcess:
     The process has a process group of its own, so that Ctrl-C in a terminal does not reach it.
     """
     descriptor = pipe.fileno()
-    words = [sys.executable, "-m", "agent_r1.trainer.ranks", str(descriptor)]
+    words = [sys.executable, "-m", "agent_r1.trainer.rank_process", str(descriptor)]
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen(words, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environment, process_group=0)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRank:
+    """A rank that was started and has not joined the others yet.
+
+    Attributes:
+        pipe: the caller's end of the connection to the rank.
+        process: its process.
+        host: the address of its machine, at which the other ranks reach it.
+        gpu: the number of its GPU among those that it sees.
+    """
+
+    pipe: Connection
+    process: RankProcess
+    host: str
+    gpu: int
+
+
+class RankLauncher(Protocol):
+    """Starts the processes of ranks."""
+
+    def start(self, ranks: int) -> list[StartedRank]:
+        """Start ``ranks`` processes, and return them in the order of the ranks."""
+        ...
+
+
+class LocalRanks:
+    """A :class:`RankLauncher` that starts child processes. Rank k uses the GPU number k."""
+
+    def start(self, ranks: int) -> list[StartedRank]:
+        return [self._start(rank) for rank in range(ranks)]
+
+    def _start(self, rank: int) -> StartedRank:
+        here, there = Pipe()
+        with there:
+            return StartedRank(here, start_process(there), LOOPBACK, gpu=rank)
+
+
+LOCAL_RANKS = LocalRanks()
 
 
 class RankGroup(Generic[T]):
@@ -162,26 +169,24 @@ class RankGroup(Generic[T]):
 
     Args:
         ranks: the number of processes.
-        device: the type of their devices, ``cpu`` or ``cuda``. Rank k uses the GPU number k.
+        device: the type of their devices, ``cpu`` or ``cuda``.
+        launcher: starts the processes.
     """
 
-    def __init__(self, ranks: int, device: str) -> None:
-        self._pipes: list[Connection] = []
-        self._processes: list[RankProcess] = []
+    def __init__(self, ranks: int, device: str, launcher: RankLauncher = LOCAL_RANKS) -> None:
+        started = launcher.start(ranks)
+        self._pipes: list[Connection] = [rank.pipe for rank in started]
+        self._processes: list[RankProcess] = [rank.process for rank in started]
         self._endings = _Endings()
         self._end = weakref.finalize(self, _end_all, self._pipes, self._processes, self._endings)
-        for rank in range(ranks):
-            here, there = Pipe()
-            self._pipes.append(here)
-            self._processes.append(start_process(there))
-            self._endings.watch(rank, self._processes[rank])
-            there.close()
-        places = [pickle.dumps(Place(rank, ranks, device)) for rank in range(ranks)]
+        for rank, process in enumerate(self._processes):
+            self._endings.watch(rank, process)
+        places = [pickle.dumps(Place(k, ranks, device, rank.host, rank.gpu)) for k, rank in enumerate(started)]
         self._send(0, places[0])
-        port = self._receive([0])[0]
+        address = self._receive([0])[0]
         for rank, place in list(enumerate(places))[1:]:
             self._send(rank, place)
-            self._send(rank, pickle.dumps(port))
+            self._send(rank, pickle.dumps(address))
         self._receive(range(ranks))  # the ranks are connected
 
     @property
@@ -191,7 +196,7 @@ class RankGroup(Generic[T]):
 
     def start(self, make: Callable[[], T]) -> None:
         """Call ``make()`` on each rank. The result becomes the object of the rank and replaces the previous object."""
-        self._request(_Start(make))
+        self._request(Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:
         """Call ``request(object)`` on each rank, and return the results in the order of the ranks.
@@ -205,7 +210,7 @@ class RankGroup(Generic[T]):
         """
         return self._request(request)
 
-    def _request(self, request: Callable[[T], Any] | _Start[T]) -> list[Any]:
+    def _request(self, request: Callable[[T], Any] | Start[T]) -> list[Any]:
         message = pickle.dumps(request)
         for rank in range(len(self._pipes)):
             self._send(rank, message)
@@ -231,7 +236,7 @@ class RankGroup(Generic[T]):
             for rank in pending:
                 if self._pipes[rank] in readable:
                     results[rank] = self._result(rank)
-                    if isinstance(results[rank], _Failure):
+                    if isinstance(results[rank], Failure):
                         raise self._explain_failure(rank, results[rank], set(ranks) - results.keys())
         return [results[rank] for rank in ranks]
 
@@ -241,7 +246,7 @@ class RankGroup(Generic[T]):
         except (EOFError, OSError):  # OSError: it ended in the middle of its answer
             raise self._explain_end() from None
 
-    def _explain_failure(self, rank: int, failure: _Failure, others: set[int]) -> AgentR1Error:
+    def _explain_failure(self, rank: int, failure: Failure, others: set[int]) -> AgentR1Error:
         """End all ranks, and return the error that explains why a request failed on ``rank``.
 
         A request also fails on ``rank`` if the process of another rank has ended, because the connection is lost. Then
@@ -292,89 +297,3 @@ def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess], endi
     endings.join()
 
 
-@dataclass(frozen=True, slots=True)
-class _Start(Generic[T]):
-    """A request: call ``make()``, and replace the object of the rank with the result."""
-
-    make: Callable[[], T]
-
-
-def serve_rank(pipe: Connection) -> None:
-    """Join the other ranks, then answer requests until the pipe is closed. Then end the process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # signals reach all processes; the caller decides when ranks end
-        signal.signal(number, signal.SIG_IGN)
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
-    # a pass returns views of its tensors; nothing changes them in place
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
-    rank = _Rank()
-    try:
-        pipe.send_bytes(_answer(lambda: _join(pickle.loads(requests.get()), pipe, requests)))
-        while True:  # a request is not kept in a variable: it can hold a whole model
-            pipe.send_bytes(_answer(lambda: rank.handle(pickle.loads(requests.get()))))
-    except OSError:
-        os._exit(0)  # the pipe was closed during the request
-
-
-class _Rank:
-    """A rank: it holds an object and handles requests for this object."""
-
-    def __init__(self) -> None:
-        self._held: Any = None
-
-    def handle(self, request: Callable[[Any], object] | _Start[Any]) -> object:
-        if isinstance(request, _Start):
-            self._held = None  # frees its memory first
-            self._held = request.make()
-            return None
-        return request(self._held)
-
-
-def _answer(work: Callable[[], object]) -> bytes:
-    """Return the result of ``work()`` as pickled bytes. If ``work()`` raises, the result is a :class:`_Failure`."""
-    try:
-        return pickle.dumps(work())
-    except Exception as error:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        own = error if isinstance(error, AgentR1Error) else None
-        return pickle.dumps(_Failure(own, message, traceback.format_exc()))
-
-
-def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
-    try:
-        while True:
-            requests.put(pipe.recv_bytes())
-    except (EOFError, OSError):
-        os._exit(0)  # the caller closed the pipe, or has ended
-
-
-def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
-    """Connect this rank with the other ranks. All sockets are on the loopback interface.
-
-    Rank 0 sends the port at which it listens to ``pipe``. The other ranks read this port from ``requests``.
-    """
-    interface = "lo0" if sys.platform == "darwin" else "lo"
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
-    if place.rank == 0:
-        listening = socket.create_server((LOOPBACK, 0))
-        port = listening.getsockname()[1]
-        descriptor = listening.detach()
-        store = dist.TCPStore(
-            LOOPBACK, port, place.ranks, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
-        )
-        pipe.send_bytes(pickle.dumps(port))
-    else:
-        store = dist.TCPStore(LOOPBACK, pickle.loads(requests.get()), place.ranks, is_master=False)
-    if place.device == "cuda":
-        import torch
-
-        torch.cuda.set_device(place.rank)
-    backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=COLLECTIVE_TIMEOUT)
-
-
-if __name__ == "__main__":
-    # The module is imported by its name, so that its classes are those that requests name.
-    from agent_r1.trainer import ranks
-
-    ranks.serve_rank(Connection(int(sys.argv[1])))

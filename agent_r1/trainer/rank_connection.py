@@ -1,0 +1,86 @@
+"""Connections over TCP between the process of a run and ranks that another program started.
+
+Both sides prove that they know a key before any byte is unpickled.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+
+KEY_VARIABLE = "AGENT_R1_RANK_KEY"
+"""The environment variable with the key, in the process of a rank."""
+
+PROOF_SECONDS = 30
+"""How long a client has for each message of its proof. A client that sends nothing must not block the others."""
+
+NUMBER = struct.Struct("!I")
+"""The first message of a rank: its number."""
+
+
+class RankListener:
+    """A socket at which the ranks of one trainer connect. Close it when all of them have connected.
+
+    Args:
+        host: the address of this machine at which to listen.
+
+    Attributes:
+        address: host and port.
+        key: the key that a rank needs, in hexadecimal digits.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.key = secrets.token_hex(32)
+        self._socket = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self._socket.getsockname()
+
+    def accept(self, seconds: float) -> tuple[int, Connection] | None:
+        """Return the number of the next rank and its connection; None if no rank connects within ``seconds``.
+
+        A client without the key is ignored.
+        """
+        if not wait([self._socket], seconds):
+            return None
+        accepted, _ = self._socket.accept()
+        with accepted:
+            _set_limit(accepted, PROOF_SECONDS)
+            pipe = _connection(accepted)
+            try:
+                deliver_challenge(pipe, self.key.encode())
+                answer_challenge(pipe, self.key.encode())
+                (rank,) = NUMBER.unpack(pipe.recv_bytes(NUMBER.size))
+            except (OSError, EOFError, AuthenticationError, struct.error):
+                pipe.close()
+                return None
+            _set_limit(accepted, 0)
+            return rank, pipe
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
+    """Return the connection of the rank with the number ``rank`` to the process of the run at ``address``.
+
+    Raise AuthenticationError if that process does not know ``key``.
+    """
+    with socket.create_connection(address) as connected:
+        pipe = _connection(connected)
+        answer_challenge(pipe, key.encode())
+        deliver_challenge(pipe, key.encode())
+        pipe.send_bytes(NUMBER.pack(rank))
+        return pipe
+
+
+def _connection(connected: socket.socket) -> Connection:
+    """Return a connection over a copy of the socket's descriptor."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a small message does not wait for more
+    return Connection(connected.dup().detach())
+
+
+def _set_limit(connected: socket.socket, seconds: int) -> None:
+    """Limit the time for which a read waits; 0: no limit. Unlike ``settimeout``, this acts on copies too."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))

@@ -1,0 +1,182 @@
+"""The process of a rank: it joins the other ranks, and answers the requests of its caller.
+
+A rank ends when the process that started the ranks ends, also if that process was killed: a thread of the rank reads
+the connection to it, and the connection then is closed.
+
+    python -m agent_r1.trainer.rank_process DESCRIPTOR        reads requests from an inherited pipe
+    python -m agent_r1.trainer.rank_process HOST PORT RANK    connects to the caller; AGENT_R1_RANK_KEY is its key
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import pickle
+import queue
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+import torch.distributed as dist
+
+from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.trainer.rank_connection import KEY_VARIABLE, connect_rank
+
+T = TypeVar("T")
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""If a rank waits longer than this for the other ranks, it fails."""
+
+SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a rank among all ranks."""
+
+    rank: int
+    ranks: int
+    device: str
+    """The type of the device: ``cpu`` or ``cuda``."""
+    host: str
+    """The address of the rank's machine, at which the other ranks reach it."""
+    gpu: int
+    """The number of the rank's GPU, if the device is ``cuda``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The result of a request that raised an exception.
+
+    ``error`` is the exception if it is an AgentR1Error; otherwise None. ``message`` is the exception in one line, and
+    ``trace`` is its traceback.
+    """
+
+    error: AgentR1Error | None
+    message: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[T]):
+    """A request: call ``make()``, and replace the object of the rank with the result."""
+
+    make: Callable[[], T]
+
+
+def serve_rank(pipe: Connection) -> None:
+    """Join the other ranks, then answer requests until the pipe is closed. Then end the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # signals reach all processes; the caller decides when ranks end
+        signal.signal(number, signal.SIG_IGN)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
+    # a pass returns views of its tensors; nothing changes them in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+    rank = _Rank()
+    try:
+        pipe.send_bytes(_answer(lambda: _join(pickle.loads(requests.get()), pipe, requests)))
+        while True:  # a request is not kept in a variable: it can hold a whole model
+            pipe.send_bytes(_answer(lambda: rank.handle(pickle.loads(requests.get()))))
+    except OSError:
+        os._exit(0)  # the pipe was closed during the request
+
+
+class _Rank:
+    """A rank: it holds an object and handles requests for this object."""
+
+    def __init__(self) -> None:
+        self._held: Any = None
+
+    def handle(self, request: Callable[[Any], object] | Start[Any]) -> object:
+        if isinstance(request, Start):
+            self._held = None  # frees its memory first
+            self._held = request.make()
+            return None
+        return request(self._held)
+
+
+def _answer(work: Callable[[], object]) -> bytes:
+    """Return the result of ``work()`` as pickled bytes. If ``work()`` raises, the result is a :class:`Failure`."""
+    try:
+        return pickle.dumps(work())
+    except Exception as error:
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        own = error if isinstance(error, AgentR1Error) else None
+        return pickle.dumps(Failure(own, message, traceback.format_exc()))
+
+
+def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
+    try:
+        while True:
+            requests.put(pipe.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # the caller closed the pipe, or has ended
+
+
+def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
+    """Connect this rank with the other ranks. It listens at ``place.host`` only.
+
+    Rank 0 sends the address at which it listens to ``pipe``. The other ranks read this address from ``requests``.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = find_interface(place.host)
+    if place.rank == 0:
+        listening = socket.create_server((place.host, 0))
+        address = place.host, listening.getsockname()[1]
+        descriptor = listening.detach()
+        store = dist.TCPStore(
+            *address, place.ranks, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+        )
+        pipe.send_bytes(pickle.dumps(address))
+    else:
+        store = dist.TCPStore(*pickle.loads(requests.get()), place.ranks, is_master=False)
+    if place.device == "cuda":
+        import torch
+
+        torch.cuda.set_device(place.gpu)
+    backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=COLLECTIVE_TIMEOUT)
+
+
+def find_interface(host: str) -> str:
+    """Return the name of this machine's network interface that has the IPv4 address ``host``.
+
+    Raise InvalidInput if there is none.
+
+    Example:
+        find_interface("127.0.0.1") == "lo"
+    """
+    if ipaddress.ip_address(host).is_loopback:
+        return "lo0" if sys.platform == "darwin" else "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == host:
+                return name
+    raise InvalidInput("placement", got=host, do="give each machine of the cluster its own address")
+
+
+def _pipe(arguments: list[str]) -> Connection:
+    """Return the connection to the caller that the arguments of the program describe."""
+    if len(arguments) == 1:
+        return Connection(int(arguments[0]))
+    host, port, rank = arguments
+    return connect_rank((host, int(port)), os.environ.pop(KEY_VARIABLE), int(rank))
+
+
+if __name__ == "__main__":
+    # The module is imported by its name, so that its classes are those that requests name.
+    from agent_r1.trainer import rank_process
+
+    rank_process.serve_rank(_pipe(sys.argv[1:]))
