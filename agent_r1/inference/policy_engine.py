@@ -15,7 +15,7 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.canary import compute_canary
 from agent_r1.inference.pool import EnginePool
-from agent_r1.inference.server_process import ServerProcess
+from agent_r1.inference.server_process import Server
 from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.model.adapter import has_adapter, merged_copy
 
@@ -28,7 +28,7 @@ class SharedPool:
         servers: the processes of the pool's servers, in the order of the pool; () if another program started them.
     """
 
-    def __init__(self, pool: EnginePool, stop: Callable[[], None], servers: Sequence[ServerProcess] = ()) -> None:
+    def __init__(self, pool: EnginePool, stop: Callable[[], None], servers: Sequence[Server] = ()) -> None:
         self.pool, self.servers = pool, tuple(servers)
         self._stop = stop
         self._engines = 0
@@ -106,7 +106,7 @@ class PolicyEngine:
         return self._shared.pool
 
     @property
-    def servers(self) -> tuple[ServerProcess, ...]:
+    def servers(self) -> tuple[Server, ...]:
         """The processes of the servers, in the order of the pool; () if this process did not start them."""
         return self._shared.servers
 

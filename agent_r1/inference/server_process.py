@@ -10,8 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 GUARD = Path(__file__).with_name("server_guard.py")
+
+LOOPBACK = "127.0.0.1"
 
 STOP_SECONDS = 15.0
 """How long a server has to end after SIGTERM, in seconds. A killed server leaves segments of shared memory behind."""
@@ -20,15 +23,39 @@ FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables of this process's Python environment, which a server in another environment must not get."""
 
 
+class Server(Protocol):
+    """A server that a run started, on this machine or on another one."""
+
+    @property
+    def log(self) -> Path:
+        """The file with the output, on the machine of the server."""
+        ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def kill(self) -> None:
+        """Send SIGKILL to all processes of the server. Call :meth:`stop` afterwards as for any other server."""
+        ...
+
+    def stop(self) -> None:
+        """End the server and all its child processes. A second call does nothing."""
+        ...
+
+    def last_words(self) -> str:
+        """Return the line of the output that explains best why the server ended."""
+        ...
+
+
 class ServerProcess:
-    """A running server. Its output goes to the file ``log``.
+    """A running server on this machine. Its output goes to the file ``log``.
 
     Args:
         environment: further environment variables of the server, besides the variables of this process.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
+        self.log: Path = log
         inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -79,8 +106,8 @@ class ServerProcess:
         return (errors or lines or ["nothing was printed"])[-1]
 
 
-def free_port() -> int:
-    """Return a port on loopback that no server uses now."""
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a port that no server uses now, at the address ``host`` of this machine."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -39,6 +39,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place of a rank among all ranks."""
@@ -130,14 +131,15 @@ def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) ->
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = find_interface(place.host)
     if place.rank == 0:
         listening = socket.create_server((place.host, 0))
-        address = place.host, listening.getsockname()[1]
+        host, port = place.host, listening.getsockname()[1]
         descriptor = listening.detach()
         store = dist.TCPStore(
-            *address, place.ranks, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+            host, port, place.ranks, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
         )
-        pipe.send_bytes(pickle.dumps(address))
+        pipe.send_bytes(pickle.dumps((host, port)))
     else:
-        store = dist.TCPStore(*pickle.loads(requests.get()), place.ranks, is_master=False)
+        host, port = pickle.loads(requests.get())
+        store = dist.TCPStore(host, port, place.ranks, is_master=False)
     if place.device == "cuda":
         import torch
 

@@ -295,5 +295,3 @@ def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess], endi
     for process in processes:
         process.kill()
     endings.join()
-
-

@@ -31,12 +31,12 @@ from agent_r1.rollout.collector import GroupRequest, RolloutLimits
 from agent_r1.trainer.fsdp import FsdpTrainer
 from agent_r1.trainer.protocol import Trainer
 from agent_r1.trainer.rank_trainer import RankTrainer
-from agent_r1.trainer.ranks import RankGroup
+from agent_r1.trainer.ranks import LOCAL_RANKS, RankGroup, RankLauncher
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.config import RunConfig, TrainConfig
+from agent_r1.training.config import GuidedConfig, RunConfig, TrainConfig
 from agent_r1.training.critics import open_critic
-from agent_r1.training.devices import DevicePlan, find_hardware, plan_devices
+from agent_r1.training.devices import find_hardware, plan_devices
 from agent_r1.training.extra_rewards import extra_scorers
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
@@ -48,6 +48,8 @@ from agent_r1.training.preflight import (
     check_taskset,
     validation_splits,
 )
+from agent_r1.training.ray_cluster import RayCluster
+from agent_r1.training.ray_launchers import RayRanks, RayServers
 from agent_r1.training.vllm_servers import VllmServers
 
 
@@ -56,7 +58,12 @@ def _torch_engine(policy: Policy, config: RunConfig, *, profiler: Profiler = NO_
 
 
 def _trainer(
-    policy: Policy, config: TrainConfig, teacher: PreTrainedModel | None, *, profiler: Profiler = NO_PROFILER
+    policy: Policy,
+    config: TrainConfig,
+    teacher: PreTrainedModel | None,
+    *,
+    profiler: Profiler = NO_PROFILER,
+    launcher: RankLauncher = LOCAL_RANKS,
 ) -> Trainer:
     settings, temperature, model = config.trainer, config.temperature, policy.model
     if settings.ranks == 1:
@@ -70,7 +77,7 @@ def _trainer(
     if policy.images is not None:
         do = "leave it out: models with vision are trained by one rank"
         raise InvalidInput("trainer.ranks", got=settings.ranks, do=do)
-    ranks = RankGroup[RankTrainer](settings.ranks, model.device.type)
+    ranks = RankGroup[RankTrainer](settings.ranks, model.device.type, launcher)
     return FsdpTrainer(
         *(ranks, model, config.algorithm, settings),
         temperature=temperature,
@@ -93,10 +100,13 @@ class Placement:
             An engine that needs a model without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
         trainer: takes the policy, the settings and the teacher (None if there is no teacher), and returns a trainer
             that trains the policy.
+        processes: which processes the factories start, and where, for the record of the run. Empty: on this machine,
+            as the settings place them.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
     trainer: Callable[[Policy, TrainConfig, PreTrainedModel | None], Trainer] = _trainer
+    processes: str = ""
 
 
 EMBEDDED = Placement()
@@ -109,20 +119,32 @@ def resolve_placement(
     profiler: Profiler = NO_PROFILER,
     folder: Path | None = None,
 ) -> Placement:
-    """Return ``placement``. If it is None, return the default placement for the setting ``engine.backend``.
+    """Return ``placement``. If it is None, return the default placement for the settings.
+
+    Raise InvalidInput if Ray has to start processes, and cannot be reached or has too few resources.
 
     Args:
         placement: the placement; None: the default placement.
-        config: has the setting ``engine.backend``.
+        config: has the settings ``engine.backend`` and ``placement``.
         profiler: measures the engine and the trainer of the default placement.
         folder: the folder of the run, for the output of servers that crash; None if there is no run.
     """
     if placement is not None:
         return placement
-    default = EMBEDDED
+    default, servers = EMBEDDED, VllmServers(folder)
+    ranks: RankLauncher = LOCAL_RANKS
+    if isinstance(config, GuidedConfig) and config.placement.launcher == "ray":
+        cluster = RayCluster(config, config.placement, find_hardware())
+        servers = VllmServers(folder, RayServers(cluster, config.engine.vllm.weights_folder))
+        ranks = RayRanks(cluster)
+        default = Placement(trainer=partial(_trainer, launcher=ranks), processes=f"Ray: {cluster}")
     if profiler is not NO_PROFILER:
-        default = Placement(partial(_torch_engine, profiler=profiler), partial(_trainer, profiler=profiler))
-    return replace(default, engine=VllmServers(folder).engine) if config.engine.backend == "vllm" else default
+        engine, trainer = (
+            partial(_torch_engine, profiler=profiler),
+            partial(_trainer, launcher=ranks, profiler=profiler),
+        )
+        default = replace(default, engine=engine, trainer=trainer)
+    return replace(default, engine=servers.engine) if config.engine.backend == "vllm" else default
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +216,7 @@ def build_runtime(
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
     check_guidance(config)
-    devices = plan_devices(config, find_hardware())
+    devices = placement.processes or str(plan_devices(config, find_hardware()))
     check_reward_weights(config, taskset)
     policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
@@ -208,7 +230,8 @@ def build_runtime(
         values = open_critic(config.decode, policy.model)
         engines["guided"] = ValueGuidedEngine(MeteredEngine(engines["policy"], meter), values, config.decode)
     precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
-    events = (*_device_events(devices), *_adapter_events(config, policy), *precision, *_events(config, plan))
+    places = [LogEvent("devices", devices)] if devices else []
+    events = (*places, *_adapter_events(config, policy), *precision, *_events(config, plan))
     return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, profiler, meter)
 
 
@@ -243,11 +266,6 @@ def _make_trainer(
         profiler=profiler,
     )
     return trainer, updater
-
-
-def _device_events(devices: DevicePlan) -> tuple[LogEvent, ...]:
-    """Return one event with the GPUs of trainer and vLLM servers if the run takes GPUs; otherwise no event."""
-    return (LogEvent("devices", str(devices)),) if str(devices) else ()
 
 
 def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]:

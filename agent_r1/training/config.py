@@ -32,6 +32,7 @@ from agent_r1.tasksets.hub import is_hub
 from agent_r1.trackers.registry import TrackerName
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.monitor.config import MonitorConfig
+from agent_r1.training.placement_config import PlacementConfig
 from agent_r1.workers.config import EnvironmentConfig
 
 if TYPE_CHECKING:
@@ -223,6 +224,9 @@ class GuidedConfig(RunConfig):
     environment: EnvironmentConfig = EnvironmentConfig()
     """Workers: other machines that run the environments and tools."""
 
+    placement: PlacementConfig = PlacementConfig()
+    """What starts ranks and vLLM servers."""
+
 
 class TrainSettings(GuidedConfig):
     """Settings of training except the algorithm. The validation of these settings does not import torch."""
@@ -386,12 +390,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
     """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    If ``layers`` set ``algorithm.correction``, the algorithm is not changed. See
+    ``config`` results from ``layers``. If they set ``algorithm.correction``, the algorithm is not changed. See
     :func:`agent_r1.training.precision.with_correction`.
-
-    Args:
-        config: the configuration that results from ``layers``.
-        layers: the layers of settings.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 

@@ -16,6 +16,7 @@ from agent_r1.store.results import read_file
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.config import TrainConfig, TrainSettings
 from agent_r1.training.monitor.config import MonitorConfig
+from agent_r1.training.placement_config import PlacementConfig
 from agent_r1.workers.config import EnvironmentConfig
 
 CHANGEABLE = (
@@ -27,6 +28,7 @@ CHANGEABLE = (
     *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm")),
     *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
     *(f"environment.{name}" for name in EnvironmentConfig.model_fields),
+    *(f"placement.{name}" for name in PlacementConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
 """The settings that can differ from the stored configuration of a run:

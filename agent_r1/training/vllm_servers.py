@@ -9,8 +9,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
@@ -22,7 +25,7 @@ from agent_r1.inference.canary import PROMPT_LENGTH
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.inference.policy_engine import PolicyEngine, SharedPool, write_weights
 from agent_r1.inference.pool import EnginePool, PoolLimits
-from agent_r1.inference.server_process import ServerProcess, free_port
+from agent_r1.inference.server_process import LOOPBACK, Server, ServerProcess, free_port
 from agent_r1.inference.vllm import CONNECT_SECONDS, SERVER_OPTIONS, VllmEngine, error_message
 from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.training.config import RunConfig
@@ -47,6 +50,42 @@ class ServerRefused(InvalidInput):
     """Raised if a vLLM server did not start, cannot be reached, or does not serve the policy's weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartedServer:
+    """A vLLM server that starts, and its address."""
+
+    url: str
+    process: Server
+
+
+class ServerLauncher(Protocol):
+    """Starts the vLLM servers of a run."""
+
+    def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
+        """Start the server with this number, and return it without waiting until it serves.
+
+        Args:
+            command: takes an address and a port, and returns the command of a server that listens there.
+            log: the file for the server's output.
+        """
+        ...
+
+
+class LocalServers:
+    """A :class:`ServerLauncher` that starts child processes, with the GPUs that the settings give to them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._hardware = find_hardware()
+        self._plan, self._vllm = plan_devices(config, self._hardware), config.engine.vllm
+
+    def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
+        if number == 0:
+            _require_vllm(self._vllm)
+        port = free_port()
+        environment = server_environment(server_gpus(self._plan, number, self._hardware))
+        return StartedServer(f"http://{LOOPBACK}:{port}", ServerProcess(command(LOOPBACK, port), environment, log))
+
+
 class VllmServers:
     """A factory of engines that generate on the vLLM servers of a run.
 
@@ -55,15 +94,16 @@ class VllmServers:
     Args:
         run_folder: the folder of the run, which gets the output of a server that ended by itself. None: the output
             stays in the folder for temporary files.
+        launcher: starts the servers; None: they are child processes.
 
     Example:
         servers = VllmServers()
         engine = servers.engine(policy, config)
     """
 
-    def __init__(self, run_folder: Path | None = None) -> None:
+    def __init__(self, run_folder: Path | None = None, launcher: ServerLauncher | None = None) -> None:
         self._shared: SharedPool | None = None
-        self._run_folder = run_folder
+        self._run_folder, self._launcher = run_folder, launcher
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
         """Return an engine that serves ``policy``. The first call must be outside an event loop.
@@ -76,49 +116,49 @@ class VllmServers:
         folders = WeightFolders(parent, dtype, tied=False, shared_memory=folder is None)
         if self._shared is None:
             try:
-                self._shared = _start(policy, config, folders, self._run_folder)
+                launcher = self._launcher or LocalServers(config)
+                self._shared = _start(policy, config, folders, self._run_folder, launcher)
             except BaseException:
                 folders.close()
                 raise
         return PolicyEngine(self._shared, policy.model, folders)
 
 
-def _start(policy: Policy, config: RunConfig, folders: WeightFolders, run_folder: Path | None) -> SharedPool:
+def _start(
+    policy: Policy, config: RunConfig, folders: WeightFolders, run_folder: Path | None, launcher: ServerLauncher
+) -> SharedPool:
     """Return a pool of vLLM servers that serve the weights of ``policy``.
 
     The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
     """
-    engine, vllm, hardware = config.engine, config.engine.vllm, find_hardware()
-    devices = plan_devices(config, hardware)
+    engine, vllm = config.engine, config.engine.vllm
     try:
         weights = write_weights(folders, policy.model, PolicyVersion(0, step=0))
     except EngineError as error:
         raise InvalidInput("model", got=config.model, do=f"make room for its weights ({error})") from error
     logs = Path(tempfile.mkdtemp(prefix="agent-r1-vllm-"))
     context = max(policy.context_length, PROMPT_LENGTH + 1)
-    started: list[ServerProcess] = []
+    started: list[Server] = []
 
     def stop() -> None:
-        crashed = [server for server in started if not server.is_running]
+        crashed = [(server, server.last_words()) for server in started if not server.is_running]
         for server in started:
             server.stop()
-        for server in crashed:
-            log.warning("a vLLM server ended: %s; its output is in %s", server.last_words(), _keep(server, run_folder))
+        for server, words in crashed:
+            log.warning("a vLLM server ended: %s; its output is in %s", words, _keep(server, run_folder))
         if run_folder is not None or not crashed:
             shutil.rmtree(logs, ignore_errors=True)
 
     try:
-        urls: Sequence[str] = vllm.urls
+        urls = list(vllm.urls)
         if not urls:
             assert isinstance(weights.handle, Path)
             policy.tokenizer.save_pretrained(weights.handle)  # the servers search for stop strings in the text
-            ports = [free_port() for _ in range(engine.replicas)]
-            urls = [f"http://127.0.0.1:{port}" for port in ports]
-            _require_vllm(vllm)
-            for number, port in enumerate(ports):
-                command = _command(engine, weights.handle, context, port)
-                environment = _environment(server_gpus(devices, number, hardware))
-                started.append(ServerProcess(command, environment, logs / f"server-{number}.log"))
+            command = partial(_command, engine, weights.handle, context)
+            for number in range(engine.replicas):
+                new = launcher.start(number, command, logs / f"server-{number}.log")
+                started.append(new.process)
+                urls.append(new.url)
             _wait(started, urls, vllm.start_seconds)
         names = [_check(url, context) for url in urls]
 
@@ -137,9 +177,12 @@ def _start(policy: Policy, config: RunConfig, folders: WeightFolders, run_folder
     return SharedPool(EnginePool(replicas(), limits), stop, started)
 
 
-def _keep(server: ServerProcess, run_folder: Path | None) -> Path:
-    """Copy the output of a server to the run's folder, if there is one. Return the path of the copy or the original."""
-    if run_folder is None:
+def _keep(server: Server, run_folder: Path | None) -> Path:
+    """Copy the output of a server to the run's folder, if there is one. Return the path of the copy or the original.
+
+    The output of a server on another machine is not copied.
+    """
+    if run_folder is None or not server.log.is_file():
         return server.log
     kept = run_folder / LOGS / server.log.name
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -157,13 +200,13 @@ def _require_vllm(vllm: VllmConfig) -> None:
         raise InvalidInput("engine.vllm.python", got=f"{vllm.python}, which has no vllm", do=do)
 
 
-def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> list[str]:
-    """Return the command that starts a vLLM server on ``port``, with the model in ``folder``.
+def _command(engine: EngineConfig, folder: Path, context: int, host: str, port: int) -> list[str]:
+    """Return the command that starts a vLLM server at ``host`` and ``port``, with the model in ``folder``.
 
     The command runs a module of vLLM, because the command ``vllm serve`` does not work with every wheel of vLLM.
     """
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    command += ["--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--served-model-name", SERVED_NAME, "--host", host, "--port", str(port)]
     # one sequence more than the pool sends, so that a probe does not wait for a place
     command += ["--dtype", engine.dtype, "--max-model-len", str(context)]
     command += ["--max-num-seqs", str(engine.max_sequences + 1)]
@@ -172,13 +215,13 @@ def _command(engine: EngineConfig, folder: Path, context: int, port: int) -> lis
     return [*command, *SERVER_OPTIONS, *shlex.split(engine.vllm.arguments)]
 
 
-def _environment(gpus: str | None) -> dict[str, str]:
+def server_environment(gpus: str | None) -> dict[str, str]:
     """Return the environment variables to add for a server on ``gpus``. None: it sees all GPUs of this process."""
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return environment if gpus is None else {**environment, VISIBLE: gpus}
 
 
-def _wait(servers: Sequence[ServerProcess], urls: Sequence[str], seconds: float) -> None:
+def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
     """Wait until all servers are healthy. Raise ServerRefused if a server ends, or is not healthy after ``seconds``."""
     deadline = time.monotonic() + seconds
     for server, url in zip(servers, urls, strict=True):

@@ -1,0 +1,208 @@
+"""A Ray cluster as the place of a run's processes: what they need, what the cluster has, and actors that own them.
+
+Only this module and ``training.ray_launchers`` call Ray, and they import it when it is used. It is the extra ``ray``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.packages import import_extra
+from agent_r1.training.config import RunConfig, TrainSettings
+from agent_r1.training.devices import Hardware, gpus_per_server
+from agent_r1.training.placement_config import LOOPBACK, PlacementConfig
+
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""If this variable is 0 when Ray is imported, Ray takes 127.0.0.1 as the address of this machine, on Linux too, and all
+its processes listen there only. Ray replaces a loopback address that it gets as an argument by an external one."""
+
+TOKENS = "RAY_AUTH_MODE"
+"""With ``token``, the processes of Ray accept only callers that know a token, which Ray keeps in the home folder."""
+
+OBJECT_STORE = 80 * 2**20
+"""Bytes of Ray's object store, which a run does not use. Ray needs at least 75 MiB."""
+
+Resources = Mapping[str, float]
+"""Amounts by the names that Ray gives them: CPU, GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceRequest:
+    """What one process of a run needs. ``what`` is "rank" or "vLLM server"."""
+
+    what: str
+    cpus: float
+    gpus: int
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """The request as Ray writes it."""
+        return {"CPU": self.cpus, "GPU": self.gpus} if self.gpus else {"CPU": self.cpus}
+
+
+def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluster: Resources) -> list[ResourceRequest]:
+    """Return what each process that Ray starts needs: the ranks of the trainer, then the vLLM servers.
+
+    A rank needs a GPU if this process computes on one, because both have the policy on the same type of device. A
+    server needs GPUs if the cluster has any.
+
+    Args:
+        config: the settings of the run.
+        cpus: the number of CPU cores for each process.
+        hardware: the devices of this process.
+        cluster: the resources of the cluster.
+
+    Raises InvalidInput if there is no process to start, or if the settings name the GPUs of servers.
+    """
+    engine = config.engine
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and bool(hardware.gpus))
+    ranks = config.trainer.ranks if isinstance(config, TrainSettings) and config.trainer.ranks > 1 else 0
+    servers = engine.replicas if engine.backend == "vllm" and not engine.vllm.urls else 0
+    if engine.vllm.devices:
+        do = "leave it out: Ray chooses the GPUs"
+        raise InvalidInput("engine.vllm.devices", got=",".join(engine.vllm.devices), do=do)
+    if not ranks + servers:
+        do = "give --trainer.ranks 2 or --engine.backend vllm with engine.vllm.python, or leave it out: Ray would start"
+        raise InvalidInput("placement.launcher", got="ray", do=f"{do} nothing")
+    size = gpus_per_server(engine) if cluster.get("GPU") else 0
+    return [
+        *[ResourceRequest("rank", cpus, int(on_gpu))] * ranks,
+        *[ResourceRequest("vLLM server", cpus, size)] * servers,
+    ]
+
+
+def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resources]) -> None:
+    """Raise InvalidInput if a Ray cluster of ``nodes`` can never fulfill all requests, for which Ray would wait.
+
+    Args:
+        requests: what the processes need. Each of them is on one node.
+        nodes: the resources of each node, also of those that other programs use now.
+    """
+    for name, unit in (("CPU", "CPU cores"), ("GPU", "GPUs")):
+        amounts = [request.bundle.get(name, 0.0) for request in requests]
+        total, largest = sum(node.get(name, 0.0) for node in nodes), max(node.get(name, 0.0) for node in nodes)
+        got = f"{sum(amounts):g} {unit} for {describe(requests)}"
+        less = "fewer trainer.ranks or engine.replicas" + (", or a smaller placement.cpus" if name == "CPU" else "")
+        if sum(amounts) > total:
+            raise InvalidInput("placement", got=got, do=f"give {less}: the Ray cluster has {total:g} {unit}")
+        if max(amounts) > largest:
+            do = f"give at most {largest:g} to one process: no node of the Ray cluster has more {unit}"
+            raise InvalidInput("placement", got=f"{max(amounts):g} {unit} for one process", do=do)
+
+
+def describe(requests: Sequence[ResourceRequest]) -> str:
+    """Return how many processes of each kind are requested, such as "2 ranks, 1 vLLM server"."""
+    counts = [(what, len(list(group))) for what, group in groupby(requests, lambda request: request.what)]
+    return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts)
+
+
+class RayCluster:
+    """Reserved resources in a Ray cluster, one bundle for each request, and actors that use them.
+
+    If the run starts Ray itself, Ray ends when this object is deleted, or with this process, however it ends.
+
+    Args:
+        run: the settings of the run.
+        config: where the cluster is.
+        hardware: the devices of this process.
+
+    Raises:
+        InvalidInput: Ray is not installed or cannot be reached; or its resources are too small, or are not free within
+            ``placement.start_seconds``.
+    """
+
+    def __init__(self, run: RunConfig, config: PlacementConfig, hardware: Hardware) -> None:
+        os.environ.setdefault(TOKENS, "token")
+        if not config.address:
+            os.environ.setdefault(LOOPBACK_ONLY, "0")
+        self.ray = import_extra("ray", "ray")
+        self._close = weakref.finalize(self, _connect(self.ray, config))
+        self.host, self.seconds = config.host, config.start_seconds
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        self.requests = request_resources(run, config.cpus, hardware, self.ray.cluster_resources())
+        check_resources(self.requests, [node["Resources"] for node in nodes])
+        self._group = self.ray.util.placement_group([request.bundle for request in self.requests], strategy="PACK")
+        if not self._group.wait(config.start_seconds):
+            free = {name: self.ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")}
+            do = f"wait for other programs to end: {free['CPU']:g} CPU cores and {free['GPU']:g} GPUs are free"
+            raise InvalidInput("placement", got=describe(self.requests), do=do)
+        hosts = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in nodes}
+        where = self.ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        self.hosts = tuple(hosts[where[index]] for index in range(len(self.requests)))
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of requests for ranks, which come before those for servers."""
+        return sum(request.what == "rank" for request in self.requests)
+
+    def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
+        """Return the handle of a new actor ``actor(*arguments)`` with the resources of the request ``index``.
+
+        Its calls run in threads, so that one that waits for a process does not block the others.
+        """
+        strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
+        request = self.requests[index]
+        options = {"num_cpus": request.cpus, "num_gpus": request.gpus, "max_concurrency": 4, "max_restarts": 0}
+        return self.ray.remote(actor).options(scheduling_strategy=strategy, **options).remote(*arguments)
+
+    def __str__(self) -> str:
+        """Return which processes the cluster runs, and where, for the record of the run."""
+        return f"{describe(self.requests)} on {', '.join(sorted(set(self.hosts)))}"
+
+
+def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
+    """Connect to the Ray cluster, or start Ray on this machine. Return the function that ends what was begun.
+
+    If this process is connected already, the connection is used. Raise InvalidInput if Ray cannot be reached, or if
+    ``placement.host`` is not the address of this machine in the cluster.
+    """
+    is_ours = not ray.is_initialized()
+    folder = tempfile.mkdtemp(prefix="agent-r1-ray-") if is_ours and not config.address else ""
+
+    def end() -> None:
+        if is_ours:
+            ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
+    if folder:
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "_temp_dir": folder}
+    try:
+        if is_ours:
+            with _kept_handler(signal.SIGTERM):
+                ray.init(config.address or "local", **options)
+    except Exception as error:
+        end()
+        do = f"give the address of a Ray cluster that runs, or leave it out ({' '.join(str(error).split())})"
+        raise InvalidInput("placement.address", got=config.address or "nothing", do=do) from error
+    here = ray.util.get_node_ip_address()
+    if here == config.host:
+        return end
+    end()
+    if not config.address:
+        do = f"set {LOOPBACK_ONLY}=0 before Ray is imported, so that it listens at {LOOPBACK} and not at {here}"
+        raise InvalidInput("placement.launcher", got="ray", do=do)
+    raise InvalidInput("placement.host", got=config.host, do=f"give {here}, this machine's address in the cluster")
+
+
+@contextmanager
+def _kept_handler(number: int) -> Iterator[None]:
+    """Keep the handler of a signal, which Ray replaces when it connects in the main thread."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)
