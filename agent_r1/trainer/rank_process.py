@@ -4,7 +4,8 @@ A rank ends when the process that started the ranks ends, also if that process w
 the connection to it, and the connection then is closed.
 
     python -m agent_r1.trainer.rank_process DESCRIPTOR        reads requests from an inherited pipe
-    python -m agent_r1.trainer.rank_process HOST PORT RANK    connects to the caller; AGENT_R1_RANK_KEY is its key
+    python -m agent_r1.trainer.rank_process HOST PORT RANK    connects to the caller, with the key AGENT_R1_RANK_KEY;
+                                                              ends when its standard input is closed
 """
 
 from __future__ import annotations
@@ -173,8 +174,15 @@ def _pipe(arguments: list[str]) -> Connection:
     """Return the connection to the caller that the arguments of the program describe."""
     if len(arguments) == 1:
         return Connection(int(arguments[0]))
+    threading.Thread(target=_end_with_input, daemon=True).start()
     host, port, rank = arguments
     return connect_rank((host, int(port)), os.environ.pop(KEY_VARIABLE), int(rank))
+
+
+def _end_with_input() -> None:
+    """End this process when the process that holds the other end of its standard input ends."""
+    sys.stdin.buffer.read()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from agent_r1.inference.server_process import ServerProcess, free_port
 
 
 class RankActor:
-    """Owns the process of a rank. The rank ends when its connection to the process of the run is closed.
+    """Owns the process of a rank, which also ends when its connection to the process of the run is closed.
 
     Args:
         arguments: the arguments of Python that start the rank.
@@ -29,7 +29,7 @@ class RankActor:
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # the rank ends when this actor ends, however it ends
             process_group=0,
         )
 

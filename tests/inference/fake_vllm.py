@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import stat
+import sys
+import textwrap
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -268,6 +271,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def write_python(path: Path) -> Path:
+    """Write an interpreter for the environment of vLLM, in which the module of the server is this one."""
+    tests = Path(__file__).parents[1]
+    path.write_text(
+        textwrap.dedent(
+            f"""\
+            #!/bin/sh
+            [ "$1" = -c ] && exit 0
+            export PYTHONPATH={tests}:{tests.parent}
+            exec {sys.executable} -m inference.fake_vllm "$@"
+            """
+        )
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
 
 
 def main() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inference.fake_vllm import FakeVllm, Fault
+from inference.fake_vllm import FakeVllm, Fault, write_python
 
 from agent_r1.cli import main
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
@@ -138,20 +136,7 @@ def test_settings_that_cannot_be_used_are_refused(
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An interpreter for the environment of vLLM, in which the module of the server is the fake one."""
-    program = tmp_path / "python"
-    program.write_text(
-        textwrap.dedent(
-            f"""\
-            #!/bin/sh
-            [ "$1" = -c ] && exit 0
-            export PYTHONPATH={Path(__file__).parents[1]}:{Path(__file__).parents[2]}
-            exec {sys.executable} -m inference.fake_vllm "$@"
-            """
-        )
-    )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return program
+    return write_python(tmp_path / "python")
 
 
 def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_them(
