@@ -5,7 +5,7 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/docs/.installed
 INSTALLED_PEERS := .venv/peers/.installed
 
-.PHONY: demo install test test-vllm check format docs bench bench-peers algorithms faults controls paper tiny-base clean
+.PHONY: demo install test test-vllm test-ray check format docs bench bench-peers algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -44,6 +44,14 @@ test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap, tho
 VLLM_PYTHON ?= .venv/vllm/bin/python
 test-vllm: $(INSTALLED_DEV)  ## training through real vLLM servers; VLLM_PYTHON is the Python of an environment with vLLM
 	VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest -rs tests/training/test_real_vllm.py
+
+# In a folder of its own: Ray takes 240 MB, and no other test needs it.
+.venv/ray/.installed: $(INSTALLED_DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .venv/ray ray==2.60.0 msgpack==1.1.2
+	touch $@
+
+test-ray: .venv/ray/.installed  ## training in Ray actors: killed actors, sockets, processes that are left
+	PYTHONPATH=.venv/ray $(BIN)/python -m pytest -rs tests/training/test_ray_runs.py
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .
