@@ -39,6 +39,8 @@ from agent_r1.training.critics import open_critic
 from agent_r1.training.devices import find_hardware, plan_devices
 from agent_r1.training.extra_rewards import extra_scorers
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
+from agent_r1.training.placement.ray_cluster import RayCluster
+from agent_r1.training.placement.ray_launchers import RayRanks, RayServers
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
@@ -48,8 +50,6 @@ from agent_r1.training.preflight import (
     check_taskset,
     validation_splits,
 )
-from agent_r1.training.ray_cluster import RayCluster
-from agent_r1.training.ray_launchers import RayRanks, RayServers
 from agent_r1.training.vllm_servers import VllmServers
 
 

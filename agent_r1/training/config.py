@@ -32,7 +32,7 @@ from agent_r1.tasksets.hub import is_hub
 from agent_r1.trackers.registry import TrackerName
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.monitor.config import MonitorConfig
-from agent_r1.training.placement_config import PlacementConfig
+from agent_r1.training.placement.config import PlacementConfig
 from agent_r1.workers.config import EnvironmentConfig
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from agent_r1.store.results import read_file
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.config import TrainConfig, TrainSettings
 from agent_r1.training.monitor.config import MonitorConfig
-from agent_r1.training.placement_config import PlacementConfig
+from agent_r1.training.placement.config import PlacementConfig
 from agent_r1.workers.config import EnvironmentConfig
 
 CHANGEABLE = (

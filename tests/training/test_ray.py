@@ -16,7 +16,13 @@ from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.devices import Hardware
-from agent_r1.training.ray_cluster import ResourceRequest, check_resources, describe, request_resources
+from agent_r1.training.placement.ray_cluster import (
+    ResourceRequest,
+    _require_listener,
+    check_resources,
+    describe,
+    request_resources,
+)
 
 CPUS, GPUS = Hardware((), 2), Hardware(("0",), 8)
 
@@ -110,6 +116,14 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     assert main(["train", "--trainer.ranks", "2", *settings.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1", "no such host:6379", "127.0.0.1:99999", ":"])
+def test_a_cluster_that_cannot_be_reached_is_refused_at_once(address: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"placement\.address: got .*; give host and port of a Ray cluster that runs"
+    ):
+        _require_listener(address)
 
 
 def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,11 +193,3 @@ def test_impossible_requests_are_refused_in_one_line(
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
     assert line.startswith("agent-r1: placement: got 4000 CPU cores for 2 ranks, 2 vLLM servers; give fewer")
     assert not run.exists()
-
-
-def test_a_cluster_that_does_not_exist_is_refused_in_one_line(
-    options: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *options, "--placement.address", "127.0.0.1:9", "--run", str(tmp_path / "run")]) == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("agent-r1: ")]
-    assert "placement.address: got 127.0.0.1:9" in line

@@ -1,6 +1,6 @@
 """A Ray cluster as the place of a run's processes: what they need, what the cluster has, and actors that own them.
 
-Only this module and ``training.ray_launchers`` call Ray, and they import it when it is used. It is the extra ``ray``.
+Only this module imports Ray, the extra ``ray``, and only if a run uses it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import weakref
@@ -21,7 +22,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import import_extra
 from agent_r1.training.config import RunConfig, TrainSettings
 from agent_r1.training.devices import Hardware, gpus_per_server
-from agent_r1.training.placement_config import LOOPBACK, PlacementConfig
+from agent_r1.training.placement.config import LOOPBACK, PlacementConfig
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If this variable is 0 when Ray is imported, Ray takes 127.0.0.1 as the address of this machine, on Linux too, and all
@@ -32,6 +33,9 @@ TOKENS = "RAY_AUTH_MODE"
 
 OBJECT_STORE = 80 * 2**20
 """Bytes of Ray's object store, which a run does not use. Ray needs at least 75 MiB."""
+
+CONNECT_SECONDS = 10.0
+"""The time limit for a connection to a Ray cluster that runs."""
 
 Resources = Mapping[str, float]
 """Amounts by the names that Ray gives them: CPU, GPU."""
@@ -167,26 +171,7 @@ def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
     If this process is connected already, the connection is used. Raise InvalidInput if Ray cannot be reached, or if
     ``placement.host`` is not the address of this machine in the cluster.
     """
-    is_ours = not ray.is_initialized()
-    folder = tempfile.mkdtemp(prefix="agent-r1-ray-") if is_ours and not config.address else ""
-
-    def end() -> None:
-        if is_ours:
-            ray.shutdown()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
-    if folder:
-        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "_temp_dir": folder}
-    try:
-        if is_ours:
-            with _kept_handler(signal.SIGTERM):
-                ray.init(config.address or "local", **options)
-    except Exception as error:
-        end()
-        do = f"give the address of a Ray cluster that runs, or leave it out ({' '.join(str(error).split())})"
-        raise InvalidInput("placement.address", got=config.address or "nothing", do=do) from error
+    end = _begin(ray, config) if not ray.is_initialized() else lambda: None
     here = ray.util.get_node_ip_address()
     if here == config.host:
         return end
@@ -195,6 +180,41 @@ def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
         do = f"set {LOOPBACK_ONLY}=0 before Ray is imported, so that it listens at {LOOPBACK} and not at {here}"
         raise InvalidInput("placement.launcher", got="ray", do=do)
     raise InvalidInput("placement.host", got=config.host, do=f"give {here}, this machine's address in the cluster")
+
+
+def _begin(ray: Any, config: PlacementConfig) -> Callable[[], None]:
+    """Connect to the Ray cluster, or start Ray on this machine. Return the function that ends what was begun."""
+    options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
+    folder = ""
+    if config.address:
+        _require_listener(config.address)
+    else:
+        folder = tempfile.mkdtemp(prefix="agent-r1-ray-")
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "_temp_dir": folder}
+
+    def end() -> None:
+        ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    try:
+        with _kept_handler(signal.SIGTERM):
+            ray.init(config.address or "local", **options)
+    except Exception as error:
+        end()
+        do = f"read the logs of Ray, or use --placement.launcher processes ({' '.join(str(error).split())})"
+        raise InvalidInput("placement.launcher", got="ray, which did not start", do=do) from error
+    return end
+
+
+def _require_listener(address: str) -> None:
+    """Raise InvalidInput if nothing listens at ``address``, for which Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        do = f"give host and port of a Ray cluster that runs, such as 10.0.0.5:6379, or leave it out ({error})"
+        raise InvalidInput("placement.address", got=address, do=do) from error
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 from agent_r1.core.errors import InvalidInput
 from agent_r1.trainer.rank_connection import KEY_VARIABLE, RankListener
 from agent_r1.trainer.ranks import RankDied, StartedRank
-from agent_r1.training.ray_actors import RankActor, ServerActor
-from agent_r1.training.ray_cluster import RayCluster
+from agent_r1.training.placement.ray_actors import RankActor, ServerActor
+from agent_r1.training.placement.ray_cluster import RayCluster
 from agent_r1.training.vllm_servers import StartedServer, server_environment
 
 POLL_SECONDS = 0.5
