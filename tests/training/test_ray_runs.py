@@ -1,4 +1,4 @@
-"""Training in Ray actors: two ranks and two servers on this machine (make test-ray; a minute or two).
+"""Training in Ray actors: two ranks and two servers on this machine (make test-ray; some minutes).
 
 The servers are stand-ins for vLLM around the embedded engine, with its HTTP endpoints.
 """
@@ -152,10 +152,11 @@ def test_a_run_completes_after_any_actor_was_killed_and_listens_on_loopback_only
 def driver(options: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A run in a process of its own, whose ranks and servers have started."""
     words = ["train", *options, "--steps", "1000", "--run", str(tmp_path / "run")]
-    code = f"from agent_r1.cli import main; main({words!r})"
+    code = f"import sys; from agent_r1.cli import main; sys.exit(main({words!r}))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (tmp_path / "output").open("wb") as output:
-        started = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=output, stderr=output)
+        command = [sys.executable, "-c", code]
+        started = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
         while not (tmp_path / "run" / "checkpoints" / "step-1").is_dir():
             assert started.poll() is None, (tmp_path / "output").read_text()
@@ -178,8 +179,9 @@ def test_all_sockets_are_on_loopback_and_no_process_outlives_a_killed_run(driver
 
 
 def test_ctrl_c_saves_and_leaves_no_process(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """A terminal sends the signal to all processes of the group, also to those of Ray."""
     processes = descendants(driver.pid)
-    driver.send_signal(signal.SIGINT)
+    os.killpg(driver.pid, signal.SIGINT)
     assert driver.wait(300) == 130
     wait_until_ended(processes)
     assert verify(tmp_path / "run").is_valid
