@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Transport = Literal["shared_memory", "safetensors", "lora", "nccl"]
-"""How an engine obtains weights: from a module in the same process, from a folder of safetensors files, from an adapter
-folder, or by a collective broadcast between GPUs."""
+"""How an engine obtains weights: from a module in the same process, from a folder of safetensors files, from the folder
+of an adapter, or by a collective broadcast between GPUs."""
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -54,14 +55,27 @@ Canary = tuple[CanaryPrompt, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFolders:
+    """A LoRA adapter, and the weights that it belongs to, as folders of safetensors files.
+
+    Attributes:
+        adapter: the adapter in the format of peft. Its weights differ in each version.
+        base: the frozen weights of the model. They are the same in all versions.
+    """
+
+    adapter: Path
+    base: Path
+
+
+@dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """A reference to new weights. The update itself contains no tensors.
 
     Attributes:
         version: the version that an engine serves after the update.
         transport: how the engine obtains the tensors.
-        handle: the module ("shared_memory"), the folder ("safetensors", "lora") or the name of the process group
-            ("nccl").
+        handle: the module ("shared_memory"), the folder ("safetensors"), the :class:`AdapterFolders` ("lora") or the
+            name of the process group ("nccl").
         canary: log-probabilities that the engine must have with these weights; () if the engine proves its weights by a
             checksum.
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from transformers import PreTrainedModel
 
@@ -86,8 +87,8 @@ class SharedPool:
 class PolicyEngine:
     """An ``InferenceEngine`` for one policy on a shared pool of servers.
 
-    The weights of the policy are written to folders, from which the servers load them. An adapter is merged into the
-    written weights.
+    The weights of the policy are written to folders, from which the servers load them. If the policy has an adapter,
+    only the adapter is written. It is merged into the written weights if the servers accept no adapters.
 
     Args:
         model: the model that is served until the first update of the weights.
@@ -121,7 +122,7 @@ class PolicyEngine:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         if update.transport != "shared_memory" or not isinstance(update.handle, PreTrainedModel):
             raise EngineError(f"this engine takes a language model in shared memory, got {update.transport!r}")
-        self._weights = await run_in_thread(write_weights, self._folders, update.handle, update.version)
+        self._weights = await self._write(update.handle, update.version)
         self._model = None
         await self._shared.update(self, self._weights)
         return update.version
@@ -130,9 +131,13 @@ class PolicyEngine:
         """Return the newest weights of the policy, in a folder."""
         if self._weights is None:
             assert self._model is not None
-            self._weights = await run_in_thread(write_weights, self._folders, self._model, PolicyVersion(0, step=0))
+            self._weights = await self._write(self._model, PolicyVersion(0, step=0))
             self._model = None
         return self._weights
+
+    async def _write(self, model: PreTrainedModel, version: PolicyVersion) -> WeightUpdate:
+        adapters = "lora" in self._shared.pool.capabilities.transports
+        return await run_in_thread(partial(write_weights, self._folders, model, version, adapters=adapters))
 
     async def release(self, session_id: str) -> None:
         await self._shared.pool.release(session_id)
@@ -144,10 +149,15 @@ class PolicyEngine:
             self._folders.close()
 
 
-def write_weights(folders: WeightFolders, model: PreTrainedModel, version: PolicyVersion) -> WeightUpdate:
-    """Write the weights of a model, with its adapter merged, and return the update by which servers load them.
+def write_weights(
+    folders: WeightFolders, model: PreTrainedModel, version: PolicyVersion, *, adapters: bool
+) -> WeightUpdate:
+    """Write the weights of a model, and return the update by which servers load them.
 
-    Raise EngineError if the weights cannot be written.
+    If the model has an adapter, only the adapter is written. If the servers accept no ``adapters``, it is merged into
+    the written weights. Raise EngineError if the weights cannot be written.
     """
+    if has_adapter(model) and adapters:
+        return WeightUpdate(version, "lora", folders.write_adapter(model, version.number), compute_canary(model))
     whole = merged_copy(model) if has_adapter(model) else model
     return WeightUpdate(version, "safetensors", folders.write(whole, version.number), compute_canary(model))

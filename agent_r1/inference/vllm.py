@@ -1,13 +1,17 @@
 """A client of one vLLM server: token ids in, token ids and log-probabilities out, weights by a folder.
 
-The server must be vLLM 0.32 or newer, with the options in ``SERVER_OPTIONS`` and VLLM_SERVER_DEV_MODE=1. Then vLLM
-offers the endpoints for token ids, pauses and weights.
+The server must be vLLM 0.32 or newer, with the options in ``inference/vllm_options.py``. Then vLLM offers the endpoints
+for token ids, pauses and weights, and for LoRA adapters if their options are given.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -16,13 +20,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams, TopLogprobs
 from agent_r1.core.redaction import redact_url
-from agent_r1.core.weights import Canary, Dtype, PolicyVersion, WeightUpdate
+from agent_r1.core.weights import AdapterFolders, Canary, Dtype, PolicyVersion, Transport, WeightUpdate
 from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
 from agent_r1.inference.continuation import Piece, generate_in_pieces
+from agent_r1.inference.vllm_options import KEPT_ADAPTERS
 
-SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
-"""Options that a server needs: the endpoint for token ids, log-probabilities at the sampling temperature, and no
-default sampling parameters from the model's folder."""
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 CONNECT_SECONDS = 10.0
 """The time limit for a connection and for a check of health, in seconds."""
@@ -32,6 +35,19 @@ GENERATE = "/inference/v1/generate"
 
 class ReplicaError(EngineError):
     """Raised if a server cannot be reached, reports an internal error, or its answer contradicts the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What a server serves: its own model, or one of its adapters.
+
+    Attributes:
+        name: the name by which requests choose it.
+        version: the version of the adapter; None for the server's own model.
+    """
+
+    name: str
+    version: int | None = None
 
 
 class _Answer(BaseModel):
@@ -79,6 +95,7 @@ class VllmEngine:
         max_context: maximum number of tokens of a prompt and its completion together.
         dtype: the data type in which the server serves the weights.
         update_seconds: the time limit for loading weights.
+        adapters: whether the server accepts LoRA adapters.
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
@@ -86,19 +103,30 @@ class VllmEngine:
     """
 
     def __init__(
-        self, url: str, model: str, max_context: int, dtype: Dtype = "float32", update_seconds: float = 600.0
+        self,
+        url: str,
+        model: str,
+        max_context: int,
+        dtype: Dtype = "float32",
+        update_seconds: float = 600.0,
+        *,
+        adapters: bool = False,
     ) -> None:
         self.name = redact_url(url)
-        self._model, self._dtype, self._max_context = model, dtype, max_context
-        self._update_seconds = update_seconds
+        self._dtype, self._max_context, self._update_seconds = dtype, max_context, update_seconds
+        self._transports = frozenset[Transport]({"safetensors", "lora"} if adapters else {"safetensors"})
         self._passed: CanaryResult | None = None
+        self._model = self._served = self._staged = _Served(model)
+        self._weights: Path | None = None  # the folder of the server's own model; None if unknown
+        self._adapters: list[str] = []  # the names of the loaded adapters, the oldest one first
+        # A name that is loaded again is refused, and keeps its old weights, also if another run loaded it.
+        self._prefix = f"{model}-{secrets.token_hex(4)}-"
+        self._num_adapters = 0
         self._client = http_client(url)
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            frozenset({"safetensors"}), self._max_context, top_logprobs=True, dtype=self._dtype, checksum=False
-        )
+        return Capabilities(self._transports, self._max_context, top_logprobs=True, dtype=self._dtype, checksum=False)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
@@ -128,7 +156,12 @@ class VllmEngine:
         }
         if condition is not None and condition.strings:
             sampling |= {"stop": condition.strings, "include_stop_str_in_output": True}
-        return _piece(await self._generate(prompt, sampling), params)
+        served = self._served
+        piece = _piece(await self._generate(prompt, sampling, served), params)
+        if served.version is None or not piece.token_ids:
+            return piece
+        # The server names its newest weights. A request that arrives after an update still gets the adapter it named.
+        return replace(piece, version_spans=(PolicyVersionSpan(0, served.version),))
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         await self.stage(update)
@@ -137,23 +170,57 @@ class VllmEngine:
         return update.version
 
     async def stage(self, update: WeightUpdate) -> None:
-        """Pause the server, and load the weights. The server samples no token until :meth:`commit`."""
-        if update.transport != "safetensors":
-            raise EngineError(f"vLLM takes a folder of safetensors, got {update.transport!r}")
-        await self._post("/pause", params={"mode": "keep"})
-        load = {"method": "reload_weights", "kwargs": {"weights_path": str(update.handle)}}
+        """Pause the server, and load the weights. The server samples no token until :meth:`commit`.
+
+        With an adapter, running requests are aborted, and the caller continues them with the new adapter: vLLM samples
+        all tokens of a request with the same adapter.
+        """
+        if update.transport not in self._transports:
+            raise EngineError(f"this server takes {sorted(self._transports)}, got {update.transport!r}")
+        if isinstance(update.handle, AdapterFolders):
+            await self._post("/pause", params={"mode": "abort"})
+            if self._weights != update.handle.base:
+                await self._load_weights(update.handle.base)
+            await self._load_adapter(update.handle.adapter, update.version.number)
+        else:
+            await self._post("/pause", params={"mode": "keep"})
+            await self._load_weights(Path(str(update.handle)))
+            self._staged = self._model
+
+    async def _load_weights(self, folder: Path) -> None:
+        """Load the weights of the server's own model."""
+        self._weights = None
+        load = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._post("/collective_rpc", load, seconds=self._update_seconds)
+        self._weights = folder
+
+    async def _load_adapter(self, folder: Path, version: int) -> None:
+        """Load an adapter under a name of its own."""
+        self._num_adapters += 1
+        name = f"{self._prefix}{self._num_adapters}"
+        load = {"lora_name": name, "lora_path": str(folder)}
+        await self._post(LOAD_ADAPTER, load, seconds=self._update_seconds)
+        self._adapters.append(name)
+        self._staged = _Served(name, version)
+
+    async def _unload_adapters(self, kept: int) -> None:
+        """Unload all adapters but the ``kept`` newest ones. A server that was restarted has none of them."""
+        while len(self._adapters) > kept:
+            with suppress(ReplicaError):
+                await self._post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
 
     async def commit(self, version: PolicyVersion) -> None:
         """Set the version of the loaded weights, and let the server continue.
 
         The server drops the keys and values that older weights computed.
         """
+        self._served = self._staged
         await self._post("/update_weight_version", {"new_version": str(version.number)})
         reset = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
         if reset.json() != {"success": True}:
             raise ReplicaError("it keeps the keys and values of older weights")
         await self._post("/resume")
+        await self._unload_adapters(KEPT_ADAPTERS)
 
     async def verify(self, canary: Canary) -> None:
         """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
@@ -171,13 +238,14 @@ class VllmEngine:
 
     async def probe(self) -> None:
         """Sample one token. The caller limits the time: a server can hang and still report that it is healthy."""
-        await self._generate(Prompt((0,)), {"max_tokens": 1})
+        await self._generate(Prompt((0,)), {"max_tokens": 1}, self._model)
 
     async def recover(self) -> None:
         """Let a failed server continue if an update left it paused, and sample one token to test the server.
 
         Raise ReplicaError if the server does not work. The caller limits the time.
         """
+        self._weights = None  # it can have been restarted
         await self.check_health()
         await self._post("/resume")
         await self.probe()
@@ -186,6 +254,7 @@ class VllmEngine:
         """Do nothing, because vLLM itself drops the least recently used keys and values of its prefix cache."""
 
     async def close(self) -> None:
+        await self._unload_adapters(0)
         await self._client.aclose()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
@@ -196,8 +265,8 @@ class VllmEngine:
         of the prompt's tokens, for which vLLM does not use the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
-        following = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1})
-        scored = await self._generate(prompt, {**sampling, "prompt_logprobs": 0})
+        following = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)
+        scored = await self._generate(prompt, {**sampling, "prompt_logprobs": 0}, self._served)
         choice, scores = following.choices[0], scored.prompt_logprobs
         if choice.logprobs is None or len(choice.logprobs.content) != 1 or len(scores or ()) != len(token_ids):
             raise ReplicaError("its answer lacks log-probabilities")
@@ -206,8 +275,8 @@ class VllmEngine:
         logprobs = tuple(math.nan if each is None else each.logprob for each in found)
         return CanaryReading(logprobs, {each.token_id: each.logprob for each in _most_likely(top)})
 
-    async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any]) -> _Generated:
-        body = {"model": self._model, "token_ids": prompt.token_ids, "sampling_params": sampling}
+    async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any], served: _Served) -> _Generated:
+        body = {"model": served.name, "token_ids": prompt.token_ids, "sampling_params": sampling}
         response = await self._post(GENERATE, body, seconds=None)
         try:
             generated = _Generated.model_validate_json(response.content)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -16,13 +16,17 @@ from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.weights import Dtype
+from agent_r1.core.weights import AdapterFolders, Dtype
+from agent_r1.model.adapter import save_weights, trained_weights, without_adapter
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.precision import DTYPES
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 2
 """Number of newest weight folders that are kept. The engine can still be reading the second newest folder."""
+
+BASE = "base"
+"""The folder with the frozen weights that adapters belong to."""
 
 PREFIX = "agent-r1-weights-"
 
@@ -33,7 +37,8 @@ ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
 class WeightFolders:
     """A writer of a model's weights. Each version gets a folder of its own, and the newest two folders are kept.
 
-    A folder gets its final name after all its files are written.
+    A folder gets its final name after all its files are written. If only an adapter is trained, the model's frozen
+    weights are written once and kept, and each version is a folder with the adapter.
 
     Args:
         parent: where the folders are, unless they are in shared memory.
@@ -48,6 +53,7 @@ class WeightFolders:
         self._parent, self._dtype, self._tied, self._shared_memory = parent, dtype, tied, shared_memory
         self._root: Path | None = None
         self._folders: list[Path] = []
+        self._base: Path | None = None
 
     def write(self, model: PreTrainedModel, number: int) -> Path:
         """Write version ``number`` of the weights, and return its folder.
@@ -55,31 +61,57 @@ class WeightFolders:
         A folder of the same number is replaced: a run that continues from a checkpoint repeats the numbers of later
         versions, with other weights. Raise EngineError if the weights cannot be written.
         """
+        return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
+
+    def write_adapter(self, model: PreTrainedModel, number: int) -> AdapterFolders:
+        """Write version ``number`` of the model's adapter, and return its folder with the folder of the frozen weights.
+
+        The first call writes the frozen weights. Raise EngineError if the weights cannot be written.
+        """
+        if self._base is None:
+            base = without_adapter(model)
+            self._base = self._write(base, BASE, lambda folder: self._save(base, folder))
+
+        def save(folder: Path) -> None:
+            save_weights(folder, model, trained_weights(model))
+
+        return AdapterFolders(self._keep(self._write(model, f"version-{number}", save)), self._base)
+
+    def close(self) -> None:
+        """Remove all folders that were written."""
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def _write(self, model: PreTrainedModel, name: str, save: Callable[[Path], None]) -> Path:
+        """Return the new folder ``name`` with the files that ``save`` writes. A folder of this name is replaced."""
         try:
             if self._root is None:
                 self._root = self._make_root(model)
-            folder = self._root / f"version-{number}"
+            folder = self._root / name
             temporary = folder.with_suffix(".tmp")
-            weights = self._weights(model)
-            with quiet_transformers():
-                model.save_pretrained(temporary, state_dict=dict(weights))  # it empties the dictionary that it gets
-            if not self._tied:
-                _untie(model, weights, temporary)
+            save(temporary)
             if folder in self._folders:
                 self._folders.remove(folder)
                 shutil.rmtree(folder)
             temporary.rename(folder)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"the weights could not be written for the engine: {error}") from error
+        return folder
+
+    def _save(self, model: PreTrainedModel, folder: Path) -> None:
+        """Write all weights of the model."""
+        weights = self._weights(model)
+        with quiet_transformers():
+            model.save_pretrained(folder, state_dict=dict(weights))  # it empties the dictionary that it gets
+        if not self._tied:
+            _untie(model, weights, folder)
+
+    def _keep(self, folder: Path) -> Path:
+        """Remove the folders of old versions, and return ``folder``, which is the newest one."""
         self._folders.append(folder)
         while len(self._folders) > KEPT_VERSIONS:
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)
         return folder
-
-    def close(self) -> None:
-        """Remove all folders that were written."""
-        if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
 
     def _make_root(self, model: PreTrainedModel) -> Path:
         """Return a new folder in shared memory, or in ``parent`` if shared memory is too small or not used."""

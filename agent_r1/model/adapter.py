@@ -154,6 +154,11 @@ def count_adapter(model: nn.Module) -> int:
     return sum(parameter.numel() for name, parameter in model.named_parameters() if _is_matrix(name))
 
 
+def adapter_rank(model: nn.Module) -> int:
+    """Return the largest rank of the adapter's matrices; 0 if the model has no adapter."""
+    return max((len(tensor) for name, tensor in model.named_parameters() if name.endswith(_MATRICES[0])), default=0)
+
+
 def copy_sharing_frozen(module: M) -> M:
     """Return a copy of a module. Frozen parameters are not copied: the module and its copy share their memory."""
     shared: dict[int, Any] = {

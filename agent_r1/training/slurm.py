@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.inference.vllm import SERVER_OPTIONS
+from agent_r1.inference.vllm_options import SERVER_ENVIRONMENT, SERVER_OPTIONS, adapter_options
 from agent_r1.store import run_folder
 from agent_r1.store.folder import DATABASE
 from agent_r1.training.config import TrainSettings
@@ -83,14 +83,16 @@ class SlurmJob:
         model = self.server_model or config.model
         command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--dtype", engine.dtype, "--max-model-len", str(config.context)]
-        command += ["--max-num-seqs", str(engine.max_sequences + 1), *SERVER_OPTIONS]
+        adapters = adapter_options(config.trainer.lora.rank, engine.vllm.arguments)
+        command += ["--max-num-seqs", str(engine.max_sequences + 1), *SERVER_OPTIONS, *adapters]
         command += shlex.split(engine.vllm.arguments)
         yield ""
         yield 'urls=""'
         yield 'for node in "${nodes[@]:1}"; do'
         for number in range(self.gpus_per_node // size):
             gpus = ",".join(str(gpu) for gpu in range(number * size, (number + 1) * size))
-            environment = f"env {VISIBLE}={gpus} VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1"
+            variables = {VISIBLE: gpus, **SERVER_ENVIRONMENT}
+            environment = " ".join(["env", *(f"{name}={value}" for name, value in variables.items())])
             port = FIRST_PORT + number
             yield f'  "${{step[@]}}" --nodelist="$node" {environment} {shlex.join(command)} \\'
             yield f'    --host "$node" --port {port} > "slurm-$SLURM_JOB_ID-vllm-$node-{number}.log" 2>&1 &'

@@ -20,14 +20,16 @@ import httpx
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.redaction import redact_url
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.weights import AdapterFolders, PolicyVersion, WeightUpdate
 from agent_r1.inference.canary import PROMPT_LENGTH
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.inference.policy_engine import PolicyEngine, SharedPool, write_weights
 from agent_r1.inference.pool import EnginePool, PoolLimits
 from agent_r1.inference.server_process import LOOPBACK, Server, ServerProcess, free_port
-from agent_r1.inference.vllm import CONNECT_SECONDS, SERVER_OPTIONS, VllmEngine, error_message
+from agent_r1.inference.vllm import CONNECT_SECONDS, LOAD_ADAPTER, VllmEngine, error_message
+from agent_r1.inference.vllm_options import SERVER_ENVIRONMENT, SERVER_OPTIONS, adapter_options
 from agent_r1.inference.weight_folders import WeightFolders
+from agent_r1.model.adapter import adapter_rank
 from agent_r1.training.config import RunConfig
 from agent_r1.training.devices import VISIBLE, find_hardware, plan_devices, server_gpus
 from agent_r1.training.policy import Policy
@@ -132,8 +134,9 @@ def _start(
     The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
     """
     engine, vllm = config.engine, config.engine.vllm
+    adapters = _adapter_options(policy, vllm)
     try:
-        weights = write_weights(folders, policy.model, PolicyVersion(0, step=0))
+        weights = write_weights(folders, policy.model, PolicyVersion(0, step=0), adapters=bool(adapters))
     except EngineError as error:
         raise InvalidInput("model", got=config.model, do=f"make room for its weights ({error})") from error
     logs = Path(tempfile.mkdtemp(prefix="agent-r1-vllm-"))
@@ -152,9 +155,10 @@ def _start(
     try:
         urls = list(vllm.urls)
         if not urls:
-            assert isinstance(weights.handle, Path)
-            policy.tokenizer.save_pretrained(weights.handle)  # the servers search for stop strings in the text
-            command = partial(_command, engine, weights.handle, context)
+            model = weights.handle.base if isinstance(weights.handle, AdapterFolders) else weights.handle
+            assert isinstance(model, Path)
+            policy.tokenizer.save_pretrained(model)  # the servers search for stop strings in the text
+            command = partial(_command, engine, model, context, adapters)
             for number in range(engine.replicas):
                 new = launcher.start(number, command, logs / f"server-{number}.log")
                 started.append(new.process)
@@ -163,8 +167,9 @@ def _start(
         names = [_check(url, context) for url in urls]
 
         def replicas() -> list[VllmEngine]:
-            seconds, served = vllm.update_seconds, zip(urls, names, strict=True)
-            return [VllmEngine(url, name, policy.context_length, engine.dtype, seconds) for url, name in served]
+            settings = policy.context_length, engine.dtype, vllm.update_seconds
+            served = zip(urls, names, strict=True)
+            return [VllmEngine(url, name, *settings, adapters=bool(adapters)) for url, name in served]
 
         limits = PoolLimits(engine.max_sequences, vllm.update_seconds, vllm.stall_seconds)
         asyncio.run(_send_first_weights(EnginePool(replicas(), limits), len(urls), weights, logs if started else None))
@@ -200,10 +205,13 @@ def _require_vllm(vllm: VllmConfig) -> None:
         raise InvalidInput("engine.vllm.python", got=f"{vllm.python}, which has no vllm", do=do)
 
 
-def _command(engine: EngineConfig, folder: Path, context: int, host: str, port: int) -> list[str]:
+def _command(
+    engine: EngineConfig, folder: Path, context: int, adapters: Sequence[str], host: str, port: int
+) -> list[str]:
     """Return the command that starts a vLLM server at ``host`` and ``port``, with the model in ``folder``.
 
-    The command runs a module of vLLM, because the command ``vllm serve`` does not work with every wheel of vLLM.
+    ``adapters`` are the options for LoRA adapters. The command runs a module of vLLM, because the command
+    ``vllm serve`` does not work with every wheel of vLLM.
     """
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", SERVED_NAME, "--host", host, "--port", str(port)]
@@ -212,13 +220,12 @@ def _command(engine: EngineConfig, folder: Path, context: int, host: str, port: 
     command += ["--max-num-seqs", str(engine.max_sequences + 1)]
     if engine.kv_cache_gib is not None:
         command += ["--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
-    return [*command, *SERVER_OPTIONS, *shlex.split(engine.vllm.arguments)]
+    return [*command, *SERVER_OPTIONS, *adapters, *shlex.split(engine.vllm.arguments)]
 
 
 def server_environment(gpus: str | None) -> dict[str, str]:
     """Return the environment variables to add for a server on ``gpus``. None: it sees all GPUs of this process."""
-    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return environment if gpus is None else {**environment, VISIBLE: gpus}
+    return SERVER_ENVIRONMENT if gpus is None else {**SERVER_ENVIRONMENT, VISIBLE: gpus}
 
 
 def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
@@ -240,6 +247,25 @@ def _is_healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=CONNECT_SECONDS, trust_env=False).is_success
     except httpx.HTTPError:
         return False
+
+
+def _adapter_options(policy: Policy, vllm: VllmConfig) -> tuple[str, ...]:
+    """Return the options with which servers accept the adapter of ``policy``; () if it is merged into its weights."""
+    options = adapter_options(adapter_rank(policy.model), vllm.arguments)
+    if not options or all(map(_accepts_adapters, vllm.urls)):
+        return options
+    variables = " ".join(f"{name}={value}" for name, value in SERVER_ENVIRONMENT.items())
+    got = "a vLLM server accepts no adapters, so whole weights are sent, with the adapter merged"
+    log.warning("%s; to send only the adapter, start each server with %s %s", got, variables, " ".join(options))
+    return ()
+
+
+def _accepts_adapters(url: str) -> bool:
+    """Return whether the server at ``url`` loads LoRA adapters while it runs."""
+    try:
+        return httpx.post(f"{url}{LOAD_ADAPTER}", json={}, timeout=CONNECT_SECONDS, trust_env=False).status_code != 404
+    except httpx.HTTPError:
+        return True  # the check that follows reports a server that does not answer
 
 
 def _check(url: str, context: int) -> str:

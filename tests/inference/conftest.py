@@ -28,7 +28,7 @@ def versions(
     torch.manual_seed(0)
     updates = []
     for number in range(2):
-        updates.append(write_weights(folders, model, PolicyVersion(number, step=number)))
+        updates.append(write_weights(folders, model, PolicyVersion(number, step=number), adapters=False))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.5e-5 * torch.randn_like(parameter))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import stat
 import sys
 import textwrap
 import threading
 from collections.abc import Iterable
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,16 +23,21 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import torch
+from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.adapter import load_adapter
 from agent_r1.model.load import load_model, load_tokenizer
 
 LOADING = threading.Lock()
 """transformers cannot load two models at the same time in one process."""
+
+OWN_MODEL = "policy"
+"""The name of the server's own model; other names are adapters."""
 
 
 class Fault(Enum):
@@ -52,6 +59,12 @@ class Fault(Enum):
     FAIL_ONCE = auto()  # the next request answers 500
     NO_TOKENIZER = auto()  # stop strings are ignored
     OTHER_SHAPES = auto()  # an update fails: the server has another model
+    NO_LORA = auto()  # it was started without the options for adapters
+    OLD_ADAPTER = auto()  # a new adapter is loaded, and requests for it get the one before
+    NO_ADAPTER = auto()  # an adapter is loaded, and requests for it get the server's own model
+    OTHER_SCALE = auto()  # the product of an adapter's matrices is multiplied by half of alpha / rank
+    TAKEN_NAME = auto()  # each adapter has a name that is loaded already, so it is refused
+    LOST_ADAPTER = auto()  # a loaded adapter is not found
 
 
 class FakeVllm(ThreadingHTTPServer):
@@ -67,7 +80,10 @@ class FakeVllm(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.faults, self.context, self.decode = set(faults), context, decode
         self.model = load_model(folder, torch.float32)
-        self.cached: PreTrainedModel = self.model  # the model that computed the prefix cache
+        self.cached: dict[str, PreTrainedModel] = {}  # which model computed the prefix cache of a name
+        self.adapters: dict[str, PreTrainedModel] = {}  # the server's own model with an adapter, by name
+        self.engines: dict[str, TorchEngine] = {}  # of the adapters
+        self.running: set[Future[Completion]] = set()
         self.version, self.staged = "default", False
         self.paths: list[str] = []  # of all requests
         self.seeds: list[int] = []
@@ -94,7 +110,8 @@ class FakeVllm(ThreadingHTTPServer):
         self.hung.set()
         self.resumed.set()
         self.shutdown()
-        asyncio.run_coroutine_threadsafe(self.engine.close(), self.loop).result()
+        for engine in (self.engine, *self.engines.values()):
+            asyncio.run_coroutine_threadsafe(engine.close(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.server_close()
 
@@ -104,24 +121,31 @@ class FakeVllm(ThreadingHTTPServer):
             case "/health":
                 return 200, {}
             case "/v1/models":
-                return 200, {"data": [{"id": "policy", "max_model_len": self.context}]}
+                return 200, {"data": [{"id": OWN_MODEL, "max_model_len": self.context}]}
             case "/tokenize":
                 return (400, {"error": "no tokenizer"}) if Fault.NO_TOKENIZER in self.faults else (200, {"tokens": [1]})
             case "/weight_info":
                 return 200, {"weight_version": self.version}
             case "/pause":
                 self.resumed.clear()
+                for request in set(self.running) if query["mode"] == ["abort"] else ():
+                    request.cancel()
                 return 200, {"status": "paused"}
             case "/resume":
                 self.resumed.set()
                 return 200, {"status": "resumed"}
             case "/collective_rpc":
                 return self.reload(body["kwargs"]["weights_path"])
+            case "/v1/load_lora_adapter" if Fault.NO_LORA not in self.faults:
+                return self.load_adapter(body)
+            case "/v1/unload_lora_adapter" if Fault.NO_LORA not in self.faults:
+                found = self.adapters.pop(body["lora_name"], None)
+                return (200, {}) if found else (404, {"error": {"message": "the adapter cannot be found"}})
             case "/update_weight_version":
                 self.version = self.version if Fault.OLD_VERSION in self.faults else body["new_version"]
                 return 200, {"success": True}
             case "/reset_prefix_cache":
-                self.cached = self.cached if Fault.OLD_CACHE in self.faults else self.model
+                self.cached = self.cached if Fault.OLD_CACHE in self.faults else {}
                 return 200, {"success": Fault.KEPT_CACHE not in self.faults}
             case "/inference/v1/generate":
                 return self.generate(body)
@@ -142,15 +166,39 @@ class FakeVllm(ThreadingHTTPServer):
         ):  # vLLM ignores a head that is not in the files
             new.config.tie_word_embeddings = False
             new.lm_head.weight = torch.nn.Parameter(old.lm_head.weight.detach().clone())
-        number = int(Path(folder).name.rpartition("-")[2])
+        number = int(Path(folder).name.rpartition("-")[2]) if "-" in Path(folder).name else 0
         update = WeightUpdate(PolicyVersion(number, number), "shared_memory", new)
         asyncio.run_coroutine_threadsafe(self.engine.update_weights(update), self.loop).result()
         self.model = new
         return 200, {}
 
+    def load_adapter(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if "lora_name" not in body:
+            return 422, {"error": {"message": "lora_name: Field required"}}
+        name, folder = body["lora_name"], Path(body["lora_path"])
+        if name in self.adapters or Fault.TAKEN_NAME in self.faults:
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        if not folder.is_dir():
+            return 404, {"error": {"message": f"No adapter found for {folder}"}}
+        with LOADING:
+            model = copy.deepcopy(self.model)
+            if Fault.NO_ADAPTER not in self.faults:
+                load_adapter(model, folder)
+        if Fault.OLD_ADAPTER in self.faults:
+            model = [self.model, *self.adapters.values()][-1]
+        for module in model.modules() if Fault.OTHER_SCALE in self.faults else ():
+            if isinstance(module, LoraLayer):
+                module.scaling["default"] /= 2
+        self.adapters[name] = model
+        self.engines[name] = TorchEngine(copy.deepcopy(model), self.context)
+        return 200, {}
+
     def generate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if "token_ids" not in body:
             return 400, {"error": {"message": "token_ids: Field required"}}
+        name = body["model"]
+        if name != OWN_MODEL and (name not in self.adapters or Fault.LOST_ADAPTER in self.faults):
+            return 404, {"error": {"message": f"The model `{name}` does not exist."}}
         given, ids = body["sampling_params"], tuple(body["token_ids"])
         if len(ids) + 1 > self.context:
             return 400, {"error": {"message": f"the prompt has {len(ids)} tokens"}}
@@ -165,7 +213,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.num_requests += 1
         self.seeds.append(given.get("seed", 0))
         if given.get("prompt_logprobs") is not None or (given.get("logprobs", 0) > 0 and given["max_tokens"] == 1):
-            return 200, self.score(ids, given)
+            return 200, self.score(name, ids, given)
         params = SamplingParams(
             given.get("temperature", 1.0),
             max_tokens=given["max_tokens"],
@@ -182,12 +230,23 @@ class FakeVllm(ThreadingHTTPServer):
         if limit == 0:
             return 200, self.completed(Completion((), (), "cancelled", ()), "abort")
         try:
-            work = self.engine.generate(Prompt(ids), replace(params, max_tokens=limit))
-            completion = asyncio.run_coroutine_threadsafe(work, self.loop).result()
+            engine = self.engine if name == OWN_MODEL else self.engines[name]
+            work = engine.generate(Prompt(ids), replace(params, max_tokens=limit))
+            completion = self.wait(asyncio.run_coroutine_threadsafe(work, self.loop))
         except EngineError as error:
             return 400, {"error": {"message": str(error)}}
+        except CancelledError:
+            return 200, self.completed(Completion((), (), "cancelled", ()), "abort")
         aborted = completion.finish_reason == "length" and limit < params.max_tokens
-        return 200, self.completed(completion, "abort" if aborted else completion.finish_reason)
+        return 200, self.completed(completion, "abort" if aborted else completion.finish_reason, name)
+
+    def wait(self, request: Future[Completion]) -> Completion:
+        """Return the completion of a request, which a pause with the mode "abort" can cancel."""
+        self.running.add(request)
+        try:
+            return request.result()
+        finally:
+            self.running.discard(request)
 
     def stop(self, strings: Iterable[str]) -> StopCondition | None:
         strings = tuple(strings)
@@ -195,7 +254,9 @@ class FakeVllm(ThreadingHTTPServer):
             return None
         return StopCondition(strings, lambda ids: any(string in self.decode(ids) for string in strings))
 
-    def completed(self, completion: Completion, reason: str) -> dict[str, Any]:
+    def completed(self, completion: Completion, reason: str, name: str = OWN_MODEL) -> dict[str, Any]:
+        """The answer for a completion. Its tokens carry their version; those of an adapter, the server's newest one."""
+        is_newest = Fault.OLD_VERSION in self.faults or name != OWN_MODEL
         shift = 0.5 if Fault.WRONG_LOGPROBS in self.faults else 0.0
         scored = zip(completion.token_ids, completion.logprobs, strict=True)
         content: list[dict[str, Any]] = [{"token_id": token, "logprob": logprob - shift} for token, logprob in scored]
@@ -205,7 +266,7 @@ class FakeVllm(ThreadingHTTPServer):
         starts = [span.start for span in completion.version_spans]
         spans = [
             {
-                "version": self.version if span.version == completion.version_spans[-1].version else str(span.version),
+                "version": self.version if is_newest else str(span.version),
                 "start": span.start,
                 "end": end,
             }
@@ -216,17 +277,20 @@ class FakeVllm(ThreadingHTTPServer):
         return {"choices": [{**choice, "weight_versions": spans}]}
 
     @torch.no_grad()
-    def score(self, ids: tuple[int, ...], given: dict[str, Any]) -> dict[str, Any]:
+    def score(self, name: str, ids: tuple[int, ...], given: dict[str, Any]) -> dict[str, Any]:
         """The log-probabilities of the prompt, or of the most likely next tokens, as vLLM answers them."""
         shift = 0.5 if Fault.WRONG_LOGPROBS in self.faults else 0.0
-        read = torch.tensor([ids])
+        read, model = torch.tensor([ids]), self.adapters.get(name, self.model)
         if given.get("prompt_logprobs") is not None:  # computed without the prefix cache
-            scores = self.model(read).logits[0, :-1].log_softmax(-1)
+            scores = model(read).logits[0, :-1].log_softmax(-1)
             found = [{str(token): {"logprob": scores[i, token].item() - shift}} for i, token in enumerate(ids[1:])]
             one = {"token_ids": [0], "finish_reason": "length"}
             return {"choices": [one], "prompt_logprobs": None if Fault.NO_LOGPROBS in self.faults else [None, *found]}
         temperature = 1.0 if Fault.RAW_LOGPROBS in self.faults else given["temperature"]
-        scores = (self.cached(read).logits[0, -1] / temperature).log_softmax(-1)
+        cached = self.cached.setdefault(name, model)
+        if Fault.OLD_CACHE in self.faults:
+            cached = next(iter(self.cached.values()))
+        scores = (cached(read).logits[0, -1] / temperature).log_softmax(-1)
         top = scores.topk(given["logprobs"] - 1)
         pairs = [(len(scores) - 1, scores[-1].item()), *zip(top.indices.tolist(), top.values.tolist(), strict=True)]
         listed = [{"token_id": token, "logprob": logprob - shift} for token, logprob in pairs]

@@ -42,7 +42,8 @@ def script_of(options: str, words: str, capsys: pytest.CaptureFixture[str]) -> s
 def test_a_job_starts_servers_on_the_other_nodes_and_is_queued_again_after_a_signal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = f"--run big --model m --trainer.ranks 8 {VLLM} --engine.vllm.arguments=--tensor-parallel-size=4"
+    words = f"--run big --model m --trainer.ranks 8 --trainer.lora.rank 20 {VLLM}"
+    words += " --engine.vllm.arguments=--tensor-parallel-size=4"
     script = tmp_path / "job.sh"
     script.write_text(script_of("--nodes 3 --gpus_per_node 8 --sbatch --partition=gpu", words, capsys))
     assert "#SBATCH --nodes=3\n" in script.read_text() and "#SBATCH --partition=gpu\n" in script.read_text()
@@ -70,6 +71,8 @@ def test_a_job_starts_servers_on_the_other_nodes_and_is_queued_again_after_a_sig
         f"n{node} --port {port}" for node in (2, 3) for port in (8100, 8101)
     ]
     assert all("--gpus-per-node=8" in line and "--model m " in line for line in servers)
+    assert all("--enable-lora --max-lora-rank 32 " in line for line in servers)
+    assert all("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 " in line for line in servers)
     assert sum("CUDA_VISIBLE_DEVICES=4,5,6,7" in line for line in servers) == 2
     urls = ",".join(f"http://n{node}:{port}" for node in (2, 3) for port in (8100, 8101))
     training = f"agent-r1 train {words} --resume --engine.vllm.python  --engine.replicas 1 --engine.vllm.urls {urls}"

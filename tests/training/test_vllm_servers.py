@@ -78,6 +78,41 @@ def test_a_run_completes_although_a_server_dies_in_the_middle(
     assert not list(Path("/dev/shm").glob(f"agent-r1-weights-{os.getpid()}-*"))
 
 
+LORA = ["--trainer.lora.rank", "4", "--trainer.learning_rate", "0.01"]
+
+
+def test_a_run_with_an_adapter_sends_the_adapter_alone(
+    servers: list[FakeVllm], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One server keeps the adapter before the last one. The other server evaluates the base and the trained model."""
+    load = servers[0].load_adapter
+
+    def keep_old_one(body: dict[str, Any]) -> object:
+        if body.get("lora_path", "").endswith("version-2"):
+            servers[0].faults.add(Fault.OLD_ADAPTER)
+        return load(body)
+
+    servers[0].load_adapter = keep_old_one  # type: ignore[method-assign, assignment]
+    run = tmp_path / "run"
+    assert main(["train", *OPTIONS, *LORA, *vllm(servers), "--run", str(run)]) == 0
+    assert set(versions_of(run)) == {0, 1}
+    assert f"{servers[0].url} is left out: it does not serve the weights that it was sent" in caplog.text
+    assert servers[1].paths.count("/v1/load_lora_adapter") > servers[1].paths.count("/collective_rpc")
+    assert not servers[1].adapters
+
+
+def test_servers_without_adapters_get_merged_weights_and_a_warning(
+    servers: list[FakeVllm], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers[1].faults.add(Fault.NO_LORA)
+    run = tmp_path / "run"
+    assert main(["train", *OPTIONS, *LORA, *vllm(servers), "--run", str(run)]) == 0
+    assert set(versions_of(run)) == {0, 1}
+    wanted = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_NO_USAGE_STATS=1 --enable-lora --max-lora-rank 8"
+    assert caplog.text.count(wanted) == 1
+    assert servers[0].paths.count("/v1/load_lora_adapter") == 1  # the question whether it accepts adapters
+
+
 def test_eval_compares_base_and_trained_model_on_the_same_servers(
     servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,13 +177,14 @@ def python(tmp_path: Path) -> Path:
 def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_them(
     python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first server is killed after its second update."""
-    run, started = tmp_path / "run", list[ServerProcess]()
+    """The first server is killed after its second update. The run trains an adapter, which the servers accept."""
+    run, started, commands = tmp_path / "run", list[ServerProcess](), list[tuple[Any, ...]]()
     init, update = ServerProcess.__init__, EnginePool.update_weights
 
     def note(server: ServerProcess, *given: Any) -> None:
         init(server, *given)
         started.append(server)
+        commands.append(given)
 
     async def kill_first(pool: EnginePool, weights: WeightUpdate) -> PolicyVersion:
         served = await update(pool, weights)
@@ -160,7 +196,10 @@ def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_the
     monkeypatch.setattr(EnginePool, "update_weights", kill_first)
     python.write_text(python.read_text().replace("exec", "echo 'RuntimeError: no memory'\nexec", 1))
     options = ["--engine.backend", "vllm", "--engine.replicas", "2", "--engine.vllm.python", str(python)]
-    assert main(["train", *OPTIONS, *options, "--run", str(run)]) == 0
+    assert main(["train", *OPTIONS, *LORA, *options, "--run", str(run)]) == 0
+    for command, environment, _ in commands:
+        assert "--enable-lora --max-lora-rank 8" in " ".join(command)
+        assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert set(versions_of(run)) == {0, 1}
     kept = run / "logs" / "server-0.log"
     assert kept.read_text().startswith("RuntimeError: no memory") and len(list(kept.parent.iterdir())) == 1

@@ -1,0 +1,40 @@
+"""The options and environment variables with which vLLM servers must be started."""
+
+from __future__ import annotations
+
+import shlex
+
+SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+"""Options that a server needs: the endpoint for token ids, log-probabilities at the sampling temperature, and no
+default sampling parameters from the model's folder."""
+
+SERVER_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # adapters
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Environment variables of a server. Without --enable-lora, the one for adapters changes nothing."""
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM accepts as the largest rank of adapters."""
+
+NO_ADAPTERS = "--no-enable-lora"
+"""The option of vLLM with which a user chooses that servers get the adapter merged into the weights."""
+
+KEPT_ADAPTERS = 2
+"""The number of newest adapters that a server keeps. A request that was sent before an update needs the old one."""
+
+
+def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
+    """Return the options with which a server accepts adapters of ``rank``.
+
+    Return () if there is no adapter (rank 0), if vLLM accepts none of this rank, or if ``NO_ADAPTERS`` is in
+    ``arguments``, the user's own options of the server.
+
+    Example:
+        adapter_options(4, "") == ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
+    """
+    if rank == 0 or rank > ADAPTER_RANKS[-1] or NO_ADAPTERS in shlex.split(arguments):
+        return ()
+    limit = next(limit for limit in ADAPTER_RANKS if rank <= limit)
+    return "--enable-lora", "--max-lora-rank", str(limit), "--max-loras", str(KEPT_ADAPTERS)
