@@ -10,8 +10,8 @@ from agent_r1.core.lazy import lazy_names
 if TYPE_CHECKING:
     from agent_r1.trainer.config import TrainerConfig
     from agent_r1.trainer.oom_retry import OutOfMemory
-    from agent_r1.trainer.outcomes import Outcome, Trained
     from agent_r1.trainer.protocol import OptimStats, PassStats, PreparedBatch, Trainer, TrainerState
+    from agent_r1.trainer.report import Outcome, Trained
     from agent_r1.trainer.single_process import SingleProcessTrainer
     from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 
@@ -36,7 +36,7 @@ __getattr__ = lazy_names(
     {
         "config": ("TrainerConfig",),
         "oom_retry": ("OutOfMemory",),
-        "outcomes": ("Outcome", "Trained"),
+        "report": ("Outcome", "Trained"),
         "protocol": ("OptimStats", "PassStats", "PreparedBatch", "Trainer", "TrainerState"),
         "single_process": ("SingleProcessTrainer",),
         "updater": ("PolicyUpdater", "SelectedGroup", "UpdateReport"),

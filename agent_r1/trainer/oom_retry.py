@@ -47,7 +47,15 @@ class TokenBudget:
         Raises:
             OutOfMemory: memory ran out, although the largest micro-batch was a single block and cannot become smaller.
         """
-        while isinstance(result := _try(work, self.tokens), RanOut):
+        while True:
+            try:
+                result = work(self.tokens)
+            except (RuntimeError, MemoryError) as error:
+                if not is_oom(error):
+                    raise
+                result = RanOut(first_line(error))
+            if not isinstance(result, RanOut):
+                return result
             undo()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -58,7 +66,6 @@ class TokenBudget:
                     f"{longest_block}: {result.message}; lower --context or --max_tokens, or take a smaller model"
                 )
             self.tokens = failed // 2
-        return result
 
 
 @contextmanager
@@ -88,15 +95,6 @@ class RanOut:
     """
 
     message: str
-
-
-def _try(work: Callable[[int], T | RanOut], tokens: int) -> T | RanOut:
-    try:
-        return work(tokens)
-    except (RuntimeError, MemoryError) as error:
-        if not is_oom(error):
-            raise
-        return RanOut(first_line(error))
 
 
 def first_line(error: BaseException) -> str:

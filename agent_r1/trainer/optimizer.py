@@ -1,4 +1,4 @@
-"""AdamW for several modules, with gradient clipping and a check that loss and gradients are finite."""
+"""AdamW for several modules, with gradient clipping, a check for finite numbers, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import get_scheduler
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import import_extra
-from agent_r1.trainer.config import OptimizerName
+from agent_r1.trainer.config import OptimizerName, ScheduleConfig
 from agent_r1.trainer.protocol import Module, OptimStats
 
 
@@ -60,7 +61,7 @@ class Optimizer:
         }
         adamw_groups: list[dict[str, Any]] = []
         for module, group in groups.items():
-            parameters = self.parameters(module)
+            parameters = list(self._parameters[module].values())
             matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
             adamw_groups.append({"params": matrices, "lr": group.learning_rate, "weight_decay": weight_decay})
             adamw_groups.append({"params": vectors, "lr": group.learning_rate, "weight_decay": 0.0})
@@ -77,7 +78,11 @@ class Optimizer:
             if module not in modules:
                 for parameter in parameters.values():
                     parameter.grad = None  # without a gradient, AdamW applies no momentum either
-        norms = {module: self._clip(module) for module in sorted(modules)}
+        norms: dict[Module, Tensor] = {}  # of each module's gradient before clipping: ()
+        for module in sorted(modules):
+            trained = self._parameters[module].values()
+            norms[module] = full_tensor(nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
+            nn.utils.clip_grads_with_norm_(trained, self._max_norm, norms[module])
         gradient_norms = dict(zip(norms, torch.stack([norm.double() for norm in norms.values()]).tolist(), strict=True))
         finite = math.isfinite(float(loss.detach())) and all(map(math.isfinite, gradient_norms.values()))
         if finite:
@@ -88,21 +93,9 @@ class Optimizer:
         self.clear_gradients()
         return OptimStats(finite, gradient_norms)
 
-    def _clip(self, module: Module) -> Tensor:
-        """Clip the gradient of a module by its norm. Return the norm before clipping, a tensor of shape ()."""
-        parameters = self.parameters(module)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = full_tensor(nn.utils.get_total_norm(gradients))
-        nn.utils.clip_grads_with_norm_(parameters, self._max_norm, norm)
-        return norm
-
     def clear_gradients(self) -> None:
         """Set all gradients to None."""
         self._adamw.zero_grad(set_to_none=True)
-
-    def parameters(self, module: Module) -> list[nn.Parameter]:
-        """Return the trained parameters of the module "policy" or "critic"."""
-        return list(self._parameters[module].values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the moments and step counters by name (``policy.lm_head.weight.exp_avg``), without copying them.
@@ -116,6 +109,39 @@ class Optimizer:
             for moment, value in self._adamw.state[parameter].items()
             for key, tensor in _plain_tensors(moment, value)
         }
+
+
+def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
+    """Return the factor by which all learning rates are multiplied in one update.
+
+    The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates. Decays
+    are equal to the decays in transformers. A warm-up is one step ahead of the warm-up in transformers, which begins
+    with the factor 0.
+
+    Args:
+        config: the form and the lengths of the schedule.
+        step: the number of the update, from 1.
+        steps: the number of updates of the run.
+
+    Example:
+        learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=1, steps=12) == 0.5
+    """
+    warmup, decay = config.warmup_length(steps), config.decay_length(steps)
+    # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    if config.name == "constant":
+        schedule = get_scheduler("constant_with_warmup", optimizer, num_warmup_steps=warmup)
+    else:
+        shape = {
+            "decay_type": config.name,
+            "min_lr_ratio": config.min_ratio,
+            "num_decay_steps": decay,
+            "num_stable_steps": max(0, steps - warmup - decay),
+        }
+        schedule = get_scheduler(
+            "warmup_stable_decay", optimizer, num_warmup_steps=warmup, scheduler_specific_kwargs=shape
+        )
+    return float(schedule.lr_lambdas[0](step if step <= warmup else step - 1))
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

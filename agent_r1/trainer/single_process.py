@@ -85,12 +85,14 @@ class SingleProcessTrainer:
         self._algorithm, self._config, self._profiler = algorithm, config, profiler
         self._tree_attention = supports_tree_mask(model.eval())
         self._policy = mixed_precision(model, config.dtype)
+        self._trained: tuple[MixedPrecision[Any], ...] = (self._policy,)
         self._critic: MixedPrecision[ValueModel] | None = None
         self._reference: MixedPrecision[PreTrainedModel] | None = None
         if "critic" in algorithm.needs:
             self._critic = mixed_precision(
                 build_value_model(model, config.critic_reads_logprobs), config.dtype, keep=("head",)
             )
+            self._trained = (self._policy, self._critic)
         if "reference" in algorithm.needs:
             self._reference = make_reference(model, config.dtype, syncs_reference(algorithm))
         self._models = ModelSet(
@@ -108,7 +110,7 @@ class SingleProcessTrainer:
         if self._critic is not None:
             groups[CRITIC] = ParameterGroup(self._critic.weights, config.critic_learning_rate)
         if config.activation_checkpointing:
-            for trained in self._trained():
+            for trained in self._trained:
                 checkpoint_activations(trained.compute, type(model).__name__)
         self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm, config.optimizer)
         self._budget = TokenBudget(config.micro_tokens)
@@ -171,7 +173,8 @@ class SingleProcessTrainer:
         with self._profiler.measure(Part.OPTIMIZER):
             stats = self._optimizer.step(loss, modules, learning_rate_factor)
             if stats.applied:
-                self._refresh()
+                for trained in self._trained:
+                    trained.refresh()
         if stats.applied and POLICY in modules:
             self._checksum = None
         return stats
@@ -220,9 +223,8 @@ class SingleProcessTrainer:
             do = "make the trainer of the model that the run began with, then load the saved weights into it"
             raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
         overwrite(self._tensors(), dict(state.tensors))  # reads files once
-        self._refresh()
-        if self._reference is not None:
-            self._reference.refresh()
+        for module in (*self._trained, *([] if self._reference is None else [self._reference])):
+            module.refresh()
         # Continue with the saved budget: with a larger budget, losses would be summed in another order, and results
         # would differ in their last bits. A smaller budget in the settings replaces the saved budget.
         self._budget.tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
@@ -245,15 +247,8 @@ class SingleProcessTrainer:
 
     def _clear_gradients(self) -> None:
         self._optimizer.clear_gradients()
-        for trained in self._trained():
+        for trained in self._trained:
             trained.clear_gradients()
-
-    def _refresh(self) -> None:
-        for trained in self._trained():
-            trained.refresh()
-
-    def _trained(self) -> tuple[MixedPrecision[Any], ...]:
-        return (self._policy,) if self._critic is None else (self._policy, self._critic)
 
     def _current_checksum(self) -> str:
         if self._checksum is None:

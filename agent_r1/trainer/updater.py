@@ -25,12 +25,21 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
 from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.metrics import OptimizerStep, correction_metrics, kl_reference, pass_metrics, reward_metrics
 from agent_r1.trainer.oom_retry import explain_oom
-from agent_r1.trainer.outcomes import MASKED, REJECTED, Outcome, batch_outcomes, untrained_outcomes
+from agent_r1.trainer.optimizer import learning_rate_factor
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Trainer, TrainerState
-from agent_r1.trainer.schedule import learning_rate_factor
-from agent_r1.trainer.token_records import make_token_records
+from agent_r1.trainer.report import (
+    MASKED,
+    REJECTED,
+    OptimizerStep,
+    Outcome,
+    batch_outcomes,
+    kl_reference,
+    make_token_records,
+    pass_metrics,
+    reward_metrics,
+    untrained_outcomes,
+)
 
 NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 
@@ -151,29 +160,39 @@ class PolicyUpdater:
         return await run_in_thread(self._update, groups)
 
     def _update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
+        kl = self._algorithm.kl
         attempts = sum(len(selected.group.trajectories) for selected in groups)
         with explain_oom(f"an update on {attempts} attempts, in passes of {self.micro_tokens} tokens"):
             self._step += 1
             self._published = None
             selection = _join_selections(groups)
             kept = self._algorithm.select(selection, self._version)
-            metrics = reward_metrics(selection, kept) | self._learning_rates()
+            factor = learning_rate_factor(self._config.schedule, self._step, self._steps)
+            metrics = reward_metrics(selection, kept) | {"learning_rate": factor * self._config.learning_rate}
+            if "critic" in self._algorithm.needs:
+                metrics["critic_learning_rate"] = factor * self._config.critic_learning_rate
             records: tuple[TokenRecord, ...] = ()
             outcomes: list[Outcome] = [*kept.excluded, *untrained_outcomes([selected.group for selected in groups])]
             if kept.samples:
                 prepared = self._prepare(kept.samples)
                 gradients = self._gradients(prepared)
                 trained = prepared.minibatch(frozenset[int]().union(*gradients.values()))
-                steps = self._optimize(trained, frozenset(gradients)) if gradients else []
+                steps = self._optimize(trained, frozenset(gradients), factor) if gradients else []
                 if steps:
-                    metrics |= pass_metrics(trained, steps, self._version)
-                    metrics |= correction_metrics(trained, self._algorithm)
+                    metrics |= pass_metrics(trained, steps, self._version, self._algorithm)
                     records = make_token_records(kept.samples, trained, steps, self._record_groups)
                 self._version += any(POLICY in step.modules and step.optim.applied for step in steps)
-                self._update_kl_coef(prepared)
+                reference = prepared.outputs.reference_logprobs
+                if kl is not None and reference is not None:  # adapt the coefficient to the divergence on this batch
+                    divergence = kl_reference(prepared.batch, reference)
+                    self._kl_coef = kl.adapt_coefficient(self._kl_coef, divergence, len(prepared.batch.attempts))
                 without_loss = REJECTED if self._algorithm.token_mask is None else MASKED
                 outcomes = [*batch_outcomes(prepared, steps, without_loss), *outcomes]
-            metrics |= self._sync_reference()
+            if kl is not None and kl.sync_steps:
+                is_due = self._step % kl.sync_steps == 0
+                if is_due:
+                    self._trainer.sync_reference(kl.sync_alpha)
+                metrics["reference_synced"] = float(is_due)
             version = self.publish().version
             return UpdateReport(self._step, version, metrics, tuple(outcomes), self.micro_tokens, records)
 
@@ -232,9 +251,10 @@ class PolicyUpdater:
             baseline, self._role_baselines = algorithm.advantage.track(self._role_baselines, roles, batch.returns)
             batch = replace(batch, role_baseline=baseline)
 
+        is_stale = int(batch.versions.min()) < self._version
         needs_entropy = algorithm.token_mask is not None and algorithm.token_mask.needs_entropy
         outputs = ModelOutputs(
-            old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch) else None,
+            old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch, is_stale) else None,
             values=trainer.values(batch) if "critic" in needs else None,
             reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
             teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in algorithm.advantage.needs else None,
@@ -245,26 +265,22 @@ class PolicyUpdater:
         # If the batch is stale, pi_old is the sampler's policy, so that clipping bounds the distance from the sampler's
         # policy. If the algorithm has a correction, pi_old stays the policy before the update: the importance weights
         # already account for the distance from the sampler's policy.
-        stale_uncorrected = self._is_stale(batch) and algorithm.correction is None
-        from_sampler = algorithm.ratio_denominator == "sampler" or stale_uncorrected
+        from_sampler = algorithm.ratio_denominator == "sampler" or (is_stale and algorithm.correction is None)
         old_logprobs = batch.sampler_logprobs if from_sampler else outputs.old_logprobs
         with self._profiler.measure(Part.PACKING):
             weights = algorithm.compute_token_weights(batch, outputs, self._kl_coef)
         return PreparedBatch(batch, weights, outputs, old_logprobs)
 
-    def _is_stale(self, batch: TrainingBatch) -> bool:
-        return int(batch.versions.min()) < self._version
-
-    def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
+    def _needs_old_logprobs(self, batch: TrainingBatch, is_stale: bool) -> bool:
         """Return whether an extra pass must compute log pi_old, the policy's log-probabilities, before the update.
 
         Usually no extra pass is needed if the update uses each trajectory only once. The training pass then computes
         log pi_old itself.
         """
-        if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and self._is_stale(batch)):
+        if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and is_stale):
             return True
         passes = self._algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
-        return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not self._is_stale(batch)
+        return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not is_stale
 
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
         """Return the modules that get a gradient, each with the numbers of the trajectories that contribute to it.
@@ -287,76 +303,33 @@ class PolicyUpdater:
             found[CRITIC] = frozenset(states)
         return {module: trajectories for module, trajectories in found.items() if trajectories}
 
-    def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module]) -> list[OptimizerStep]:
-        """Take the optimizer steps of one update, and return them in order.
+    def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module], factor: float) -> list[OptimizerStep]:
+        """Take the optimizer steps of one update, and return them in order. ``factor`` multiplies the learning rates.
 
-        Usually each step trains all modules together. If ``critic_epochs`` is set, the policy takes all its steps
-        first, and then the critic takes its own steps.
+        Usually each step trains all of ``modules``. If ``critic_epochs`` is set, the policy takes all its steps first,
+        and then the critic takes its own steps.
+
+        There is one step per minibatch and epoch. Minibatches are random sets of whole trajectories.
         """
-        config, shared_epochs = self._config, self._algorithm.epochs
-        if config.critic_epochs is None:
-            return self._take_steps(prepared, modules, shared_epochs, config.minibatches)
-        steps = []
-        if POLICY in modules:
-            steps += self._take_steps(prepared, frozenset({POLICY}), shared_epochs, config.minibatches)
-        if CRITIC in modules:
-            steps += self._take_steps(prepared, frozenset({CRITIC}), config.critic_epochs, config.critic_minibatches)
-        return steps
-
-    def _take_steps(
-        self, prepared: PreparedBatch, modules: frozenset[Module], epochs: int, minibatches: int
-    ) -> list[OptimizerStep]:
-        """Take one optimizer step per minibatch and epoch. Minibatches are random sets of whole trajectories."""
+        config, epochs = self._config, self._algorithm.epochs
+        phases = [(modules, epochs, config.minibatches)]
+        if config.critic_epochs is not None:
+            policy, critic = modules & {POLICY}, modules & {CRITIC}
+            phases = [(policy, epochs, config.minibatches), (critic, config.critic_epochs, config.critic_minibatches)]
         numbers = sorted({sequence.trajectory for sequence in prepared.batch.sequences})
-        total = len(numbers)
-        count = min(minibatches, total)
-        factor = learning_rate_factor(self._config.schedule, self._step, self._steps)
-        steps = []
-        for epoch in range(epochs):
-            order = list(numbers)
-            random.Random(f"{self._seed}|{self._step}|{epoch}").shuffle(order)
-            for trajectories in (frozenset(order[first::count]) for first in range(count)):
-                minibatch = prepared.minibatch(trajectories)
-                # The loss is scaled up, so that the expected gradient of a minibatch is the gradient of the batch.
-                scale = total / len(trajectories)
-                passed = self._trainer.forward_backward(minibatch, scale=scale, modules=modules)
-                steps.append(OptimizerStep(modules, trajectories, passed, self._trainer.optim_step(factor)))
+        steps: list[OptimizerStep] = []
+        for trained, epochs, minibatches in phases:
+            count = min(minibatches, len(numbers))
+            for epoch in range(epochs if trained else 0):
+                order = list(numbers)
+                random.Random(f"{self._seed}|{self._step}|{epoch}").shuffle(order)
+                for trajectories in (frozenset(order[first::count]) for first in range(count)):
+                    # The loss is scaled up, so that the expected gradient of a minibatch is the gradient of the batch.
+                    scale = len(order) / len(trajectories)
+                    minibatch = prepared.minibatch(trajectories)
+                    passed = self._trainer.forward_backward(minibatch, scale=scale, modules=trained)
+                    steps.append(OptimizerStep(trained, trajectories, passed, self._trainer.optim_step(factor)))
         return steps
-
-    def _learning_rates(self) -> dict[str, float]:
-        """Return the metrics ``learning_rate`` and ``critic_learning_rate`` of this update.
-
-        The second metric is missing if there is no critic.
-        """
-        factor = learning_rate_factor(self._config.schedule, self._step, self._steps)
-        rates = {"learning_rate": factor * self._config.learning_rate}
-        if "critic" in self._algorithm.needs:
-            rates["critic_learning_rate"] = factor * self._config.critic_learning_rate
-        return rates
-
-    def _sync_reference(self) -> dict[str, float]:
-        """Synchronize the reference with the policy, if the number of this update is a multiple of ``sync_steps``.
-
-        Return the metric ``reference_synced``: 1.0 if the reference was synchronized, 0.0 if not. Return no metric if
-        the reference is never synchronized.
-        """
-        kl = self._algorithm.kl
-        if kl is None or not kl.sync_steps:
-            return {}
-        is_due = self._step % kl.sync_steps == 0
-        if is_due:
-            self._trainer.sync_reference(kl.sync_alpha)
-        return {"reference_synced": float(is_due)}
-
-    def _update_kl_coef(self, prepared: PreparedBatch) -> None:
-        """Adapt the KL coefficient to the KL divergence between the policy and the reference on this batch.
-
-        Do nothing if the algorithm has no KL penalty, or if no log-probabilities of the reference were computed.
-        """
-        if self._algorithm.kl is not None and prepared.outputs.reference_logprobs is not None:
-            divergence = kl_reference(prepared.batch, prepared.outputs.reference_logprobs)
-            trajectories = len(prepared.batch.attempts)
-            self._kl_coef = self._algorithm.kl.adapt_coefficient(self._kl_coef, divergence, trajectories)
 
 
 def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:

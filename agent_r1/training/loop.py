@@ -29,7 +29,7 @@ from agent_r1.rollout.collector import Collector
 from agent_r1.rollout.staleness import StalenessController
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tools.execution import user_code_location
-from agent_r1.trainer.outcomes import Outcome, Trained
+from agent_r1.trainer.report import Outcome, Trained
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.agent_programs import make_rollout
 from agent_r1.training.build import Runtime, group_requests, rollout_limits

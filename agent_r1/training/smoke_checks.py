@@ -28,7 +28,7 @@ from agent_r1.rollout.collector import Collector, GroupRequest
 from agent_r1.rollout.scripted_agent import ScriptedAgent
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 from agent_r1.trainer.oom_retry import OutOfMemory
-from agent_r1.trainer.outcomes import Trained
+from agent_r1.trainer.report import Trained
 from agent_r1.trainer.updater import SelectedGroup, UpdateReport
 from agent_r1.training.build import Runtime, group_requests, rebuild_trainer, rollout_limits
 from agent_r1.training.loop import make_collector

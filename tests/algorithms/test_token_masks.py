@@ -24,7 +24,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.segments import segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import Excluded, select_trainable
-from agent_r1.trainer.outcomes import MASKED
+from agent_r1.trainer.report import MASKED
 
 
 @pytest.fixture

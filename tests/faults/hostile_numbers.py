@@ -23,8 +23,8 @@ from agent_r1.model.checksum import weights_checksum
 from agent_r1.rollout.collector import Collector, GroupRequest
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer import oom_retry as memory
-from agent_r1.trainer.outcomes import NOT_FINITE
 from agent_r1.trainer.protocol import PassStats
+from agent_r1.trainer.report import NOT_FINITE
 from agent_r1.training import build as services
 from agent_r1.training import loop
 from agent_r1.training.monitor import health_monitor

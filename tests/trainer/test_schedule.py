@@ -17,7 +17,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.envs import ToolEnv
 from agent_r1.model.checksum import weights_checksum
 from agent_r1.trainer.config import ScheduleConfig
-from agent_r1.trainer.schedule import learning_rate_factor
+from agent_r1.trainer.optimizer import learning_rate_factor
 from agent_r1.training.config import TrainConfig, resolve_config
 
 STEPS = 12

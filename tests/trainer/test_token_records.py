@@ -14,7 +14,7 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.outcomes import Trained
+from agent_r1.trainer.report import Trained
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 

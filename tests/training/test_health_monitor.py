@@ -20,7 +20,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.data.training_sample import Excluded, select_trainable
-from agent_r1.trainer.outcomes import Trained
+from agent_r1.trainer.report import Trained
 from agent_r1.trainer.updater import SelectedGroup, UpdateReport
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig

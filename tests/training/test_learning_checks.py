@@ -8,7 +8,7 @@ import pytest
 from failing import make_trajectory
 
 from agent_r1.data.training_sample import Selection, TrainingSample
-from agent_r1.trainer.metrics import reward_metrics
+from agent_r1.trainer.report import reward_metrics
 from agent_r1.training.monitor.learning_checks import check_contrast, check_entropy, check_validation
 
 START = (0.2, 0.2, 0.2, 0.2, 0.2)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import Dtype, PolicyVersion
-from agent_r1.trainer.outcomes import Trained
+from agent_r1.trainer.report import Trained
 from agent_r1.trainer.updater import UpdateReport
 from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_reason, shorten_reason
 from agent_r1.training.monitor.config import MonitorConfig

@@ -1,4 +1,4 @@
-"""Metrics of an update: numbers by the name of the metric."""
+"""The report of an update: its metrics, the outcome of each attempt, and the token records of some attempts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops import MIN_STD, effective_share
+from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.token_record import TokenRecord
+from agent_r1.core.trajectory import STATUS_POLICY, Group
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.training_sample import Selection
-from agent_r1.trainer.protocol import Module, OptimStats, PassStats, PreparedBatch
+from agent_r1.data.segments import segment_sum
+from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, describe_status
+from agent_r1.trainer.protocol import POLICY, Module, OptimStats, PassStats, PreparedBatch
+
+NOT_FINITE = "the loss or a gradient was not finite"
+NO_ADVANTAGE = "advantage 0 on every token"
+GREEDY = "greedy attempt, to compare with"
+REJECTED = "rejected: sampler and trainer disagree"
+MASKED = "no token has a policy loss: all are masked or rejected"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +42,25 @@ class OptimizerStep:
     trajectories: frozenset[int]
     passed: PassStats
     optim: OptimStats
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The outcome of an attempt that was trained.
+
+    An attempt is trained if an applied optimizer step of the policy used the attempt. If an update trains only the
+    critic, a step of the critic counts.
+
+    Attributes:
+        advantage_sum: the sum of the advantages of the attempt's tokens.
+    """
+
+    attempt: AttemptId
+    advantage_sum: float
+
+
+Outcome = Trained | Excluded
+"""What an update did with one attempt."""
 
 
 def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
@@ -61,7 +90,9 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     }
 
 
-def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int) -> dict[str, float]:
+def pass_metrics(
+    prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int, algorithm: Algorithm
+) -> dict[str, float]:
     """Return the metrics of the optimizer steps over a batch, such as:
 
     - ``staleness``: ``version`` minus the number of the oldest weights that sampled a token of the batch.
@@ -82,7 +113,7 @@ def pass_metrics(prepared: PreparedBatch, steps: Sequence[OptimizerStep], versio
         "padding": 1 - sum(one.num_tokens for one in passes) / sum(one.num_padded_tokens for one in passes),
         "skipped_steps": float(sum(not step.optim.applied for step in steps)),
         **_policy_metrics(prepared, [one for one in passes if len(one.tokens)]),
-        **_model_metrics(prepared),
+        **_model_metrics(prepared, algorithm),
         **_step_metrics([step for step in steps if step.optim.applied]),
     }
 
@@ -100,19 +131,6 @@ def _tokens_of_an_epoch(steps: Sequence[OptimizerStep]) -> int:
         seen |= step.trajectories
         tokens += step.passed.num_tokens
     return tokens
-
-
-def correction_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
-    """Return the metrics of the correction between sampler and trainer; {} if the algorithm has no correction.
-
-    ``correction/effective_share`` is the effective sample size of the action tokens, divided by the number of action
-    tokens (see :func:`agent_r1.algorithms.ops.effective_share`). It is 1 if all these tokens have
-    equal importance weights.
-    """
-    if algorithm.correction is None:
-        return {}
-    weight = algorithm.correction_weights(prepared.batch, prepared.outputs.old_logprobs)  # (N,)
-    return {"correction/effective_share": effective_share(weight[prepared.batch.action_mask])}
 
 
 def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dict[str, float]:
@@ -161,12 +179,15 @@ def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[T
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
 
 
-def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
+def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
     """Return the metrics of algorithms with a reference, a teacher, a critic or importance weights.
 
     - ``kl_reference``: KL divergence from the reference per token (estimator k1).
     - ``kl_coefficient``: coefficient of the KL penalty.
     - ``importance_weight``: mean over the action tokens; missing if every token has weight 1.
+    - ``correction/effective_share``: effective sample size of the action tokens divided by their number
+      (:func:`agent_r1.algorithms.ops.effective_share`). 1 if all importance weights of the correction are equal;
+      missing without a correction.
     - ``teacher_top_mass``: probability of the teacher's top k tokens under the teacher, mean over the action tokens.
     - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G; missing if all targets are
       equal. V is the critic's value before the update, so the metric measures a prediction. A critic that always gives
@@ -186,6 +207,9 @@ def _model_metrics(prepared: PreparedBatch) -> dict[str, float]:
     if outputs.teacher_top is not None:
         mass = outputs.teacher_top.logprobs.exp().sum(-1)  # (N,)
         metrics["teacher_top_mass"] = float(mass[batch.action_mask].mean())
+    if algorithm.correction is not None:
+        correction = algorithm.correction_weights(batch, outputs.old_logprobs)  # (N,)
+        metrics["correction/effective_share"] = effective_share(correction[batch.action_mask])
     if bool((weights.importance_weight != 1).any()):
         metrics["importance_weight"] = float(weights.importance_weight[batch.action_mask].mean())
     return metrics
@@ -212,3 +236,86 @@ def _step_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
         for name, value in {**terms, **norms}.items():
             values.setdefault(name, []).append(value)
     return {name: fmean(numbers) for name, numbers in values.items()}
+
+
+def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
+    """Return the outcome of each attempt of the batch.
+
+    An attempt is ``Trained`` if one of its tokens has a policy loss, and an applied optimizer step used the attempt.
+    Other attempts are ``Excluded`` with a reason. Only steps of the policy count. If no step trained the policy, as in
+    the critic's warm-up, all steps count.
+
+    Args:
+        prepared: the batch.
+        steps: the optimizer steps of the update.
+        without_loss: the reason for attempts in which no token has a policy loss.
+    """
+    batch, weights = prepared.batch, prepared.weights
+    steps = [step for step in steps if POLICY in step.modules] or steps
+    used = frozenset[int]().union(*(step.trajectories for step in steps))
+    trained = frozenset[int]().union(*(step.trajectories for step in steps if step.optim.applied))
+    accepted = segment_sum(weights.importance_weight * batch.action_mask, batch.token_trajectory).tolist()  # (M,)
+    advantage_sum = segment_sum(weights.advantage, batch.token_trajectory).tolist()  # (M,)
+    outcomes: list[Outcome] = []
+    for number, attempt in enumerate(batch.attempts):
+        reason = batch.loss_excluded[number]
+        if reason is not None:
+            outcomes.append(Excluded(attempt, reason))
+        elif not accepted[number]:
+            outcomes.append(Excluded(attempt, without_loss))
+        elif number in trained:
+            outcomes.append(Trained(attempt, advantage_sum[number]))
+        else:
+            outcomes.append(Excluded(attempt, NOT_FINITE if number in used else NO_ADVANTAGE))
+    return outcomes
+
+
+def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
+    """Return the outcomes of the attempts that are never trained: greedy attempts, and attempts that were retried."""
+    outcomes = []
+    for greedy in (group.greedy for group in groups if group.greedy is not None):
+        failed = STATUS_POLICY[greedy.status] != "train"
+        outcomes.append(Excluded(greedy.attempt, f"{GREEDY}; {describe_status(greedy)}" if failed else GREEDY))
+    for retried in (trajectory for group in groups for trajectory in group.retried):
+        outcomes.append(Excluded(retried.attempt, f"tried again after {describe_status(retried)}"))
+    return outcomes
+
+
+def make_token_records(
+    samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
+) -> tuple[TokenRecord, ...]:
+    """Return token records for the attempts of at most ``groups`` groups.
+
+    Groups are taken in the order of the batch. A group is skipped if no optimizer step used any of its attempts. No
+    model runs in this function, because the update has already computed all numbers of the records.
+
+    Args:
+        samples: the samples of the batch, in the order of the batch's trajectories.
+        prepared: the batch, with only the sequences that the optimizer steps used.
+        steps: the optimizer steps of the update.
+        groups: the maximum number of groups.
+    """
+    if not groups:
+        return ()
+    batch = prepared.batch
+    used = {sequence.trajectory for sequence in batch.sequences}
+    chosen = sorted({samples[number].group for number in used})[:groups]
+    weights, values = prepared.weights, prepared.outputs.values
+    passes = [step.passed for step in steps if len(step.passed.tokens)]  # passes that ran the policy
+    logprobs = torch.full_like(weights.advantage, math.nan)  # (N,)
+    if passes:
+        tokens, known = logprobs_before_update(prepared, passes[0])
+        logprobs[tokens] = known
+    rows = [logprobs, weights.advantage, weights.loss_weight * weights.importance_weight]
+    rows += [first_entropies(prepared, passes), *([] if values is None else [values.before_token])]
+    columns = torch.stack(rows)  # (4, N), or (5, N) with a critic: the numbers of each token
+    records: list[TokenRecord] = []
+    for number, sample in enumerate(samples):
+        if sample.group not in chosen:
+            continue
+        own = (batch.token_trajectory == number) & batch.action_mask  # (N,)
+        turns = [turn for turn in sample.trajectory.turns if turn.action_ids]
+        parts = columns[:, own].split([len(turn.action_ids) for turn in turns], dim=1)
+        for turn, part in zip(turns, parts, strict=True):
+            records.append(TokenRecord(sample.trajectory.attempt, turn.index, *map(tuple, part.tolist())))
+    return tuple(records)
