@@ -35,8 +35,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
-from agent_r1.data.assemble import assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TrainingBatch, assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 

@@ -18,8 +18,7 @@ from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
-from agent_r1.data.assemble import TokenScope, assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch
 from agent_r1.data.sequences import Packing, TokenSequence, pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample
 from agent_r1.model.value_head import build_value_model

@@ -40,8 +40,7 @@ from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.assemble import TokenScope
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TokenScope, TrainingBatch
 from agent_r1.data.training_sample import Selection
 
 
@@ -198,11 +197,11 @@ class Algorithm(Component):
             accepted = accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
             loss_mask = loss_mask & accepted if self.rejection.denominator == "accepted" else loss_mask
         kept, drift_weight = self._apply_token_rules(batch, outputs, advantage, loss_mask)  # (N,)
-        units = {"turn_mean": batch.token_turn, "group_mean": batch.token_group}
         loss_weight = torch.zeros(len(batch.ids), dtype=torch.float64)
         if bool(loss_mask.any()):
-            unit = units.get(self.aggregation, batch.token_trajectory)[loss_mask]  # (n,)
-            loss_weight.masked_scatter_(loss_mask, aggregation_weights(unit, self.aggregation, self.length))
+            unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory  # (N,)
+            unit = batch.token_group if self.aggregation == "group_mean" else unit
+            loss_weight.masked_scatter_(loss_mask, aggregation_weights(unit[loss_mask], self.aggregation, self.length))
 
         # Supervised terms: -log pi of successful trajectories, and of observations.
         sft_weight = None

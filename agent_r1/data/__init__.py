@@ -1,7 +1,6 @@
 """Conversion of trajectories to the model's input: training samples, the training batch, packing and micro-batches."""
 
-from agent_r1.data.assemble import TokenScope, assemble_batch
-from agent_r1.data.batch import NamedReward, TrainingBatch
+from agent_r1.data.batch import NamedReward, TokenScope, TrainingBatch, assemble_batch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, make_micro_batches
 from agent_r1.data.sequences import (
     Packing,

@@ -20,8 +20,7 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.data.assemble import assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TrainingBatch, assemble_batch
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
 from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
 from agent_r1.trainer.config import TrainerConfig

@@ -16,8 +16,7 @@ from agent_r1.algorithms.loss_terms import Kl, Rejection, RewardShaping, SoftOve
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.assemble import assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TrainingBatch, assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample, select_trainable
 

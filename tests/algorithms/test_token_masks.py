@@ -19,8 +19,7 @@ from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, Secon
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group
-from agent_r1.data.assemble import assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TrainingBatch, assemble_batch
 from agent_r1.data.segments import segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import Excluded, select_trainable

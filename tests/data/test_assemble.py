@@ -12,8 +12,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Message, Text
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.data.assemble import TokenScope, assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 

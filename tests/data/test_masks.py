@@ -18,8 +18,7 @@ from agent_r1.algorithms.ops import generalized_advantages
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights, TopTokens
-from agent_r1.data.assemble import TokenScope, assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.value_head import build_value_model

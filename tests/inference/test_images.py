@@ -16,7 +16,7 @@ from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.data.assemble import assemble_batch
+from agent_r1.data.batch import assemble_batch
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.inference.config import EngineConfig

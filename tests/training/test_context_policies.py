@@ -19,7 +19,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.data.assemble import assemble_batch
+from agent_r1.data.batch import assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.inference.torch_engine import TorchEngine

@@ -21,8 +21,7 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.assemble import assemble_batch
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TrainingBatch, assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 
 ImportanceWeights = Callable[[TrainingBatch, Tensor], Tensor]
