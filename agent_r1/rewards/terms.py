@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.rewards.answers import calls_are_valid, final_answer
-from agent_r1.rewards.normalization import normalize
+from agent_r1.rewards.answers import calls_are_valid, final_answer, normalize
 from agent_r1.rewards.scoring import RewardFunction
 
 

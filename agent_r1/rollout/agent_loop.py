@@ -18,7 +18,7 @@ from agent_r1.core.inference import InferenceEngine, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind
+from agent_r1.core.trajectory import Status, Trajectory, TurnKind
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.context_policy import Append, ContextPolicy, History, Messages, with_request
 from agent_r1.rollout.model_client import chat_client
@@ -86,7 +86,8 @@ class AgentLoop:
             rollout.status, rollout.reason = Status.ENVIRONMENT_FAILED, format_error(error)
         finally:
             await rollout.close()
-        return (rollout.trajectory(),)
+        status, reason = rollout.status, rollout.reason
+        return (rollout.session.trajectory(task.id, status, reason=reason, start=rollout.history.start),)
 
 
 class _RolloutEnd(Exception):
@@ -132,7 +133,10 @@ class _AgentRollout:
                 transition = validate_transition(await run_detached(self.episode.step(action)))
             turn = self.session.observe(transition)
             if transition.end is not None:
-                self.status = _final_status(transition, turn)
+                if transition.end == "truncated":
+                    self.status = Status.OUT_OF_TURNS
+                elif turn.finish_reason == "length":
+                    self.status = Status.OUT_OF_TOKENS
                 return
             prompt = await self._next_prompt(prompt, action, transition.messages)
 
@@ -215,9 +219,6 @@ class _AgentRollout:
             with self.agent.profiler.measure(Part.TOOLS):
                 await close_quietly(f"closing the episode of {self.context.id}", self.episode.close())
 
-    def trajectory(self) -> Trajectory:
-        return self.session.trajectory(self.task.id, self.status, reason=self.reason, start=self.history.start)
-
 
 @cache
 def _warn_about_long_opening(context_length: int) -> None:
@@ -227,9 +228,3 @@ def _warn_about_long_opening(context_length: int) -> None:
     """
     message = "the opening of an episode leaves no room in a context of %d tokens: such episodes cannot be trained"
     log.warning(message, context_length)
-
-
-def _final_status(transition: Transition, turn: Turn) -> Status:
-    if transition.end == "truncated":
-        return Status.OUT_OF_TURNS
-    return Status.OUT_OF_TOKENS if turn.finish_reason == "length" else Status.COMPLETED

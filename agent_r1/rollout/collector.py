@@ -166,22 +166,20 @@ class Collector:
         arrival = time.perf_counter()
         async with self._slots:
             start_time, start = time.time(), time.perf_counter()
-            trajectory = await self._run_rollout(rollout, task, id)
+            deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
+            context = RolloutContext(id, id.seed(self._seed), deadline, self._models)
+            try:
+                # The rollout can be user code. A rollout that stops at its deadline has time to close its episode.
+                async with asyncio.timeout_at(deadline + CLOSING_SECONDS):
+                    with isolate(_UserCodeFailure):
+                        trajectory = _own_trajectory(await run_detached(rollout.run(task, context)), id)
+            except _UserCodeFailure as failure:
+                reason = f"the rollout failed: {failure}"
+                trajectory = Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=reason)
+            except TimeoutError:
+                trajectory = Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
             seconds = trajectory.seconds or time.perf_counter() - start  # user code may not measure it
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
-
-    async def _run_rollout(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
-        deadline = asyncio.get_running_loop().time() + self._limits.episode_seconds
-        context = RolloutContext(id, id.seed(self._seed), deadline, self._models)
-        try:
-            # The rollout can be user code. A rollout that stops at its deadline has time to close its episode.
-            async with asyncio.timeout_at(deadline + CLOSING_SECONDS):
-                with isolate(_UserCodeFailure):
-                    return _own_trajectory(await run_detached(rollout.run(task, context)), id)
-        except _UserCodeFailure as failure:
-            return Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=f"the rollout failed: {failure}")
-        except TimeoutError:
-            return Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
         """Return all trajectories, in the same order, with rewards for the trajectories that can be trained.

@@ -31,10 +31,6 @@ class Exchange:
     action: Message
     observation: Messages
 
-    @property
-    def messages(self) -> Messages:
-        return (self.action, *self.observation)
-
 
 @dataclass(frozen=True, slots=True)
 class History:
@@ -58,7 +54,7 @@ class History:
     def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
         """Return the opening messages with the notes, followed by the messages of ``exchanges``."""
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
-        return (*start, *(message for exchange in exchanges for message in exchange.messages))
+        return (*start, *(message for one in exchanges for message in (one.action, *one.observation)))
 
     def append(self, action: Message, observation: Messages) -> History:
         """Return the history with one more exchange at the end: ``action``, followed by ``observation``."""
@@ -187,7 +183,7 @@ class Evidence(ContextPolicy):
         latest = history.exchanges[-count:]
         older = [message.text for exchange in history.exchanges[:-count] for message in exchange.observation]
         query = [message.text for message in history.start if message.role == "user"]
-        query += [message.text for exchange in latest for message in exchange.messages]
+        query += [message.text for one in latest for message in (one.action, *one.observation)]
         chosen = best_lines(older, "\n".join(query), lines)
         start = with_notes(history.start, "What you found so far:\n" + "\n".join(chosen)) if chosen else history.start
         return replace(history, start=start).with_exchanges(latest)

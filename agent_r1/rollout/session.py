@@ -212,7 +212,8 @@ class Session:
                 completion = await self._engine.generate(
                     Prompt(prompt.token_ids, prompt.media), params, session_id=str(self._attempt)
                 )
-            timing = _timing(start, self._seconds(), completion)
+            first = completion.first_token_seconds
+            timing = TurnTiming(start, self._seconds(), None if first is None else start + first)
             if completion.finish_reason == "cancelled":
                 return Stopped(Status.CANCELLED, "the engine cancelled the generation")
             with isolate(_RenderError):
@@ -227,7 +228,8 @@ class Session:
         self._complete_pending()
         self._pending, self._accepted = sample, self._seconds()
         has_end = not set(sample.completion.token_ids[-1:]).isdisjoint(self._renderer.stop_token_ids)
-        self._known.append(_KnownConversation(sample.messages, sample.action, sample.prompt.tools, has_end))
+        messages = (*sample.prompt.messages, sample.action.message)
+        self._known.append(_KnownConversation(messages, sample.action, sample.prompt.tools, has_end))
         self._newest = sample.prompt
         return sample.action
 
@@ -236,9 +238,29 @@ class Session:
 
         ``tools`` is recorded with the turn (see Turn). Raise RuntimeError if no sampled action waits for its outcome.
         """
-        if self._pending is None:
+        sample = self._pending
+        if sample is None:
             raise RuntimeError("no action is waiting for its outcome")
-        turn = self._pending.to_turn(len(self._turns), outcome, tools, self._seconds() - self._accepted)
+        turn = Turn(
+            index=len(self._turns),
+            parent=sample.prompt.parent,
+            new_ids=sample.prompt.rendered.token_ids,
+            action_ids=sample.completion.token_ids,
+            logprobs=sample.completion.logprobs,
+            version_spans=sample.completion.version_spans,
+            finish_reason=sample.completion.finish_reason,
+            action=sample.action,
+            observation=outcome.messages,
+            results=outcome.results,
+            rewards=outcome.rewards,
+            kind=sample.kind,
+            call_rewards=outcome.call_rewards,
+            call_ends=sample.call_ends,
+            new_messages=sample.prompt.new_messages,
+            tools=tools,
+            media=sample.prompt.rendered.media,
+            timing=replace(sample.timing, env_seconds=self._seconds() - self._accepted),
+        )
         self._turns.append(turn)
         self._pending = None
         return turn
@@ -322,12 +344,6 @@ class _EngineFailure(Exception):
 
 class _RenderError(Exception):
     """Raised if the conversation cannot be rendered, or the action cannot be parsed. The message is the reason."""
-
-
-def _timing(start: float, end: float, completion: Completion) -> TurnTiming:
-    """Return the timing of a generation that was requested at ``start`` and returned at ``end``."""
-    first = completion.first_token_seconds
-    return TurnTiming(start, end, None if first is None else start + first)
 
 
 def _truncate(completion: Completion, length: int) -> Completion:

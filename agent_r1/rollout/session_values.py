@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from agent_r1.core.environment import Transition
 from agent_r1.core.inference import Completion, PromptMedia
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status, Turn, TurnKind, TurnTiming
+from agent_r1.core.trajectory import Status, TurnKind, TurnTiming
 from agent_r1.renderers.protocol import RenderedPrompt
 
 Messages = tuple[Message, ...]
@@ -56,30 +55,3 @@ class Sample:
     call_ends: tuple[int, ...]
     kind: TurnKind
     timing: TurnTiming
-
-    @property
-    def messages(self) -> Messages:
-        """The conversation up to and including the action."""
-        return (*self.prompt.messages, self.action.message)
-
-    def to_turn(self, index: int, outcome: Transition, tools: tuple[ToolSpec, ...] | None, env_seconds: float) -> Turn:
-        return Turn(
-            index=index,
-            parent=self.prompt.parent,
-            new_ids=self.prompt.rendered.token_ids,
-            action_ids=self.completion.token_ids,
-            logprobs=self.completion.logprobs,
-            version_spans=self.completion.version_spans,
-            finish_reason=self.completion.finish_reason,
-            action=self.action,
-            observation=outcome.messages,
-            results=outcome.results,
-            rewards=outcome.rewards,
-            kind=self.kind,
-            call_rewards=outcome.call_rewards,
-            call_ends=self.call_ends,
-            new_messages=self.prompt.new_messages,
-            tools=tools,
-            media=self.prompt.rendered.media,
-            timing=replace(self.timing, env_seconds=env_seconds),
-        )

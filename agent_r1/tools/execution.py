@@ -14,6 +14,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -83,21 +84,17 @@ async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOu
         work: a sync or an async function without arguments.
         timeout: the time limit in seconds.
     """
-    if inspect.iscoroutinefunction(work):
-        return await _limit(_run_async(work), timeout)
-    async with _thread_slots():
-        return await _limit(_run_sync(work), timeout)
-
-
-async def _limit(outcome: Awaitable[CallOutcome], timeout: float) -> CallOutcome:
-    scope, task = asyncio.timeout(timeout), current_task()
-    try:
-        async with scope:
-            return await run_detached(outcome)
-    except BaseException as error:
-        if not is_user_error(error, task):
-            raise
-        return CallTimeout(timeout) if scope.expired() else _describe(error)
+    # Each event loop has a semaphore of its own, because event loops cannot share an asyncio semaphore.
+    slots = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS))
+    async with nullcontext() if inspect.iscoroutinefunction(work) else slots:
+        scope, task = asyncio.timeout(timeout), current_task()
+        try:
+            async with scope:
+                return await run_detached(_run(work))
+        except BaseException as error:
+            if not is_user_error(error, task):
+                raise
+            return CallTimeout(timeout) if scope.expired() else _describe(error)
 
 
 def current_task() -> asyncio.Task[object] | None:
@@ -203,15 +200,10 @@ async def _capture(work: Awaitable[T]) -> T | _CapturedError:
         raise
 
 
-async def _run_async(work: Callable[[], object]) -> CallOutcome:
-    value = work()
-    return ReturnValue(await value if inspect.isawaitable(value) else value)
+async def _run(work: Callable[[], object]) -> CallOutcome:
+    """Run ``work`` and return its outcome: an async function in the event loop, a sync function in a thread.
 
-
-async def _run_sync(work: Callable[[], object]) -> CallOutcome:
-    """Run ``work`` in a thread and return its outcome.
-
-    If ``work`` returns an awaitable, the awaitable is awaited in the event loop.
+    If a sync function returns an awaitable, the awaitable is awaited in the event loop.
     """
 
     def job() -> CallOutcome:
@@ -220,7 +212,8 @@ async def _run_sync(work: Callable[[], object]) -> CallOutcome:
         except BaseException as error:  # also SystemExit, which cannot end the process from a thread
             return _describe(error)
 
-    outcome = await run_in_thread(job, pool=_threads)
+    is_async = inspect.iscoroutinefunction(work)
+    outcome = ReturnValue(work()) if is_async else await run_in_thread(job, pool=_threads)
     if isinstance(outcome, ReturnValue) and inspect.isawaitable(outcome.value):
         return ReturnValue(await outcome.value)
     return outcome
@@ -233,11 +226,3 @@ def _describe(error: BaseException) -> CallFailure:
 
 _threads = DaemonThreads("agent-r1-tool")
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
-def _thread_slots() -> asyncio.Semaphore:
-    """Return the semaphore that limits the threads of the running event loop.
-
-    Each event loop has a semaphore of its own, because event loops cannot share an asyncio semaphore.
-    """
-    return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS))

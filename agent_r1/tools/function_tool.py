@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, overload
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Text
+from agent_r1.core.images import decode_image
+from agent_r1.core.messages import ContentPart, Image, Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.sandbox import Sandbox, validate_sandbox
@@ -27,7 +30,6 @@ from agent_r1.tools.execution import (
     ReturnValue,
     run_with_timeout,
 )
-from agent_r1.tools.images import check_images, image_parts
 from agent_r1.tools.resources import Resources
 from agent_r1.tools.schema import InvalidArguments, Signature, parse_signature
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result, validation_errors
@@ -188,7 +190,10 @@ def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
     """
     try:
         result = _convert(name, outcome)
-        check_images(result.parts)
+        if find_spec("PIL") is not None:  # without pillow, no model reads images
+            for part in result.parts:
+                if isinstance(part, Image):
+                    decode_image(part.data)
     except InvalidInput as error:
         return error_result(ToolErrorKind.BAD_RESULT, f"{name} failed: {error}")
     return result
@@ -201,7 +206,7 @@ def _convert(name: str, outcome: CallOutcome) -> ToolResult:
         case ReturnValue(value=str() as text):
             return ToolResult((Text(text),), ok=True)
         case ReturnValue(value=value):
-            if (parts := image_parts(value)) is not None:
+            if (parts := _image_parts(value)) is not None:
                 return ToolResult(parts, ok=True)
             try:
                 return ToolResult((Text(json.dumps(value, ensure_ascii=False, allow_nan=False)),), ok=True)
@@ -214,3 +219,31 @@ def _convert(name: str, outcome: CallOutcome) -> ToolResult:
         case CallTimeout(seconds=seconds):
             text = f"{name} did not finish within {seconds:g} seconds and was stopped."
             return error_result(ToolErrorKind.TIMED_OUT, text)
+
+
+def _image_parts(value: object) -> tuple[ContentPart, ...] | None:
+    """Return the content parts of a value that a tool returned; None if the value contains no image.
+
+    An image is an Image or an image of pillow. It can be in a list or a tuple, with other images and texts.
+
+    Raises:
+        InvalidInput: an image cannot be used.
+    """
+    values: Any = value if isinstance(value, list | tuple) else (value,)
+    if not any(_is_image(one) for one in values) or not all(isinstance(one, str) or _is_image(one) for one in values):
+        return None
+    return tuple(Text(one) if isinstance(one, str) else _to_image(one) for one in values)
+
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, Image) or _is_picture(value)
+
+
+def _is_picture(value: object) -> bool:
+    """Return whether a value is an image of pillow. If no code has imported pillow yet, return False."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _to_image(value: Any) -> Image:
+    return Image.from_pil(value) if _is_picture(value) else value

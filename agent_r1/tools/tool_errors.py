@@ -81,7 +81,8 @@ def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
             parts.append(part)
             continue
         removed += max(len(part.text) - budget, 0)
-        _append_text(parts, _replace_surrogates(part.text[:budget]))
+        # lone surrogates become question marks, because no tokenizer accepts them
+        _append_text(parts, part.text[:budget].encode("utf-8", "replace").decode("utf-8"))
         budget = max(budget - len(part.text), 0)
     if removed:
         _append_text(parts, f"\n[cut here: {removed} more characters]")
@@ -94,11 +95,6 @@ def _append_text(parts: list[ContentPart], text: str) -> None:
         parts[-1] = Text(last.text + text)
     else:
         parts.append(Text(text))
-
-
-def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates with question marks, because no tokenizer accepts lone surrogates."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def validation_errors(result: ToolResult) -> Iterator[str]:

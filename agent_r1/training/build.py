@@ -20,8 +20,7 @@ from agent_r1.core.reward_schedule import RewardSchedule
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Scorer
-from agent_r1.inference.metered_engine import EngineMeter, MeteredEngine
-from agent_r1.inference.profiled_engine import ProfiledEngine
+from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine, ProfiledEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.inference.value_guided import ValueGuidedEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights

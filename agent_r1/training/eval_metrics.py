@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Rewards, Trajectory
-from agent_r1.rewards.normalization import normalize
+from agent_r1.rewards.answers import normalize
 
 EXACT_MATCH = "exact match"
 """The measure if the task set reports exact match."""

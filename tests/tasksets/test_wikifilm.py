@@ -22,7 +22,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.envs import ToolEnv
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.passages import Passage
-from agent_r1.rewards.normalization import exact_match_score
+from agent_r1.rewards.answers import exact_match_score
 from agent_r1.tasksets import build
 from agent_r1.tasksets.wikifilm.dates import Date
 from agent_r1.tasksets.wikifilm.examples import EXAMPLES

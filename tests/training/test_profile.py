@@ -22,7 +22,7 @@ from agent_r1.core.profile import Part, StepProfile, StepProfiler
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scores, Trajectory
 from agent_r1.envs import ToolEnv
-from agent_r1.inference.profiled_engine import ProfiledEngine
+from agent_r1.inference.observing_engines import ProfiledEngine
 from agent_r1.renderers.profiled_renderer import ProfiledRenderer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop

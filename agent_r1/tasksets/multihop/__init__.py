@@ -18,8 +18,7 @@ from agent_r1.retrieval.open import build_index, open_retriever
 from agent_r1.retrieval.passages import Passage, unique
 from agent_r1.retrieval.retriever import TOP_K, RetrievalError, Retriever
 from agent_r1.retrieval.tool import search_tool
-from agent_r1.rewards.answers import exact_match, f1, gated_exact_match, sub_match
-from agent_r1.rewards.normalization import exact_match_score
+from agent_r1.rewards.answers import exact_match, exact_match_score, f1, gated_exact_match, sub_match
 from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.multihop.mixture import read_mixture

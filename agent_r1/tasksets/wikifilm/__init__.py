@@ -20,8 +20,7 @@ from agent_r1.retrieval.config import IndexConfig
 from agent_r1.retrieval.open import build_index, open_retriever
 from agent_r1.retrieval.tool import search_tool, search_tool_with_question
 from agent_r1.rewards import FunctionScorer, exact_match, f1
-from agent_r1.rewards.answers import final_answer
-from agent_r1.rewards.normalization import exact_match_score
+from agent_r1.rewards.answers import exact_match_score, final_answer
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.multihop import recall_function
 from agent_r1.tasksets.multihop.questions import Question

@@ -1,4 +1,4 @@
-"""An engine that counts the work of another engine: requests, tokens, and the time in which it was busy."""
+"""Engines that observe another engine: one counts its work, the other measures how long it takes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from agent_r1.core.inference import Completion, Prompt, SamplingParams
-from agent_r1.inference.forwarding_engine import ForwardingEngine
+from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.profile import Part, Profiler
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardingEngine:
+    """An engine that forwards weight updates, releases and closing to ``engine``. A subclass defines ``generate``."""
+
+    engine: InferenceEngine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        return await self.engine.update_weights(update)
+
+    async def release(self, session_id: str) -> None:
+        await self.engine.release(session_id)
+
+    async def close(self) -> None:
+        await self.engine.close()
 
 
 class EngineMeter:
@@ -33,11 +54,15 @@ class EngineMeter:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count one more running request inside of the ``with`` block."""
-        self._change_running(1)
+        with self._lock:
+            self._advance()
+            self._running += 1
         try:
             yield
         finally:
-            self._change_running(-1)
+            with self._lock:
+                self._advance()
+                self._running -= 1
 
     def count(self, prompt: Prompt, completion: Completion) -> None:
         """Count the tokens of a completed request."""
@@ -67,11 +92,6 @@ class EngineMeter:
             self._reset()
             return values
 
-    def _change_running(self, change: int) -> None:
-        with self._lock:
-            self._advance()
-            self._running += change
-
     def _advance(self) -> None:
         """Add the time since the last call of this method to the counters. The caller holds the lock."""
         now = self._clock()
@@ -92,3 +112,14 @@ class MeteredEngine(ForwardingEngine):
             completion = await self.engine.generate(prompt, params, session_id=session_id)
         self.meter.count(prompt, completion)
         return completion
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledEngine(ForwardingEngine):
+    """An engine that forwards all calls to ``engine``. ``profiler`` measures generations as :attr:`Part.SERVERS`."""
+
+    profiler: Profiler
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        with self.profiler.measure(Part.SERVERS):
+            return await self.engine.generate(prompt, params, session_id=session_id)
