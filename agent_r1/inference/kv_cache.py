@@ -143,20 +143,16 @@ class CacheBlock:
         if tokens <= self.capacity:
             return
         capacity = round_up(max(tokens, 2 * self.capacity), LENGTH_MULTIPLE)
-        self.keys = [_grow(tensor, capacity) for tensor in self.keys]
-        self.values = [_grow(tensor, capacity) for tensor in self.values]
+        for tensors in (self.keys, self.values):
+            for layer, tensor in enumerate(tensors):
+                rows, heads, length, size = tensor.shape
+                tensors[layer] = tensor.new_zeros((rows, heads, capacity, size))
+                tensors[layer][:, :, :length] = tensor
         self.capacity = capacity
 
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
-
-
-def _grow(tensor: Tensor, capacity: int) -> Tensor:
-    rows, heads, length, size = tensor.shape
-    larger = tensor.new_zeros((rows, heads, capacity, size))
-    larger[:, :, :length] = tensor
-    return larger
 
 
 class _CacheView:

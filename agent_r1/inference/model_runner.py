@@ -81,13 +81,6 @@ class PrefillChunk:
         """The number of tokens that the slot already holds."""
         return len(self.before)
 
-    def split(self, size: int) -> list[PrefillChunk]:
-        """Divide the chunk into chunks of at most ``size`` tokens."""
-        return [
-            PrefillChunk(self.slot, self.before + self.token_ids[:start], self.token_ids[start : start + size])
-            for start in range(0, len(self.token_ids), size)
-        ]
-
     @property
     def padded_shape(self) -> tuple[int, int]:
         """The padded numbers of tokens, as a tuple (new tokens, cached tokens).
@@ -166,12 +159,15 @@ class ModelRunner:
 
         In each slot, the first ``cached`` tokens of the chunk are kept, and all later tokens are replaced.
         """
+        size, divided = self.prefill_shape.chunk, []
         for chunk in chunks:
-            block = self.blocks[chunk.slot.block]
+            block, ids = self.blocks[chunk.slot.block], chunk.token_ids
             block.lengths[chunk.slot.row] = chunk.cached
-            block.reserve(chunk.cached + len(chunk.token_ids) + 1)
+            block.reserve(chunk.cached + len(ids) + 1)
+            starts = range(0, len(ids), size)
+            divided.append([PrefillChunk(chunk.slot, chunk.before + ids[:i], ids[i : i + size]) for i in starts])
         # The first portions of all chunks run before the second portions. Portions of equal padded shape run together.
-        for portions in itertools.zip_longest(*(chunk.split(self.prefill_shape.chunk) for chunk in chunks)):
+        for portions in itertools.zip_longest(*divided):
             by_shape: dict[tuple[int, int], list[PrefillChunk]] = {}
             for portion in portions:
                 if portion is not None:

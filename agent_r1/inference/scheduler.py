@@ -144,12 +144,19 @@ class Scheduler:
         self._released.append(session_id)
 
     def schedule(self) -> bool:
-        """Start waiting requests, and return whether any request is running.
+        """Free the slots of released sessions and start waiting requests. Return whether any request is running.
 
         A request starts in the slot of its session, or in a free slot if its session is new. It keeps waiting if no
         slot is free, or if another request of its session is running.
         """
-        self._free_released()
+        released, self._released = self._released, []
+        for session_id in released:
+            session = self._sessions.pop(session_id, None)
+            if session is None:
+                continue
+            if session.slot in self._running:
+                self._running.pop(session.slot).is_cancelled = True
+            self._free.append(session.slot)
         waiting, self._waiting = self._waiting, []
         for request in waiting:
             if request.is_cancelled:
@@ -161,16 +168,6 @@ class Scheduler:
                 request.version_spans.append(PolicyVersionSpan(0, self._version))
                 self._running[session.slot] = request
         return bool(self._running)
-
-    def _free_released(self) -> None:
-        released, self._released = self._released, []
-        for session_id in released:
-            session = self._sessions.pop(session_id, None)
-            if session is None:
-                continue
-            if session.slot in self._running:
-                self._running.pop(session.slot).is_cancelled = True
-            self._free.append(session.slot)
 
     def _open_session(self, session_id: str) -> _Session | None:
         if not self._free:
@@ -184,15 +181,13 @@ class Scheduler:
         self._sessions[session_id] = _Session(slot)
         return self._sessions[session_id]
 
-    def drop_cancelled(self) -> None:
-        for slot in [slot for slot, request in self._running.items() if request.is_cancelled]:
-            del self._running[slot]
-
     def plan_prefill(self) -> PrefillPlan:
         """Return the prefill that the running requests need. No sequence or prefix is computed twice.
 
+        Requests that were cancelled leave the running batch first.
         Afterwards, the slot of every running request must hold all tokens of its sequence except the last one.
         """
+        self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
         new: list[tuple[_Session, Request, PrefillChunk]] = []
         for slot, request in self._running.items():
             if not request.is_prefilled:

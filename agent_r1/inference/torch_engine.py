@@ -35,7 +35,7 @@ from agent_r1.inference.image_cache import ImageCache
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
 from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_token
 from agent_r1.inference.native_decode import choose_native
-from agent_r1.inference.sampling import RowSampling, likeliest, sample_tokens
+from agent_r1.inference.sampling import likeliest, sample_tokens
 from agent_r1.inference.scheduler import Request, Scheduler
 from agent_r1.model.adapter import load_trained_weights, trained_weights
 from agent_r1.model.checksum import weights_checksum
@@ -233,7 +233,6 @@ class TorchEngine:
         """
         if self._images is not None:
             self._images.drop_unused()
-        self._scheduler.drop_cancelled()
         try:
             with self._profiler.measure(Part.PREFILL):
                 plan = self._scheduler.plan_prefill()
@@ -255,7 +254,8 @@ class TorchEngine:
 
     def _sample(self, logits: Tensor, requests: Sequence[Request]) -> None:
         """Append a token to each of the N requests. ``logits`` has the shape (N, V)."""
-        tokens, logprobs = sample_tokens(logits, [_row_sampling(request) for request in requests])  # (N,), (N,)
+        params, uniform = [one.params for one in requests], [one.random.random() for one in requests]
+        tokens, logprobs = sample_tokens(logits, params, uniform)  # (N,), (N,)
         for request, row in zip(requests, logits, strict=True):
             if request.params.top_logprobs:
                 request.top_logprobs.append(likeliest(row, request.params.temperature, request.params.top_logprobs))
@@ -290,11 +290,6 @@ class TorchEngine:
             _resolve(request)
         for _, future in self._updates:
             settle(future, None, EngineError(reason))
-
-
-def _row_sampling(request: Request) -> RowSampling:
-    params = request.params
-    return RowSampling(params.temperature, params.top_p, params.top_k, uniform=request.random.random())
 
 
 def _postprocess(request: Request, token: int, logprob: float) -> None:
