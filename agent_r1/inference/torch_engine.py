@@ -38,9 +38,8 @@ from agent_r1.inference.native_decode import choose_native
 from agent_r1.inference.sampling import likeliest, sample_tokens
 from agent_r1.inference.scheduler import Request, Scheduler
 from agent_r1.model.adapter import load_trained_weights, trained_weights
-from agent_r1.model.checksum import weights_checksum
-from agent_r1.model.precision import DTYPES, cast_parameters
 from agent_r1.model.vision import ImageProcessor
+from agent_r1.model.weights import DTYPES, cast_parameters, weights_checksum
 
 log = logging.getLogger(__name__)
 

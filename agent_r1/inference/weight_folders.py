@@ -19,7 +19,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.weights import AdapterFolders, Dtype
 from agent_r1.model.adapter import save_weights, trained_weights, without_adapter
 from agent_r1.model.load import quiet_transformers
-from agent_r1.model.precision import DTYPES
+from agent_r1.model.weights import DTYPES
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 2

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.checksum import tensors_checksum
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
+from agent_r1.model.weights import tensors_checksum
 
 POOLER = "pooler"
 """Transformers' name for the layer after the last hidden state. Sentence encoders do not use this layer."""

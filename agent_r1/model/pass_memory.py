@@ -21,8 +21,8 @@ from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import backbone_of, backbone_states, token_scores
 from agent_r1.model.load import quiet_transformers
-from agent_r1.model.precision import cast_parameters, checkpoint_activations
 from agent_r1.model.vision import text_decoder
+from agent_r1.model.weights import cast_parameters, checkpoint_activations
 
 PROBE_TOKENS = 16
 NO_ADAPTER = LoraConfig()

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.device import choose_device
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.model.precision import MixedPrecision, cast_parameters, mixed_precision
 from agent_r1.model.value_head import build_value_model
+from agent_r1.model.weights import MixedPrecision, cast_parameters, mixed_precision
 from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.reward_models.evaluation import BASELINES, Evaluation, auc, evaluate_scores
 from agent_r1.reward_models.folder import save_reward_model

@@ -7,7 +7,7 @@ hidden size H.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -27,7 +27,8 @@ from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, tok
 from agent_r1.model.value_head import ValueModel
 from agent_r1.model.vision import ImageProcessor, PassImages
 from agent_r1.trainer.micro_batch_values import scaled_targets, scaled_weights, state_values_at
-from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role, join_passes
+from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
+from agent_r1.trainer.report import join_passes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -252,12 +253,11 @@ def forward_backward(
     with models.profiler.measure(Part.FORWARD):
         prefixes = {module: PrefixStates(backbones[module], plan.prefix) for module in backbones if module in modules}
     one_pass = _micro_batch_pass if POLICY in modules else _critic_pass
-    stats = join_passes([one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches])
+    parts = [one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches]
     with models.profiler.measure(Part.BACKWARD):
         for prefix in prefixes.values():
             prefix.backward()
-    num_tokens, num_padded = stats.num_tokens + len(plan.prefix), stats.num_padded_tokens + len(plan.prefix)
-    return replace(stats, num_tokens=num_tokens, num_padded_tokens=num_padded)
+    return join_passes(parts, len(plan.prefix))
 
 
 def _critic_pass(

@@ -24,9 +24,9 @@ from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.adapter import load_trained_weights
-from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import supports_tree_mask
 from agent_r1.model.tensor_files import TensorFiles
+from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.protocol import (
     MODULES,
@@ -37,10 +37,10 @@ from agent_r1.trainer.protocol import (
     PreparedBatch,
     Role,
     TrainerState,
-    join_passes,
 )
 from agent_r1.trainer.rank_trainer import RankSettings, RankTrainer
 from agent_r1.trainer.ranks import RankGroup
+from agent_r1.trainer.report import join_passes
 from agent_r1.trainer.single_process import make_reference, syncs_reference
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenWeights, TopTokens
@@ -44,14 +43,6 @@ class PreparedBatch:
     outputs: ModelOutputs
     old_logprobs: Tensor | None
 
-    def minibatch(self, trajectories: Collection[int]) -> PreparedBatch:
-        """Return the batch with only the sequences of some trajectories.
-
-        ``trajectories`` are the numbers of these trajectories in the batch.
-        """
-        sequences = tuple(sequence for sequence in self.batch.sequences if sequence.trajectory in trajectories)
-        return replace(self, batch=replace(self.batch, sequences=sequences))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassStats:
@@ -78,23 +69,6 @@ class PassStats:
     entropy: Tensor
     num_tokens: int
     num_padded_tokens: int
-
-
-def join_passes(parts: Sequence[PassStats]) -> PassStats:
-    """Join the statistics of several passes into one, on the CPU. Losses and metrics are summed.
-
-    No token is in two of the passes.
-    """
-    return PassStats(
-        loss=torch.stack([part.loss for part in parts]).sum().cpu(),
-        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
-        tokens=torch.cat([part.tokens for part in parts]),
-        logprobs=torch.cat([part.logprobs for part in parts]).cpu(),
-        ratios=torch.cat([part.ratios for part in parts]).cpu(),
-        entropy=torch.cat([part.entropy for part in parts]).cpu(),
-        num_tokens=sum(part.num_tokens for part in parts),
-        num_padded_tokens=sum(part.num_padded_tokens for part in parts),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.model.adapter import has_adapter, without_adapter
-from agent_r1.model.precision import cast_parameters, checkpoint_activations
 from agent_r1.model.tensor_files import write_rows
 from agent_r1.model.value_head import ValueModel, build_value_model
+from agent_r1.model.weights import cast_parameters, checkpoint_activations
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.forward_backward import blocks_of, forward_backward
 from agent_r1.trainer.oom_retry import TokenBudget

@@ -23,9 +23,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.core.weights import Dtype
 from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, make_micro_batches
-from agent_r1.model.precision import DTYPES
 from agent_r1.model.tensor_files import Rows, TensorFiles
 from agent_r1.model.value_head import ValueModel
+from agent_r1.model.weights import DTYPES
 from agent_r1.trainer.forward_backward import ModelSet, Work
 from agent_r1.trainer.rank_memory import MemoryAgreement
 

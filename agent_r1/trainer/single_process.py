@@ -21,11 +21,16 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
-from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask
-from agent_r1.model.precision import MixedPrecision, cast_parameters, checkpoint_activations, mixed_precision
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.vision import ImageProcessor, has_vision
+from agent_r1.model.weights import (
+    MixedPrecision,
+    cast_parameters,
+    checkpoint_activations,
+    mixed_precision,
+    weights_checksum,
+)
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.forward_backward import ModelSet, blocks_of, forward_backward
 from agent_r1.trainer.oom_retry import TokenBudget

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -175,7 +175,7 @@ class PolicyUpdater:
             if kept.samples:
                 prepared = self._prepare(kept.samples)
                 gradients = self._gradients(prepared)
-                trained = prepared.minibatch(frozenset[int]().union(*gradients.values()))
+                trained = _minibatch(prepared, frozenset[int]().union(*gradients.values()))
                 steps = self._optimize(trained, frozenset(gradients), factor) if gradients else []
                 if steps:
                     metrics |= pass_metrics(trained, steps, self._version, self._algorithm)
@@ -325,10 +325,16 @@ class PolicyUpdater:
                 for trajectories in (frozenset(order[first::count]) for first in range(count)):
                     # The loss is scaled up, so that the expected gradient of a minibatch is the gradient of the batch.
                     scale = len(order) / len(trajectories)
-                    minibatch = prepared.minibatch(trajectories)
+                    minibatch = _minibatch(prepared, trajectories)
                     passed = self._trainer.forward_backward(minibatch, scale=scale, modules=trained)
                     steps.append(OptimizerStep(trained, trajectories, passed, self._trainer.optim_step(factor)))
         return steps
+
+
+def _minibatch(prepared: PreparedBatch, trajectories: Collection[int]) -> PreparedBatch:
+    """Return the batch with only the sequences of the trajectories with these numbers."""
+    sequences = tuple(sequence for sequence in prepared.batch.sequences if sequence.trajectory in trajectories)
+    return replace(prepared, batch=replace(prepared.batch, sequences=sequences))
 
 
 def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:

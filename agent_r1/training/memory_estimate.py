@@ -19,7 +19,7 @@ from agent_r1.data.prefix_sharing import MAX_TREE
 from agent_r1.inference.torch_engine import kv_cache_bytes
 from agent_r1.model.adapter import count_adapter
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of
-from agent_r1.model.precision import DTYPES
+from agent_r1.model.weights import DTYPES
 from agent_r1.trainer.config import OptimizerName
 from agent_r1.trainer.single_process import obstacle_to_sharing, wants_sharing
 from agent_r1.training.config import TrainConfig

@@ -22,7 +22,7 @@ from agent_r1.core.suggest import suggest
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.pass_memory import kv_bytes_per_token
-from agent_r1.model.precision import DTYPES
+from agent_r1.model.weights import DTYPES
 from agent_r1.training.devices import gpus_per_server
 from agent_r1.training.memory_estimate import GIB, plan_memory
 from agent_r1.training.plan_config import GPUS, MODEL_SHAPES, Gpu, PlanConfig

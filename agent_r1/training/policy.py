@@ -17,8 +17,8 @@ from agent_r1.model.device import choose_device
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import load_images, load_model, load_stop_ids, load_tokenizer
 from agent_r1.model.names import NAMED_MODELS
-from agent_r1.model.precision import DTYPES
 from agent_r1.model.vision import ImageProcessor
+from agent_r1.model.weights import DTYPES
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.agent_loop import Agent

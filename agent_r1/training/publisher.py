@@ -13,8 +13,7 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.model.adapter import has_adapter, merged_copy
-from agent_r1.model.checksum import weights_checksum
-from agent_r1.model.precision import DTYPES
+from agent_r1.model.weights import DTYPES, weights_checksum
 
 
 class WeightPublisher:

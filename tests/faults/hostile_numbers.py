@@ -19,7 +19,7 @@ from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.weights import weights_checksum
 from agent_r1.rollout.collector import Collector, GroupRequest
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer import oom_retry as memory

@@ -15,7 +15,7 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.model_runner import ModelRunner
 from agent_r1.inference.torch_engine import TorchEngine, kv_cache_bytes
-from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.weights import weights_checksum
 
 CONFIG = EngineConfig(max_sequences=8)
 

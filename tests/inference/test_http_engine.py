@@ -11,7 +11,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Completion, InferenceEngine, Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.weights import weights_checksum
 from tests.inference.http_engine import EngineServer, HttpEngine
 
 CONTEXT = 512

@@ -28,8 +28,8 @@ from agent_r1.model.adapter import (
 )
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.load import load_model
-from agent_r1.model.precision import cast_parameters, mixed_precision
 from agent_r1.model.value_head import build_value_model
+from agent_r1.model.weights import cast_parameters, mixed_precision
 
 IDS = torch.arange(8)[None]
 

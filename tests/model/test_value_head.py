@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.forward import hidden_states
 from agent_r1.model.value_head import HEAD_FILE, build_value_model, load_value_model, save_value_model
+from agent_r1.model.weights import weights_checksum
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.trajectory import Group
 from agent_r1.data.training_sample import Excluded
-from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 
 GROUP_RELATIVE = sorted(name for name, algorithm in ALGORITHMS.items() if "group" in algorithm.needs)

@@ -15,7 +15,7 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.adapter import add_adapter, trained_weights
 from agent_r1.model.config import LoraConfig
-from agent_r1.model.precision import cast_parameters
+from agent_r1.model.weights import cast_parameters
 
 FAST: dict[str, Any] = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2}
 

@@ -12,7 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from updating import make_updater, update
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
 

@@ -23,8 +23,8 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import merged_copy, trained_weights
-from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.load import load_model
+from agent_r1.model.weights import weights_checksum
 from agent_r1.store import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER

@@ -22,7 +22,7 @@ from agent_r1.core.inference import Capabilities
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.checksum import weights_checksum
+from agent_r1.model.weights import weights_checksum
 from agent_r1.store import RunReader
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config

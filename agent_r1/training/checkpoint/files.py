@@ -30,10 +30,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.model.adapter import has_adapter, merged_copy, save_weights, trained_weights
-from agent_r1.model.checksum import weights_checksum
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.tensor_files import TensorFiles
 from agent_r1.model.vision import ImageProcessor
+from agent_r1.model.weights import weights_checksum
 from agent_r1.store.atomic_fs import DISK, Disk, atomic_replace_dir, hidden_path, mark_for_removal, remove_leftovers
 from agent_r1.store.folder import DATABASE
 from agent_r1.store.ledger import read_latest_seal
