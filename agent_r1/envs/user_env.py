@@ -150,7 +150,7 @@ class ModelUser:
     Attributes:
         persona: returns the system message for a task: who the user is and what the user wants.
         farewell: a text that ends the conversation if the user's reply contains it.
-        client: the model (:func:`agent_r1.rollout.model_client.chat_client` wraps a frozen policy). If None,
+        client: the model (:func:`agent_r1.rollout.agent_loop.chat_client` wraps a frozen policy). If None,
             ``context.models["user"]`` is used.
 
     Example:

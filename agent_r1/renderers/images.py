@@ -30,16 +30,6 @@ def _random_mark() -> str:
     return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(16))
 
 
-def _without_images(message: Message) -> Message:
-    """Return the message for a model without vision: an image in a tool result is a line of text.
-
-    Raise UnsupportedChat if any other message has an image, because the task would change without the image.
-    """
-    if message.images and message.role != "tool":
-        raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
-    return message.with_images_as_text()
-
-
 class PromptEncoder:
     """An encoder that prepares messages with images for a template, and converts rendered text to tokens.
 
@@ -60,7 +50,9 @@ class PromptEncoder:
         Without vision, an image in a tool result becomes a line of text, and any other image raises UnsupportedChat.
         """
         if self._images is None:
-            return _without_images(message)
+            if message.images and message.role != "tool":  # without the image, the task would be another one
+                raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
+            return message.with_images_as_text()
         if not message.images:
             return message
         text = "".join(part.text if isinstance(part, Text) else self._image for part in message.parts)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from agent_r1.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agent_r1.rollout.agent_loop import Agent, AgentLoop
+    from agent_r1.rollout.agent_loop import Agent, AgentLoop, chat_client
     from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
     from agent_r1.rollout.config import ContextPolicyConfig
     from agent_r1.rollout.context_policy import ContextPolicy, build_context_policy
-    from agent_r1.rollout.model_client import chat_client
     from agent_r1.rollout.multi_agent import play_game
     from agent_r1.rollout.scripted_agent import ScriptedAgent
     from agent_r1.rollout.scripted_engine import ScriptedEngine
@@ -43,11 +42,10 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "agent_loop": ("Agent", "AgentLoop"),
+        "agent_loop": ("Agent", "AgentLoop", "chat_client"),
         "collector": ("Collector", "GroupRequest", "RolloutLimits"),
         "config": ("ContextPolicyConfig",),
         "context_policy": ("ContextPolicy", "build_context_policy"),
-        "model_client": ("chat_client",),
         "multi_agent": ("play_game",),
         "scripted_agent": ("ScriptedAgent",),
         "scripted_engine": ("ScriptedEngine",),

@@ -7,21 +7,21 @@ an exception only if it is cancelled.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
-from agent_r1.core.inference import InferenceEngine, SamplingParams
+from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext, Transition
+from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory, TurnKind
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.context_policy import Append, ContextPolicy, History, Messages, with_request
-from agent_r1.rollout.model_client import chat_client
 from agent_r1.rollout.session import Session, close_quietly
 from agent_r1.rollout.session_values import SessionPrompt, Stopped
 from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
@@ -53,6 +53,28 @@ class Agent:
     def open_session(self, attempt: AttemptId) -> Session:
         """Return a session in which this agent makes the attempt."""
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
+
+
+def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
+    """Return a client that answers a conversation with a message sampled from ``engine``.
+
+    ``renderer`` converts the conversation to tokens, and the sampled tokens to the message.
+
+    The seed of a sample depends only on ``params.seed`` and on the text and the images of the conversation. So a
+    repeated episode gets the same answers from the same weights. For a frozen model, use an engine whose weights are
+    not updated. The client raises EngineError if the engine cannot answer.
+    """
+
+    async def complete(messages: tuple[Message, ...], /) -> Message:
+        prompt = renderer.render(messages, ())
+        images = "".join(one.image.sha256 for one in prompt.media)
+        digest = hashlib.sha256(f"{params.seed}|{prompt.text}{images}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "big") >> 1  # 63 bits
+        sampling = replace(params, stop_token_ids=renderer.stop_token_ids, seed=seed)
+        completion = await engine.generate(Prompt(prompt.token_ids, prompt.media), sampling)
+        return renderer.parse(completion.token_ids).message
+
+    return complete
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
 from agent_r1.envs.tool_env import ToolEpisode
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.model_client import chat_client
+from agent_r1.rollout.agent_loop import Agent, chat_client
 from agent_r1.rollout.session import Session
 from agent_r1.rollout.session_values import Stopped
 from agent_r1.rollout.user_code import format_error
