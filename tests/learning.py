@@ -13,9 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.loss_terms import Correction, Kl, Rejection, RewardShaping
+from agent_r1.algorithms.loss_terms import Correction, Kl, Rejection
 from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.shaping import RewardShaping
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
 from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch

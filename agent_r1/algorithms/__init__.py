@@ -8,10 +8,10 @@ from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Component
-from agent_r1.algorithms.filters import Filters
-from agent_r1.algorithms.loss_terms import Correction, Distillation, Kl, Masks, Rejection, RewardShaping
+from agent_r1.algorithms.loss_terms import Correction, Distillation, Kl, Masks, Rejection
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.shaping import Filters, RewardShaping
 from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
 from agent_r1.algorithms.validation import check_algorithm
 

@@ -16,17 +16,7 @@ from torch import Tensor
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.component import Component, Level, Need
-from agent_r1.algorithms.filters import Filters, drop_constant_groups
-from agent_r1.algorithms.loss_terms import (
-    Correction,
-    Distillation,
-    Kl,
-    Masks,
-    Rejection,
-    RewardShaping,
-    mismatch,
-    with_kl_penalty,
-)
+from agent_r1.algorithms.loss_terms import Correction, Distillation, Kl, Masks, Rejection, mismatch, with_kl_penalty
 from agent_r1.algorithms.ops import (
     RETURN_TOLERANCE,
     Aggregation,
@@ -37,6 +27,7 @@ from agent_r1.algorithms.ops import (
     mean_weights,
 )
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
+from agent_r1.algorithms.shaping import Filters, RewardShaping, drop_constant_groups
 from agent_r1.algorithms.token_masks import KlCov, OffPolicyMask, TokenMask
 from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
 from agent_r1.core.errors import InvalidInput

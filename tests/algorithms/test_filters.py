@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.algorithms.filters import (
+from agent_r1.algorithms.shaping import (
     CONSTANT,
     Filters,
     drop_constant_groups,

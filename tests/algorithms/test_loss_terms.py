@@ -12,8 +12,9 @@ from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.loss_terms import Kl, Rejection, RewardShaping, SoftOverlong, with_kl_penalty
+from agent_r1.algorithms.loss_terms import Kl, Rejection, with_kl_penalty
 from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.shaping import RewardShaping, SoftOverlong
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch, assemble_batch

@@ -12,9 +12,9 @@ from updating import make_updater, update
 
 from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.algorithms.shaping import Filters
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.data.training_sample import Excluded

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from agent_r1.algorithms.advantages.groups import AgainstGreedy, BestOfK, GroupRelative, SeparateRewards, WhitenedGroup
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.loss_terms import Kl
 from agent_r1.algorithms.off_policy_losses import Ipo, Vespo
 from agent_r1.algorithms.policy_losses import Cispo, Clip, Dppo, Gmpo, ImportanceSampling, PolicyGradient, Sapo, Topr
+from agent_r1.algorithms.shaping import Filters
 from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 
 STANDARDIZED = GroupRelative(scale="std")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from agent_r1.algorithms.advantages.returns import Success, Teacher, TokenReturns, TurnReturns, Zero
 from agent_r1.algorithms.advantages.roles import AgainstRole
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.filters import Filters
 from agent_r1.algorithms.loss_terms import Distillation, Kl
 from agent_r1.algorithms.policy_losses import ImportanceSampling, PolicyGradient
 from agent_r1.algorithms.presets.group_relative import STANDARDIZED
+from agent_r1.algorithms.shaping import Filters
 
 REINFORCE = Algorithm(
     name="reinforce",

@@ -1,17 +1,20 @@
-"""Filters: rules that exclude attempts from training, with a reason for each attempt."""
+"""What an algorithm does before it computes advantages: filters exclude attempts, shaping changes rewards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from agent_r1.algorithms.component import Component
-from agent_r1.algorithms.ops import group_std, has_variance, reaches
+from agent_r1.algorithms.ops import discounted_sums, group_std, has_variance, reaches
 from agent_r1.core.trajectory import Turn
-from agent_r1.data.segments import segment_first
+from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.segments import segment_count, segment_first, segment_max, segment_mean
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample
 
 CONSTANT = "all returns of its group are equal"
@@ -80,6 +83,101 @@ class Filters(Component):
             "top_variance": f"group not among the {self.top_variance} of most variance",
         }
         return "; ".join(words[name] for name, value in self if value is not None and value is not False)
+
+
+class SoftOverlong(Component):
+    """A penalty for long trajectories: the soft overlong punishment of DAPO (2503.14476, equation 13).
+
+        R_length = 0                                  if |y| <= L_max - L_cache
+                   ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
+                   -1                                 if |y| > L_max
+
+    |y| is the number of action tokens of the trajectory. R_length * ``penalty`` is added to the outcome reward. The
+    default lengths are the lengths of the paper.
+    """
+
+    max_tokens: int = Field(default=20480, ge=1)
+    """L_max: trajectories with more action tokens get the full penalty."""
+
+    cache_tokens: int = Field(default=4096, ge=1)
+    """L_cache: the penalty grows from 0 to the full penalty over this number of tokens before L_max."""
+
+    penalty: float = Field(default=1.0, gt=0)
+    """The full penalty."""
+
+    @property
+    def formula(self) -> str:
+        """The penalty in words, with the values of the settings."""
+        start = self.max_tokens - self.cache_tokens
+        return f"R less {self.penalty:g} clip((|y| - {start}) / {self.cache_tokens}, 0, 1) for its |y| action tokens"
+
+    def penalties(self, lengths: Tensor) -> Tensor:
+        """Return the penalty (0 or negative) of each trajectory, from its number of action tokens: (M,) -> (M,)."""
+        over = lengths - (self.max_tokens - self.cache_tokens)
+        return -self.penalty * (over / self.cache_tokens).clamp(0, 1)
+
+
+class RewardShaping(Component):
+    """Changes of the rewards that are applied before the advantages are computed."""
+
+    length: float = Field(default=0.0, ge=0)
+    """Weight of the penalty for action tokens. A trajectory with the largest number of action tokens in its
+    group loses this share of the mean return of the group. The penalty is proportional to the number of action tokens,
+    and 0 if the mean return is negative."""
+
+    turns: float = Field(default=0.0, ge=0)
+    """Weight of the penalty for turns. A trajectory with the largest number of turns in its group loses this
+    share of the mean return of the group. The penalty is proportional to the number of turns, and 0 if the mean return
+    is negative."""
+
+    process_scale: Literal["none", "largest"] = "none"
+    """How process rewards are scaled. none: not at all. largest: the process rewards from each token to the end of its
+    trajectory are summed, and all process rewards are divided by the largest absolute sum in the batch (Agent-R1)."""
+
+    overlong: SoftOverlong | None = None
+
+    @property
+    def formula(self) -> str:
+        """The changes in words; "" if the settings change no reward."""
+        penalties = [f"{share:g} {unit}" for share, unit in ((self.length, "length"), (self.turns, "turns")) if share]
+        penalty = (
+            f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"
+        )
+        scaled = "process rewards over their largest sum from a turn on"
+        overlong = [] if self.overlong is None else [self.overlong.formula]
+        parts = [*([scaled] if self.process_scale == "largest" else []), *([penalty] if penalties else []), *overlong]
+        return "; ".join(parts)
+
+    def apply(self, batch: TrainingBatch) -> TrainingBatch:
+        """Return the batch with changed rewards, as the settings require."""
+        if self.process_scale == "largest":
+            # process rewards are the token rewards without the outcome rewards: (N,)
+            outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcome_rewards)
+            process = batch.token_rewards - outcome  # (N,)
+            largest = discounted_sums(process, batch.token_trajectory, 1.0).abs().max()
+            batch = replace(batch, token_rewards=outcome + process / (largest + 1e-6))
+        if not self.length and not self.turns and self.overlong is None:
+            return batch
+        lengths = segment_count(batch.actions().token_trajectory).double()  # (M,)
+        penalty = torch.zeros_like(lengths) if self.overlong is None else self.overlong.penalties(lengths)  # (M,)
+        if self.length or self.turns:
+            penalty = penalty + self._relative_penalties(batch, lengths)
+        # the penalty is a part of the outcome reward
+        rewards = batch.token_rewards.index_add(0, batch.last_tokens, penalty)  # (N,)
+        return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
+
+    def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
+        """Return the penalty of each trajectory for its length and its number of turns, 0 or negative: (M,).
+
+        ``lengths`` (M,) holds the length of each trajectory, in action tokens. The length is divided by the largest
+        length in the group, and the number of turns by the largest number of turns in the group.
+        """
+        group = batch.trajectory_group
+        turns = segment_count(batch.turn_trajectory).double()  # (M,)
+        # the penalty as a share of the mean return of the group: (M,)
+        share = self.length * lengths / segment_max(lengths, group)[group]
+        share = share + self.turns * turns / segment_max(turns, group)[group]
+        return -segment_mean(batch.returns, group).clamp(min=0)[group] * share  # no penalty if the mean is negative
 
 
 def drop_constant_groups(selection: Selection) -> Selection:
