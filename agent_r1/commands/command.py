@@ -29,7 +29,6 @@ from agent_r1.config import (
     read_toml,
     setting_keys,
 )
-from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.task import check_text
 from agent_r1.training.progress import Progress, SilentProgress, make_progress
 
@@ -67,10 +66,6 @@ config_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
-
-
-class Invalid(AgentR1Error):
-    """Raised by a command that checks something, if it has found problems. The command prints its report first."""
 
 
 class SettingOption(click.Option):

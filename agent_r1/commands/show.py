@@ -13,10 +13,10 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from agent_r1.commands.command import EncodableText, Invalid, json_option
+from agent_r1.commands.command import EncodableText, json_option
 from agent_r1.commands.command import show as print_result
 from agent_r1.commands.runs import find_run
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.suggest import suggest
 from agent_r1.core.trajectory import Status
 from agent_r1.store import AttemptFilter, RunReader
@@ -166,7 +166,7 @@ def _show_attempt(
         report = read_attempt(folder, reader, summary, find_model(str(reader.config().get("model", ""))), tokens)
     except DECODING_ERRORS as error:
         line = f"the record of {short_id(summary.attempt)} is damaged: {type(error).__name__}: {error}"
-        raise Invalid(f"{line}; 'agent-r1 verify {run_argument(folder)}' lists all damage") from error
+        raise AgentR1Error(f"{line}; 'agent-r1 verify {run_argument(folder)}' lists all damage") from error
     _print(as_json, report.to_json(), AttemptText(report, all_tokens))
 
 

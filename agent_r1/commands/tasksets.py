@@ -14,7 +14,6 @@ from rich.text import Text
 
 import agent_r1.tasksets
 from agent_r1.commands.command import (
-    Invalid,
     SettingsCommand,
     columns,
     config_option,
@@ -25,7 +24,7 @@ from agent_r1.commands.command import (
     with_file,
 )
 from agent_r1.config import Layer, resolve
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.retrieval.config import RetrieverConfig
 from agent_r1.retrieval.protocol import Health
@@ -55,7 +54,7 @@ def check(taskset: str, settings: Layer, as_json: bool, quiet: bool) -> None:
     report = check.check(config, opened, warn_unsandboxed(opened, progress_of(quiet)))
     show(as_json, report.to_json() | sandbox_json(opened), check.render_report(report))
     if not report.passed:
-        raise Invalid(f"{opened.name} did not pass: {len(report.failures)} failures")
+        raise AgentR1Error(f"{opened.name} did not pass: {len(report.failures)} failures")
 
 
 @click.command(cls=SettingsCommand, config=PlayConfig)

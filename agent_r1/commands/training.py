@@ -11,7 +11,6 @@ import click
 import agent_r1.tasksets
 from agent_r1.commands.command import (
     FilePath,
-    Invalid,
     SettingsCommand,
     config_option,
     json_option,
@@ -23,7 +22,7 @@ from agent_r1.commands.command import (
 from agent_r1.commands.eval_questions import with_unseen_questions
 from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
 from agent_r1.config import Layer, resolve, restrict
-from agent_r1.core.errors import Interrupted, InvalidInput
+from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store import RunReader, is_run, run_folder
 from agent_r1.store.folder import path_argument
@@ -79,7 +78,7 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
     report = smoke(config, taskset, warn_unsandboxed(taskset, progress_of(quiet)))
     show(as_json, report.to_json() | sandbox_json(taskset), render_report(report))
     if (first := report.first_failure) is not None:
-        raise Invalid(f"{first.name} failed: {first.detail}")
+        raise AgentR1Error(f"{first.name} failed: {first.detail}")
 
 
 def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:

@@ -9,8 +9,9 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from agent_r1.commands.command import Invalid, columns, json_option, show
+from agent_r1.commands.command import columns, json_option, show
 from agent_r1.commands.runs import find_run
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.store import RunReader
 from agent_r1.store.digest import run_digest
 from agent_r1.store.verification import VerificationReport
@@ -33,7 +34,7 @@ def verify(run: str, digest: bool, as_json: bool) -> None:
     for warning in report.warnings:
         click.echo(f"warning: {warning}", err=True)
     if not report.is_valid:
-        raise Invalid(f"{folder} is not valid: {len(report.violations)} rules are violated")
+        raise AgentR1Error(f"{folder} is not valid: {len(report.violations)} rules are violated")
 
 
 def _render(report: VerificationReport) -> RenderableType:

@@ -16,10 +16,6 @@ MARKER = "export.json"
 """The file that describes an export. With ``--force``, only folders with this file are replaced."""
 
 
-class ExportError(AgentR1Error):
-    """Raised if an export could not be written or uploaded."""
-
-
 @contextmanager
 def new_export(out: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder to write the export to. At the end of the ``with`` block, it becomes ``out``.
@@ -32,7 +28,7 @@ def new_export(out: Path, force: bool) -> Iterator[Path]:
 
     Raises:
         InvalidInput: ``out`` exists and cannot be replaced.
-        ExportError: the folder cannot be written.
+        AgentR1Error: the folder cannot be written.
     """
     require_new_export(out, force)
     try:
@@ -43,7 +39,7 @@ def new_export(out: Path, force: bool) -> Iterator[Path]:
             with atomic_dir(out) as temporary:
                 yield temporary
     except (OSError, ValueError) as error:
-        raise ExportError(f"{out} could not be written: {error}") from error
+        raise AgentR1Error(f"{out} could not be written: {error}") from error
 
 
 def require_new_export(out: Path, force: bool) -> None:

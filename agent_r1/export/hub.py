@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from agent_r1.core.errors import InvalidInput, shorten
+from agent_r1.core.errors import AgentR1Error, InvalidInput, shorten
 from agent_r1.core.redaction import REDACTED, redact
-from agent_r1.export.folder import ExportError
 
 RepositoryType = Literal["model", "dataset"]
 
@@ -38,7 +37,7 @@ def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
     If the repository does not exist, it is created. The token is ``HF_TOKEN``, or the token that ``hf auth login``
     stored.
 
-    Raise ExportError if the hub refuses the upload or does not answer. The message never contains the token.
+    Raise AgentR1Error if the hub refuses the upload or does not answer. The message never contains the token.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -55,5 +54,5 @@ def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
     except Exception as error:  # httpx, huggingface_hub and hf_xet raise many types of errors
         text = redact(f"{type(error).__name__}: {error}".replace(token or "\0", REDACTED))
         do = "the folder is complete here; log in with 'hf auth login' or set HF_TOKEN, and repeat with --force"
-        raise ExportError(f"{name} could not be uploaded ({shorten(' '.join(text.split()))}); {do}") from None
+        raise AgentR1Error(f"{name} could not be uploaded ({shorten(' '.join(text.split()))}); {do}") from None
     return str(commit.commit_url)

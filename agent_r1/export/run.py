@@ -55,7 +55,7 @@ def export_run(
     Raises:
         InvalidInput: ``out`` exists; a setting has no effect with the format; or the run does not have the selected
             weights or trajectories.
-        ExportError: the folder cannot be written, or the complete folder cannot be uploaded.
+        AgentR1Error: the folder cannot be written, or the complete folder cannot be uploaded.
     """
     config.check_used()
     if config.push:

@@ -25,10 +25,6 @@ ROWS = "rows"
 """The name in the header of a file: JSON {"name of a tensor": [number of its first row, number of all rows]}."""
 
 
-class TensorFileError(AgentR1Error):
-    """Raised if a file of tensors cannot be written."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Some rows of a tensor.
@@ -45,13 +41,13 @@ class Rows:
 
 
 def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tensor]) -> None:
-    """Write a file with rows of divided tensors, and with whole tensors. Raise TensorFileError if this fails."""
+    """Write a file with rows of divided tensors, and with whole tensors. Raise AgentR1Error if this fails."""
     header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
     tensors = {**whole, **{name: rows.tensor for name, rows in divided.items()}}
     try:
         save_file({name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}, path, {ROWS: header})
     except (OSError, SafetensorError) as error:
-        raise TensorFileError(f"{path} could not be written: {error}") from error
+        raise AgentR1Error(f"{path} could not be written: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ class RankTrainer:
     def save_state(self, folder: Path) -> Path:
         """Write this rank's parts of the trainer's state to a file in ``folder``, and return the path of the file.
 
-        Rank 0 also writes the tensors that are not divided. Raise TensorFileError if the file cannot be written.
+        Rank 0 also writes the tensors that are not divided. Raise AgentR1Error if the file cannot be written.
         """
         tensors = self._tensors()
         divided = {name: own_rows(tensor) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}

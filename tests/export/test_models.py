@@ -15,9 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.cli import main
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.export import ExportConfig, export_run
-from agent_r1.export.folder import ExportError
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training.checkpoint.files import find_trained_model
 
@@ -163,7 +162,7 @@ def test_an_export_is_uploaded_to_a_private_repository(
 
 def test_a_hub_that_refuses_is_one_line_without_the_token(recorded: Path, tmp_path: Path, hub: Hub) -> None:
     hub.refuses = True
-    with pytest.raises(ExportError) as error:
+    with pytest.raises(AgentR1Error) as error:
         export_run(recorded, tmp_path / "out", ExportConfig(format="metrics", push="ann/out"), public=True)
     assert "ann/out could not be uploaded (" in str(error.value) and "hf auth login" in str(error.value)
     assert TOKEN not in str(error.value) and "\n" not in str(error.value)

@@ -17,13 +17,12 @@ from export.conftest import HOSTILE, record, trajectory
 from rich.filesize import decimal
 
 from agent_r1.cli import main
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Message, from_openai
 from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status
 from agent_r1.export import ExportConfig, export_run, trajectories
 from agent_r1.export.attempts import read_attempts
-from agent_r1.export.folder import ExportError
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.store import RunReader
 
@@ -135,7 +134,7 @@ def test_an_export_that_fails_leaves_nothing_and_keeps_the_earlier_one(
 
     monkeypatch.setattr("agent_r1.export.run.write_openai", full)
     for target in (out, tmp_path / "new"):
-        with pytest.raises(ExportError, match="could not be written: No space left on device"):
+        with pytest.raises(AgentR1Error, match="could not be written: No space left on device"):
             export_run(recorded, target, ExportConfig(format="openai"), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (out / "trajectories.jsonl").read_bytes() == before

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agent_r1.model.tensor_files import Rows, TensorFileError, TensorFiles, write_rows
+from agent_r1.core.errors import AgentR1Error
+from agent_r1.model.tensor_files import Rows, TensorFiles, write_rows
 
 MATRIX, VECTOR, STEP = torch.arange(15.0).view(5, 3), torch.tensor([7.0]), torch.tensor(4.0)
 
@@ -39,5 +40,5 @@ def test_a_file_of_whole_tensors_is_read_in_the_same_way(tmp_path: Path) -> None
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TensorFileError, match=r"missing/file could not be written: "):
+    with pytest.raises(AgentR1Error, match=r"missing/file could not be written: "):
         write_rows(tmp_path / "missing" / "file", {}, {"step": STEP})
