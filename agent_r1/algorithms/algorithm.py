@@ -187,8 +187,16 @@ class Algorithm(Component):
             log_ratio, unit = mismatch(batch, outputs.old_logprobs, self.rejection.level)  # of the action tokens
             accepted = accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
             loss_mask = loss_mask & accepted if self.rejection.denominator == "accepted" else loss_mask
-        kept, drift_weight = self._apply_token_rules(batch, outputs, advantage, loss_mask)  # (N,)
-        loss_weight = torch.zeros(len(batch.ids), dtype=torch.float64)
+        # Importance weight: the correction of the mismatch with the sampler; 0 on tokens that a rule masks.
+        importance_weight = accepted.double()  # (N,)
+        if self.correction is not None and outputs.old_logprobs is not None:
+            importance_weight = importance_weight * self.correction_weights(batch, outputs.old_logprobs)
+        drift_weight = None
+        if (self.token_mask is not None or self.kl_cov is not None) and bool(loss_mask.any()):
+            kept, drift_weight = self._apply_token_rules(batch, outputs, advantage, loss_mask)  # (N,)
+            importance_weight = importance_weight * kept
+        # Loss weight: 1 / denominator on the tokens of the loss mask.
+        loss_weight = torch.zeros(len(batch.ids), dtype=torch.float64)  # (N,)
         if bool(loss_mask.any()):
             unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory  # (N,)
             unit = batch.token_group if self.aggregation == "group_mean" else unit
@@ -211,7 +219,7 @@ class Algorithm(Component):
         return TokenWeights(
             advantage=advantage,
             loss_weight=loss_weight,
-            importance_weight=self.correction_weights(batch, outputs.old_logprobs) * accepted * kept,
+            importance_weight=importance_weight,
             sft_weight=sft_weight,
             value_targets=targets,
             kl_coef=kl_coef,
@@ -289,15 +297,13 @@ class Algorithm(Component):
             mask |= weights.sft_weight != 0
         return mask
 
-    def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor | None) -> Tensor:
-        """Return the importance weight that the setting ``correction`` gives to each token: (N,).
+    def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor) -> Tensor:
+        """Return the importance weight that the setting ``correction``, which must be set, gives to each token: (N,).
 
-        Observations have weight 1. Without a correction, every token has weight 1. The weights of ``rejection`` and
-        ``token_mask`` are not included.
+        Observations have weight 1. The weights of ``rejection`` and ``token_mask`` are not included.
         """
+        assert self.correction is not None
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
-        if self.correction is None or old_logprobs is None:
-            return weight
         log_ratio, unit = mismatch(batch, old_logprobs, self.correction.level)
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
@@ -336,12 +342,10 @@ class Algorithm(Component):
         """Return (kept, penalty weight), each with one element per token: (N,).
 
         ``kept`` (bool) says whether the token mask keeps the token. The penalty weight is the weight of the KL-Cov
-        penalty. The penalty weight is None if the algorithm does not use KL-Cov, or if the loss mask includes no token.
+        penalty; None if the algorithm does not use KL-Cov. The loss mask must include a token.
         """
-        kept, drift_weight = torch.ones_like(loss_mask), None
-        if (self.token_mask is None and self.kl_cov is None) or not bool(loss_mask.any()):
-            return kept, drift_weight
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
+        kept, drift_weight = torch.ones_like(loss_mask), None
         if self.token_mask is not None:
             kept = kept.masked_scatter(loss_mask, self.token_mask.kept(seen, seen_outputs, seen_advantage))
         if self.kl_cov is not None:

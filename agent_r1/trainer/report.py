@@ -224,7 +224,7 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
     if outputs.teacher_top is not None:
         mass = outputs.teacher_top.logprobs.exp().sum(-1)  # (N,)
         metrics["teacher_top_mass"] = float(mass[batch.action_mask].mean())
-    if algorithm.correction is not None:
+    if algorithm.correction is not None and outputs.old_logprobs is not None:
         correction = algorithm.correction_weights(batch, outputs.old_logprobs)  # (N,)
         metrics["correction/effective_share"] = effective_share(correction[batch.action_mask])
     if bool((weights.importance_weight != 1).any()):
