@@ -151,6 +151,12 @@ def _code(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
     return code.build(data, corpus, seed, level)
 
 
+def _code_repair(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
+    from agent_r1.tasksets import code_repair
+
+    return code_repair.build(data, corpus, seed, level)
+
+
 TASKSETS: Mapping[str, TaskSetEntry | SearchEntry | SandboxedEntry] = {
     "tinywiki": TaskSetEntry("a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files", _tinywiki),
     "people": TaskSetEntry("1- to 5-hop questions in plain English about invented people; needs no files", _people),
@@ -169,4 +175,5 @@ TASKSETS: Mapping[str, TaskSetEntry | SearchEntry | SandboxedEntry] = {
     "multihop": SearchEntry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
     "math": SandboxedEntry("mathematics with a Python interpreter: GSM8K, MATH; needs --data", _math),
     "code": SandboxedEntry("functions to write, try and fix: HumanEval, MBPP; needs --data", _code),
+    "code-repair": SandboxedEntry("functions of MBPP with one planted bug, to be repaired; needs --data", _code_repair),
 }

@@ -67,6 +67,21 @@ def code(folder: Path) -> TaskSet:
     return build("code", lines(folder / "q.jsonl", rows), None, 0)
 
 
+def code_repair(folder: Path) -> TaskSet:
+    sandbox_or_skip(Limits(seconds=5))
+    rows = [
+        {
+            "task_id": i,
+            "text": f"Write a function to add {i} to a positive number.",
+            "code": f"def add_{i}(x):\n    if x < 0:\n        return 0\n    return x + {i}",
+            "test_list": [f"assert add_{i}({x}) == {y}" for x, y in ((1, 1 + i), (5, 5 + i), (-3, 0))],
+            "test_setup_code": "",
+        }
+        for i in range(2, 8)
+    ]
+    return build("code-repair", lines(folder / "q.jsonl", rows), None, 0)
+
+
 SMALL: dict[str, Callable[[Path], TaskSet]] = {
     **{name: generated(name) for name in ("tinywiki", "people", "orders", "unreliable", "memory", "shapes")},
     **{name: multihop(name) for name in ("hotpotqa", "2wiki", "musique")},
@@ -74,6 +89,7 @@ SMALL: dict[str, Callable[[Path], TaskSet]] = {
     "wikifilm": lambda folder: build("wikifilm", write_pages(folder / "pages.jsonl"), None, 0),
     "math": mathematics,
     "code": code,
+    "code-repair": code_repair,
 }
 """A small instance of each task set; the first test fails if one is missing."""
 

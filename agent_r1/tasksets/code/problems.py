@@ -22,6 +22,9 @@ _FORMATS = "HumanEval (entry_point, test, ..) or MBPP (code, test_list, ..)"
 class Problem:
     """One row of a file: the text of the request, the public examples, the hidden exam, and a right solution.
 
+    The rows of MBPP have more parts: ``request`` is the text without the public example, and ``tests`` has the tests of
+    the exam one by one. Both are empty for rows of HumanEval.
+
     Example:
         Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3",
                 (Example("add(1, 2)", "3"),), Exam(("add",), "assert add(2, 2) == 4"), "def add(a, b): return a + b")
@@ -32,6 +35,8 @@ class Problem:
     examples: tuple[Example, ...]
     exam: Exam
     solution: str
+    request: str = ""
+    tests: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
         """Return the problem as a task. The agent never sees the data of the task, except the examples."""
@@ -102,8 +107,10 @@ def _mbpp(row: JsonRecord) -> Problem:
         exam = Exam(_named(written, tests), "\n".join(tests), setup=setup)
     if not exam.calls:
         raise row.error("tests that call nothing of the code", "fix that row")
-    text = f"{row.get_text('text', 'prompt')}\n\nFor example:\n\n```python\n{tests[0].strip()}\n```"
-    return Problem(f"MBPP/{row.values.get('task_id', row.number)}", text, _shown(tests[0]), exam, solution)
+    request = row.get_text("text", "prompt")
+    text = f"{request}\n\nFor example:\n\n```python\n{tests[0].strip()}\n```"
+    name = f"MBPP/{row.values.get('task_id', row.number)}"
+    return Problem(name, text, _shown(tests[0]), exam, solution, request, tuple(tests))
 
 
 def _shown(test: str) -> tuple[Example, ...]:

@@ -20,7 +20,7 @@ from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 RUN_TESTS = "run_tests"
 
 _TRIAL = (Path(__file__).parent / "inside" / "trial.py").read_text()
-_WAIT = 600.0
+WAIT = 600.0
 """Seconds that a call can wait for a free slot of the sandbox."""
 
 
@@ -31,7 +31,7 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
     solution, because the solution can print any text.
     """
 
-    @tool(name=RUN_TESTS, timeout=sandbox.config.limits.seconds + _WAIT, sandbox=sandbox)
+    @tool(name=RUN_TESTS, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)
     async def run_tests(code: str, task: Task) -> ToolResult:
         """Run a solution on the examples of the task; see what it prints, what it raises, and what it gets wrong.
 

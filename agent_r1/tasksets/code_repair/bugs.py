@@ -1,0 +1,188 @@
+"""Functions with one planted bug each, verified in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent_r1.core.messages import Message
+from agent_r1.core.task import Task
+from agent_r1.sandbox import Limits, Sandbox
+from agent_r1.tasksets.code.exam import Exam
+from agent_r1.tasksets.code.examples import Example, example_from_assertion
+from agent_r1.tasksets.code.problems import Problem
+from agent_r1.tasksets.code_repair.edits import apply_edit
+from agent_r1.tasksets.code_repair.mutations import Mutation, mutations, plain_source
+
+_TRIALS = (Path(__file__).parent / "inside" / "trials.py").read_text()
+_AT_ONCE = 25
+"""Functions per program in the sandbox. The start of a program takes longer than the tests of one function."""
+
+_LIMITS = Limits(seconds=300.0, cpu_seconds=5)
+"""The limits of such a program. Tests are limited by steps; the limit on CPU time is for a single step that hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A function with one planted bug.
+
+    Attributes:
+        problem: the problem that the function solves.
+        kind: the kind of the mutation that planted the bug, such as "comparison".
+        source: the source of the function with the bug.
+        right: the source of the function without the bug.
+        line: the index of the line with the bug, from 0.
+        tests: all tests. The first one is visible, the others are hidden.
+        passes: for each hidden test, whether the function with the bug passes it. At least one is False.
+        proposals: sources of which the agent chooses one; one of them is ``right``. If there are none, the agent
+            writes the new line.
+    """
+
+    problem: Problem
+    kind: str
+    source: str
+    right: str
+    line: int
+    tests: tuple[Example, ...]
+    passes: tuple[bool, ...]
+    proposals: tuple[str, ...] = ()
+
+    @property
+    def repair(self) -> str:
+        """What the agent has to write: the right line, or the number of ``right`` among the proposals."""
+        if self.proposals:
+            return str(self.proposals.index(self.right) + 1)
+        return self.right.splitlines()[self.line].strip()
+
+    @property
+    def exams(self) -> tuple[Exam, ...]:
+        """One exam for each hidden test."""
+        exam = self.problem.exam
+        return tuple(Exam(exam.calls, test, exam.setup, exam.given) for test in self.problem.tests[1:])
+
+    def task(self, split: str, number: int) -> Task:
+        """Return the task to repair the function. The agent sees the request, one test, the function and proposals."""
+        changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
+        menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))
+        visible = self.problem.tests[0].strip()
+        text = f"{self.problem.request}\n{visible}\n\n{self.source}{menu and chr(10)}{menu}"
+        return Task(f"{split}/{self.problem.id}/{number}", (Message.user(text),), {"bug": self}, split)
+
+
+def _changed_line(source: str, other: str) -> str:
+    """Return the line of ``other`` that differs from ``source``. Exactly one line differs."""
+    pairs = zip(source.splitlines(), other.splitlines(), strict=True)
+    return next(new.strip() for old, new in pairs if old != new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function into which bugs can be planted, with its tests and its mutations."""
+
+    problem: Problem
+    source: str
+    tests: tuple[Example, ...]
+    mutations: tuple[Mutation, ...]
+
+
+def plant_bugs(
+    problems: Sequence[Problem], count: int, lines: int, proposals: int, seed: str, sandbox: Sandbox
+) -> tuple[Bug, ...]:
+    """Return up to ``count`` bugs of each function, for the functions with at most ``lines`` lines.
+
+    A function is left out if it does not pass its own tests, if it has fewer than two tests, or if no mutation of it
+    is a bug. A mutation is a bug if the visible test and at least one hidden test fail, no test runs too long, and the
+    right line repairs it. The kind of a bug is drawn first, because some kinds have many more mutations than others.
+
+    Args:
+        proposals: the number of proposals of each bug: the right function, and mutations of the function with the bug.
+            With fewer mutations there are fewer proposals. 0: the agent writes the line itself.
+        seed: determines which bugs and proposals are drawn. Equal arguments give equal bugs on every machine.
+        sandbox: where all variants of the functions are run.
+    """
+    functions = [function for problem in problems if (function := _function(problem, lines)) is not None]
+    with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop
+        outcomes = thread.submit(asyncio.run, _outcomes(functions, sandbox)).result()
+    bugs: list[Bug] = []
+    for function, (own, *others) in zip(functions, outcomes, strict=True):
+        if set(own) == {"p"}:
+            rng = random.Random(f"{seed}/{function.problem.id}")
+            bugs += [_propose(bug, proposals, rng) for bug in _draw(list(_bugs(function, others)), count, rng)]
+    return tuple(bugs)
+
+
+def _function(problem: Problem, lines: int) -> _Function | None:
+    """Return the function of a problem; None if it is too long or its tests have an unsuitable form."""
+    source = plain_source(problem.solution)
+    if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:
+        return None
+    try:
+        tests = tuple(example_from_assertion(test) for test in problem.tests)
+    except SyntaxError:  # a test that is not one assertion
+        return None
+    return _Function(problem, source, tests, mutations(source))
+
+
+def _bugs(function: _Function, outcomes: Sequence[str]) -> Iterator[Bug]:
+    """Yield the mutations that are bugs. ``outcomes`` has the outcome of each mutation."""
+    for mutation, outcome in zip(function.mutations, outcomes, strict=True):
+        visible, hidden = outcome[0], outcome[1:]
+        passes = tuple(letter == "p" for letter in hidden)
+        bug = Bug(
+            function.problem, mutation.kind, mutation.source, function.source, mutation.line, function.tests, passes
+        )
+        is_bug = visible == "f" and "f" in hidden and "x" not in hidden
+        if is_bug and apply_edit(bug.source, (), bug.repair) == bug.right:
+            yield bug
+
+
+def _draw(bugs: list[Bug], count: int, rng: random.Random) -> list[Bug]:
+    drawn: list[Bug] = []
+    while bugs and len(drawn) < count:
+        kind = rng.choice(sorted({bug.kind for bug in bugs}))
+        drawn.append(rng.choice([bug for bug in bugs if bug.kind == kind]))
+        bugs.remove(drawn[-1])
+    return drawn
+
+
+def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
+    """Return the bug with ``count`` proposals in random order. Each changes one line, but not always the same line."""
+    if count == 0:
+        return bug
+    others = [one.source for one in mutations(bug.source) if one.source != bug.right]
+    chosen = [bug.right, *rng.sample(others, min(count - 1, len(others)))]
+    rng.shuffle(chosen)
+    return replace(bug, proposals=tuple(chosen))
+
+
+async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
+    """Return the outcomes of the tests of each function: a text for the function, and one for each mutation.
+
+    A text has one letter per test (see ``inside/trials.py``).
+    """
+    parts = [functions[start : start + _AT_ONCE] for start in range(0, len(functions), _AT_ONCE)]
+    results = await asyncio.gather(*(_run(part, sandbox) for part in parts))
+    return [outcome for result in results for outcome in result]
+
+
+async def _run(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
+    """Run the functions in one program; if it fails, each function in a program of its own.
+
+    The letter of every test of a function whose own program fails is "x".
+    """
+    variants = [[one.source, *(mutation.source for mutation in one.mutations)] for one in functions]
+    tests = [[(test.call, test.wanted) for test in one.tests] for one in functions]
+    given = [one.problem.exam.given or one.problem.exam.setup for one in functions]
+    program = f"{_TRIALS}\nprint_outcomes({list(zip(given, variants, tests, strict=True))!r})"
+    result = await sandbox.run(program, limits=_LIMITS)
+    if result.ok:
+        outcomes: list[list[str]] = json.loads(result.stdout.text)
+        return outcomes
+    if len(functions) == 1:
+        return [["x" * len(functions[0].tests)] * len(variants[0])]
+    return [outcome for function in functions for outcome in await _run([function], sandbox)]

@@ -1,0 +1,49 @@
+"""Edits: what an agent writes to repair a function. An edit is a new line, or the number of a proposed line."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+
+SIMILAR = 0.5
+"""The smallest similarity of a new line to the line that it replaces, as ``SequenceMatcher.ratio`` measures it."""
+
+
+def replace_line(source: str, index: int, line: str) -> str:
+    """Return the source with ``line`` in place of the line at ``index``. The indentation is kept.
+
+    Example:
+        >>> replace_line("def f(n):\\n    return n", 1, "return -n")
+        'def f(n):\\n    return -n'
+    """
+    lines = source.splitlines()
+    indentation = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
+    lines[index] = indentation + line.strip()
+    return "\n".join(lines)
+
+
+def most_similar_line(source: str, line: str) -> int | None:
+    """Return the index of the line of the source that is most similar to ``line``; None if no line is similar.
+
+    Of equally similar lines, the first one counts.
+    """
+    lines = [old.strip() for old in source.splitlines()]
+    ratios = [SequenceMatcher(None, old, line.strip(), autojunk=False).ratio() for old in lines]
+    best = max(range(len(lines)), key=ratios.__getitem__)
+    return best if ratios[best] >= SIMILAR else None
+
+
+def apply_edit(source: str, proposals: tuple[str, ...], text: str) -> str | None:
+    """Return the source after an edit; None if the text is no edit, or changes nothing.
+
+    Args:
+        proposals: sources of which the agent chooses one by its number, from 1. If there are none, the agent writes a
+            line, which replaces the most similar line.
+        text: what the agent wrote.
+    """
+    text = text.strip()
+    if proposals:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+        return proposals[number - 1] if 1 <= number <= len(proposals) else None
+    index = most_similar_line(source, text) if text and "\n" not in text else None
+    edited = None if index is None else replace_line(source, index, text)
+    return None if edited == source else edited

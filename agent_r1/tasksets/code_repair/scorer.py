@@ -1,0 +1,109 @@
+"""The scorer of ``code-repair``, which grades the edits of an attempt with the hidden tests of the task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import Rewards, Trajectory
+from agent_r1.rewards.answers import final_answer
+from agent_r1.sandbox import Sandbox
+from agent_r1.tasksets.code_repair.bugs import Bug
+from agent_r1.tasksets.code_repair.edits import apply_edit
+from agent_r1.tasksets.code_repair.tool import TRY, bug_of
+
+_log = logging.getLogger(__name__)
+
+Results = tuple[bool | None, ...]
+"""For each hidden test, whether a function passes it; None if the test could not be run."""
+
+
+class RepairScorer:
+    """A scorer (core ``Scorer``) with three rewards. Each is None if the sandbox failed.
+
+    - ``fixed``: 1 if the function of the final answer passes all hidden tests; else 0.
+    - ``gained``: the share of the hidden tests that this function passes, counted from what the function with the bug
+      passes: 0 if it passes no more, 1 if it passes all.
+    - ``first_fixed``: the same as ``fixed``, but for the first edit of the attempt, tried or answered.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.sandbox = sandbox.isolation
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
+        bug = bug_of(task)
+        pairs = [(final_function(trajectory, bug), first_function(trajectory, bug)) for trajectory in group]
+        different = sorted({source for pair in pairs for source in pair if source is not None})
+        graded = await asyncio.gather(*(self._grade(bug, source) for source in different))
+        results = dict(zip(different, graded, strict=True))
+        for source, result in results.items():
+            if None in result:
+                _log.warning("a repair of %s could not be judged: %s", task.id, source.splitlines()[0])
+        return tuple(
+            {
+                "fixed": _fixed(results.get(final or "")),
+                "gained": _gained(results.get(final or ""), bug),
+                "first_fixed": _fixed(results.get(first or "")),
+            }
+            for final, first in pairs
+        )
+
+    async def _grade(self, bug: Bug, source: str) -> Results:
+        verdicts = await asyncio.gather(*(exam.judge(self._sandbox, source) for exam in bug.exams))
+        return tuple(verdict.passed for verdict in verdicts)
+
+
+def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
+    """Return the function after the edit in the final answer; None without an answer or if it is no edit."""
+    text = final_answer(trajectory)
+    return None if text is None else apply_edit(bug.source, bug.proposals, text)
+
+
+def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
+    """Return the function after the first edit that was tried; if none was, that of the final answer.
+
+    None if this edit cannot be applied.
+    """
+    for turn in trajectory.env_turns:
+        for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run
+            edit = (call.arguments or {}).get("edit")
+            if call.name == TRY and isinstance(edit, str):
+                return apply_edit(bug.source, bug.proposals, edit)
+    return final_function(trajectory, bug)
+
+
+def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+    """Return how often the first edit of an attempt was right, and how often a failed first edit was corrected.
+
+    - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
+    - ``corrected_rate``: of the other attempts, the share whose final answer repairs the function.
+
+    Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
+    """
+    judged = [t for t in trajectories if None not in (_of(t, "fixed"), _of(t, "first_fixed"))]
+    failed = [t for t in judged if _of(t, "first_fixed") == 0]
+    rates = {"first_fix_rate": 1 - len(failed) / len(judged)} if judged else {}
+    return rates | ({"corrected_rate": sum(_of(t, "fixed") == 1 for t in failed) / len(failed)} if failed else {})
+
+
+def _of(trajectory: Trajectory, name: str) -> Any:
+    return trajectory.rewards.get(name)
+
+
+def _fixed(results: Results | None) -> float | None:
+    if results is None:
+        return 0.0
+    return None if None in results else float(all(results))
+
+
+def _gained(results: Results | None, bug: Bug) -> float | None:
+    if results is None:
+        return 0.0
+    if None in results:
+        return None
+    before = sum(bug.passes)
+    return max(0.0, (sum(map(bool, results)) - before) / (len(results) - before))

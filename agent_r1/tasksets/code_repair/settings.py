@@ -1,0 +1,66 @@
+"""The settings of ``code-repair``: the functions, the bugs, and how an agent may act."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent_r1.config import read_toml
+from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.hub import is_hub
+
+
+class Settings(BaseModel):
+    """The settings in a file.
+
+    Example of a file:
+        data = "mbpp.jsonl"
+        proposals = 6
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    data: Path
+    """The functions with their tests, as files of MBPP. A path is relative to the folder of the file of settings."""
+
+    lines: int = Field(default=8, ge=2)
+    """The largest number of lines of a function."""
+
+    bugs: int = Field(default=3, ge=1)
+    """The largest number of bugs that are planted into each training function, each in a task of its own. Functions of
+    validation and test have one."""
+
+    proposals: int = Field(default=0, ge=0, le=99)
+    """The number of proposed lines of which the agent chooses; 0: the agent writes the line itself."""
+
+    turns: int = Field(default=4, ge=2)
+    """The largest number of actions in an episode."""
+
+    shuffle_feedback: bool = False
+    """Whether the tool shows what another edit of another function gives. This is a control: it shows what the
+    feedback is worth."""
+
+
+def read_settings(data: Path | None) -> Settings:
+    """Return the settings in the TOML file ``data``.
+
+    If ``data`` is not a TOML file, ``data`` itself has the functions: a file, a folder or a name on the hub. Then
+    return ``Settings(data=data)``, in which all other settings have their defaults.
+
+    Raises:
+        InvalidInput: ``data`` is None; the TOML file cannot be read; or the file has an unknown or invalid setting.
+    """
+    if data is None:
+        raise InvalidInput("--data for code-repair", got="nothing", do="give a file of functions with tests (MBPP)")
+    if data.suffix != ".toml":
+        return Settings(data=data)
+    try:
+        settings = Settings.model_validate(read_toml(data).values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        do = "give data, lines, bugs, proposals, turns or shuffle_feedback"
+        raise InvalidInput(f"{data}, {where}", got=fault["msg"], do=do) from error
+    place = settings.data if is_hub(settings.data) else data.parent / settings.data
+    return settings.model_copy(update={"data": place})

@@ -1,0 +1,42 @@
+"""Right and wrong reference solutions of a repair. The task set is checked with these solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent_r1.core.messages import Message
+from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
+from agent_r1.core.task import Task
+from agent_r1.tasksets.answers import answer
+from agent_r1.tasksets.code_repair.bugs import Bug
+from agent_r1.tasksets.code_repair.examples import TRY
+from agent_r1.tasksets.code_repair.tool import bug_of
+
+
+def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
+    """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns."""
+
+    def of(task: Task) -> ReferenceSolutions:
+        bug = bug_of(task)
+        right, wrong = bug.repair, _unchanged(bug)
+        gold = (
+            ReferenceSolution("the right line", script(answer(right))),
+            ReferenceSolution("the right line, tried first", script(tool_call(TRY, edit=right), answer(right))),
+        )
+        others = (
+            ReferenceSolution("the line with the bug", script(answer(wrong))),
+            ReferenceSolution("the right line, given up", script(tool_call(TRY, edit=right), answer(wrong))),
+            ReferenceSolution("the right line, without tags", script(Message.assistant(right))),
+            ReferenceSolution("the tests", script(answer(bug.problem.tests[-1]))),
+            ReferenceSolution("an empty answer", script(answer(""))),
+            ReferenceSolution("nothing", script(Message.assistant(""))),
+            ReferenceSolution("trying to the end", script(*(tool_call(TRY, edit=right),) * max_turns)),
+        )
+        return ReferenceSolutions(gold, others, {"fixed": 1.0, "gained": 1.0})
+
+    return of
+
+
+def _unchanged(bug: Bug) -> str:
+    """Return an answer that leaves the bug in: the line with the bug, or a number that no proposal has."""
+    return str(len(bug.proposals) + 1) if bug.proposals else bug.source.splitlines()[bug.line].strip()
