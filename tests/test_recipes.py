@@ -18,6 +18,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
+from agent_r1.tasksets.code_repair.settings import read_settings
 from agent_r1.tasksets.multihop.mixture import MixtureFile
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
@@ -79,6 +80,14 @@ def test_the_stages_of_wikifilm_have_valid_settings_and_questions(tmp_path: Path
         tasks = build("wikifilm", tmp_path / "films.toml", None, config.seed).tasks("train")
         trained.append({task.id.split("/")[1] for task in tasks})
     assert trained == [{"1-hop", "2-hop"}, {"2-hop"}]
+
+
+def test_the_recipe_of_code_repair_has_valid_settings() -> None:
+    config = resolve(TrainConfig, [read_toml(RECIPES / "code_repair.toml")])
+    assert config.taskset == "code-repair" and config.data is not None
+    settings = read_settings(RECIPES.parent / config.data)
+    assert settings.data == RECIPES / "mbpp" and settings.proposals == 6
+    assert set(config.reward_weights) == {"fixed", "gained", *config.extra_rewards}
 
 
 def test_an_unknown_setting_is_refused() -> None:
