@@ -107,7 +107,7 @@ def _parameters(component: Component, prefix: str) -> Iterator[tuple[str, object
 
 
 def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Algorithm:
-    """Return the algorithm, changed by ``settings``, the new values of parameters by dotted key.
+    """Return the algorithm with new values of some parameters. ``settings`` maps dotted keys to the new values.
 
     Raise InvalidInput if a key is unknown or a value is invalid. The function does not check whether the components fit
     together.

@@ -143,7 +143,7 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
 class AttemptText:
     """An attempt report that rich can print. The text fits the width of the terminal.
 
-    ``prints_all_tokens`` is true if the tokens of a long state are printed without a gap.
+    ``prints_all_tokens`` is true if all tokens of a long state are printed, and not only its first and last tokens.
     """
 
     report: AttemptReport

@@ -314,7 +314,7 @@ class TemplateRenderer:
 
         @cache
         def num_characters(index: int) -> int:
-            """Return the length of the text after the token at ``index``.
+            """Return the length of the text up to and including the token at ``index``.
 
             If the last bytes of a character are missing, this character is not counted.
             """

@@ -96,8 +96,8 @@ class ModelSet:
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
         """Return the teacher's k most likely tokens at the position of each token of the batch.
 
-        The tensors of the result have the shape (N, k). k is ``count``, or the smaller vocabulary size of policy and
-        teacher if this size is below ``count``. Tokens that are in none of the batch's sequences get zeros.
+        The tensors of the result have the shape (N, k). k is the smallest of three numbers: ``count`` and the
+        vocabulary sizes of policy and teacher. Tokens that are in none of the batch's sequences get zeros.
         """
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")

@@ -28,8 +28,8 @@ class EmbeddedServer(uvicorn.Server):
 class ThreadedServer:
     """A server that is used in one of two ways.
 
-    ``run`` blocks until another thread or a signal handler calls ``stop``, and the requests in progress are answered.
-    As a context manager, the server runs in a thread of its own until the end of the block.
+    ``run`` blocks until another thread or a signal handler calls ``stop``. Then it answers the requests in progress,
+    and returns. As a context manager, the server runs in a thread of its own until the end of the block.
 
     Args:
         listening: the socket on which the server accepts connections. The server closes it.
