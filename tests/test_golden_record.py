@@ -25,10 +25,14 @@ from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 
-RECORD = Path(__file__).parent / "golden" / "record.json"
+GOLDEN = Path(__file__).parent / "golden"
+RECORD, BASE = GOLDEN / "record.json", GOLDEN / "base"
+"""The record, and the model of its runs: tiny-base as it was until November 2026."""
+
 CPU_INFO = Path("/proc/cpuinfo")
 
 SHORT: Mapping[str, Any] = {
+    "model": str(BASE),
     "steps": 6,
     "groups_per_step": 4,
     "group_size": 4,
