@@ -4,8 +4,9 @@
     python benchmarks/controls.py --only untrained logit-bias grpo-1
 
 Every row starts from tiny-base and is measured on the same test questions, greedily and sampled at temperature 1.
-The row logit-bias trains nothing: it adds one number to the logit of the token that begins an answer. The number is
-chosen on the validation encyclopedia, as the checkpoints of the other rows are.
+The rows logit-bias train nothing. The first adds one number to the logit of the token that begins an answer; the second
+also to those that begin a call and end an action. The numbers are chosen on the validation encyclopedia, as the
+checkpoints of the other rows are, for greedy decoding. The row told-hops searches as often as the question has hops.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,14 +26,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from agent_r1.config import Layer, resolve
+from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki import MAX_TURNS
+from agent_r1.tasksets.tinywiki.names import RELATIONS
 from agent_r1.tasksets.tinywiki.retriever import NOTHING, retrieve
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
 from agent_r1.tools import tool
@@ -44,10 +50,14 @@ from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 from agent_r1.training.tables import make_cell, normal_interval
 
-ANSWER = "<answer>"
-"""The token that begins an answer. The untrained model is inclined to answer one search too early."""
+ANSWER, CALL, END = "<answer>", "<tool_call>", "<|im_end|>"
+"""The tokens that decide how an action goes on: they begin an answer, begin a call, and end the action."""
 
-BIASES = tuple(-0.25 * step for step in range(17))
+NEVER = -100.0
+
+BIASES = (0.0, *(sign * 0.25 * step for step in range(1, 17) for sign in (-1, 1)))
+"""The numbers that are tried for a token, the weakest first."""
+
 QUESTIONS = 200
 SAMPLES = 4
 """Sampled attempts at each question; the interval is over questions, whose attempts are not independent."""
@@ -139,9 +149,11 @@ class Loaded:
     taskset: TaskSet
     config: TrainConfig
 
+    def engine(self) -> InferenceEngine:
+        return TorchEngine(deepcopy(self.policy.model), self.policy.context_length)  # it changes the attention
+
     def method(self, name: str = "base-tool-call") -> Method:
-        engine = TorchEngine(deepcopy(self.policy.model), self.policy.context_length)  # it changes the attention
-        agent = self.policy.agent(engine, self.config, 1.0)
+        agent = self.policy.agent(self.engine(), self.config, 1.0)
         return Method(name, agent, self.taskset.baselines.get(name, self.taskset.env))
 
 
@@ -151,17 +163,61 @@ def load(model: str = "tiny-base") -> Loaded:
     return Loaded(load_policy(config, taskset), taskset, config)
 
 
-def add_logit_bias(loaded: Loaded, bias: float) -> Loaded:
-    """Return the model with ``bias`` added to the logit of the token that begins an answer."""
+def add_logit_biases(loaded: Loaded, biases: Mapping[str, float]) -> Loaded:
+    """Return the model with a number added to the logit of each of the tokens."""
     model = deepcopy(loaded.policy.model)
     weight = model.get_output_embeddings().weight  # (V, H)
     head = nn.Linear(weight.shape[1], weight.shape[0])
     with torch.no_grad():
         head.weight.copy_(weight)
         head.bias.zero_()
-        head.bias[loaded.policy.tokenizer.convert_tokens_to_ids(ANSWER)] = bias
+        for token, bias in biases.items():
+            head.bias[loaded.policy.tokenizer.convert_tokens_to_ids(token)] = bias
     model.set_output_embeddings(head)
     return replace(loaded, policy=replace(loaded.policy, model=model))
+
+
+@dataclass(frozen=True, slots=True)
+class TellingEngine:
+    """An engine that searches until the agent has as many pages as its question has hops, and then answers.
+
+    ``searching`` cannot begin an answer, and ``answering`` cannot begin a call.
+    """
+
+    searching: InferenceEngine
+    answering: InferenceEngine
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.searching.capabilities
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        question, *observed = self.tokenizer.decode(prompt.token_ids).split("<|im_start|>assistant")
+        hops = sum(word in RELATIONS for word in re.findall(r"\w+", question.rpartition("<|im_start|>user")[2]))
+        pages = sum(text.count("<tool_response>") for text in observed)
+        engine = self.searching if pages < hops else self.answering
+        return await engine.generate(prompt, params, session_id=session_id)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        raise NotImplementedError("an untrained model has no updates")
+
+    async def release(self, session_id: str) -> None:
+        await self.searching.release(session_id)
+        await self.answering.release(session_id)
+
+    async def close(self) -> None:
+        await self.searching.close()
+        await self.answering.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ToldHops(Loaded):
+    """A model that is told when to search and when to answer; what it reads and searches is its own choice."""
+
+    def engine(self) -> InferenceEngine:
+        without_answer, without_call = (add_logit_biases(self, {token: NEVER}) for token in (ANSWER, CALL))
+        return TellingEngine(Loaded.engine(without_answer), Loaded.engine(without_call), self.policy.tokenizer)
 
 
 def disturb(loaded: Loaded, how: Callable[[str, Task], str]) -> Loaded:
@@ -179,16 +235,22 @@ def disturb(loaded: Loaded, how: Callable[[str, Task], str]) -> Loaded:
     return replace(loaded, taskset=replace(loaded.taskset, env=ToolEnv([search], max_turns=MAX_TURNS)))
 
 
-def choose_bias(loaded: Loaded) -> float:
-    """Return the bias with the greatest greedy exact match on the validation split, the weakest of equal ones."""
+def choose_biases(loaded: Loaded, tokens: Sequence[str]) -> dict[str, float]:
+    """Return a number for each token, chosen one after the other by greedy exact match on the validation split.
 
-    def validate(bias: float) -> float:
-        biased = add_logit_bias(loaded, bias)
+    Of equal numbers, the weakest is chosen.
+    """
+
+    def validate(biases: Mapping[str, float]) -> float:
+        biased = add_logit_biases(loaded, biases)
         limits = rollout_limits(biased.config)
         answers = evaluate_split(biased.method(), biased.taskset, "validation", biased.config.evaluate_n, limits)
         return statistics.fmean(answer.em for answer in asyncio.run(answers))
 
-    return max(BIASES, key=validate)
+    chosen: dict[str, float] = {}
+    for token in tokens:
+        chosen[token] = max(BIASES, key=lambda bias: validate({**chosen, token: bias}))
+    return chosen
 
 
 def measure(loaded: Loaded, name: str = "base-tool-call") -> list[Measurement]:
@@ -212,9 +274,10 @@ def table_row(name: str, measured: Sequence[Measurement]) -> list[str]:
     return [name, *greedy, *sampled]
 
 
-def biased_rows(untrained: Loaded) -> list[list[str]]:
-    bias = choose_bias(untrained)
-    return [table_row(f"logit-bias ({bias:+.2f})", measure(add_logit_bias(untrained, bias)))]
+def biased_row(untrained: Loaded, *tokens: str) -> list[list[str]]:
+    chosen = choose_biases(untrained, tokens)
+    name = "logit-bias " + ", ".join(f"{token} {bias:+.2f}" for token, bias in chosen.items())
+    return [table_row(name, measure(add_logit_biases(untrained, chosen)))]
 
 
 def main() -> None:
@@ -222,7 +285,11 @@ def main() -> None:
     rows = {
         "naive-rag": lambda: [table_row("naive-rag", measure(untrained, "naive-rag"))],
         "untrained": lambda: [table_row("untrained", measure(untrained))],
-        "logit-bias": lambda: biased_rows(untrained),
+        "logit-bias": lambda: biased_row(untrained, ANSWER),
+        "logit-biases": lambda: biased_row(untrained, ANSWER, CALL, END),
+        "told-hops": lambda: [
+            table_row("told-hops", measure(ToldHops(untrained.policy, untrained.taskset, untrained.config)))
+        ],
         **{run.name: run.rows for run in RUNS},
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

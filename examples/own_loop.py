@@ -72,13 +72,13 @@ def train_step(model, optimizer, groups):
     optimizer.zero_grad()
 
 
-async def main(steps):
-    """Train tiny-base on TinyWiki and print the share of exact matches of each step."""
+async def main(folder, steps):
+    """Train the model in ``folder`` on TinyWiki and print the share of exact matches of each step."""
     torch.manual_seed(0)
     taskset = build("tinywiki", None, None, seed=0)
-    model = load_model(str(TINY_BASE_FOLDER), torch.float32)
+    model = load_model(folder, torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    renderer = TemplateRenderer(load_tokenizer(str(TINY_BASE_FOLDER)))
+    renderer = TemplateRenderer(load_tokenizer(folder))
     engine = TorchEngine(copy.deepcopy(model), context=512)  # samples with its own copy of the weights
     agent = Agent(engine, renderer, SamplingParams(temperature=1.0, max_tokens=48), context_length=512)
     staleness = StalenessController(steps, GROUPS, max_staleness=0)  # 0: each group is sampled by the newest weights
@@ -100,4 +100,6 @@ async def main(steps):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10)
-    asyncio.run(main(parser.parse_args().steps))
+    parser.add_argument("--model", default=str(TINY_BASE_FOLDER), help="a folder; by default tiny-base")
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.model, arguments.steps))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from golden_base import GOLDEN_BASE
 
 from agent_r1.cli import main
 from agent_r1.store import RunReader
@@ -36,7 +37,7 @@ def test_an_agent_of_twelve_lines_trains_from_its_file(tmp_path, capsys):
 
 
 def test_the_whole_loop_in_one_file_learns(capsys, monkeypatch):
-    start(monkeypatch, ROOT / "examples" / "own_loop.py", "--steps", "3")
+    start(monkeypatch, ROOT / "examples" / "own_loop.py", "--steps", "3", "--model", GOLDEN_BASE)
     ems = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()]
     assert len(ems) == 3 and ems[-1] > ems[0] + 0.15
 

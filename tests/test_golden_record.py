@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from golden_base import GOLDEN_BASE
 
 from agent_r1.config import Layer
 from agent_r1.store import RunReader
@@ -25,14 +26,11 @@ from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 
-GOLDEN = Path(__file__).parent / "golden"
-RECORD, BASE = GOLDEN / "record.json", GOLDEN / "base"
-"""The record, and the model of its runs: tiny-base as it was until November 2026."""
-
+RECORD = Path(__file__).parent / "golden" / "record.json"
 CPU_INFO = Path("/proc/cpuinfo")
 
 SHORT: Mapping[str, Any] = {
-    "model": str(BASE),
+    "model": GOLDEN_BASE,
     "steps": 6,
     "groups_per_step": 4,
     "group_size": 4,

@@ -1,4 +1,4 @@
-"""Make tiny-base: ``python -m research.tiny_base [FOLDER]``."""
+"""Make tiny-base: ``python -m research.tiny_base [FOLDER] [--seed SEED]``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from research.tiny_base.init_model import make_initial_model, make_initial_tokenizer
 from research.tiny_base.pretrain import LEARNING_RATE, PHASES, Progress, pretrain
 
-_SEED = 0
 _PRINT_EVERY = 50
 
 
@@ -28,17 +27,21 @@ def main() -> None:
         default=TINY_BASE_FOLDER,
         help="the folder to write; by default the committed one",
     )
-    folder = parser.parse_args().folder
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of weights and examples; the committed model has 0"
+    )
+    given = parser.parse_args()
+    folder, seed = given.folder, given.seed
     torch.set_num_threads(1)
     tokenizer = make_initial_tokenizer()
-    model = make_initial_model(tokenizer, _SEED)
-    for progress in pretrain(model, tokenizer, _SEED):
+    model = make_initial_model(tokenizer, seed)
+    for progress in pretrain(model, tokenizer, seed):
         if progress.step % _PRINT_EVERY == 0:
             print(_progress_line(progress), file=sys.stderr, flush=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     recipe = {
-        "seed": _SEED,
+        "seed": seed,
         "learning_rate": LEARNING_RATE,
         "phases": [asdict(phase) for phase in PHASES],
         "parameters": model.num_parameters(),

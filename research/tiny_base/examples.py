@@ -35,7 +35,7 @@ class Mix:
     """The number of examples of each kind in a batch."""
 
     repetitions: int
-    routes: int = 0
+    lookups: int = 0
     transcripts: int = 0
     readings: int = 0
 
@@ -52,7 +52,7 @@ class ExampleMaker:
         wiki = draw(CLASSES["train"], self._rng)
         return [
             *(self.repetition() for _ in range(mix.repetitions)),
-            *(self.route(wiki) for _ in range(mix.routes)),
+            *(self.lookup(wiki) for _ in range(mix.lookups)),
             *(self.transcript(wiki) for _ in range(mix.transcripts)),
             *(self.reading(wiki) for _ in range(mix.readings)),
         ]
@@ -69,19 +69,17 @@ class ExampleMaker:
         before = [*noise[0], *words, *noise[1], again[0]]
         return Example((*before, *again[1:]), (False,) * len(before) + (True,) * (len(again) - 1))
 
-    def route(self, wiki: Wiki) -> Example:
-        """Return a question, then each page with the fact that leads to the next: an exercise in following a question.
+    def lookup(self, wiki: Wiki) -> Example:
+        """Return a question of one hop, one or two pages, and the fact: an exercise in reading what a question names.
 
-        The targets are the facts and the token after each: the title of another page, or the answer tag.
+        The page of the question is the last one. The targets are the fact and the answer tag.
         """
-        chain = wiki.chain(self._rng.choice(planner.HOPS), self._rng)
-        lines = [(planner.ask(chain, self._rng), False)]
-        for title, relation, value in zip((chain.start, *chain.values), chain.relations, chain.values, strict=False):
-            lines += [(wiki.page(title), False), (f"{relation} {value}.", True)]
-        lines.append((f"<answer>{chain.answer}</answer>", False))
-        tokens = [(token, fact) for line, fact in lines for token in self._renderer.encode(line + "\n")]
-        ids, facts = zip(*tokens, strict=True)
-        return Example(ids, tuple(now or before for now, before in zip(facts, (False, *facts), strict=False)))
+        chain = wiki.chain(1, self._rng)
+        pages = [wiki.page(title) for title in (*self._rng.sample(wiki.titles, self._rng.randint(0, 1)), chain.start)]
+        fact = f"{chain.relations[0]} {chain.answer}.\n<answer>"
+        before = self._renderer.encode("\n".join([planner.ask(chain, self._rng), *pages]) + "\n")
+        after = self._renderer.encode(fact)
+        return Example((*before, *after), (False,) * len(before) + (True,) * len(after))
 
     def transcript(self, wiki: Wiki) -> Example:
         """Return a conversation of the bad planner."""

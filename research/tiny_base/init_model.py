@@ -40,11 +40,11 @@ def make_initial_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> SeedOss
     config = SeedOssConfig(
         vocab_size=8 * math.ceil(len(tokenizer) / 8),
         hidden_size=64,
-        intermediate_size=256,
+        intermediate_size=192,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,
         attention_dropout=0.0,
         residual_dropout=0.0,
         max_position_embeddings=1024,

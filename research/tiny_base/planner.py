@@ -1,8 +1,9 @@
 """The transcripts of a bad planner, which tiny-base imitates before reinforcement learning.
 
-The planner reads well: each thought is a fact on the last page it saw. Its flaw is strategy: mostly it answers too
-early, takes any fact, wanders, searches the same page again, or guesses. One time in seven it follows the question
-to its end, so that reinforcement learning can find this strategy.
+The planner reads well: each thought is a fact on the last page that it saw. It answers most questions of one hop. It
+never answers a question of two hops: it stops after the first hop, takes any fact, wanders, searches the same page
+again, or guesses, and moves that end in the right answer by chance are drawn again. No question has three hops. So the
+parts of the right strategy are shown one at a time, and only rewards can teach the agent to compose them.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ def _follow(start: str, facts: list[tuple[str, str]]) -> Moves:
     return (Move("", start, final=False), *walk)
 
 
-def right(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    return _follow(chain.start, list(zip(chain.relations, chain.values, strict=True)))
-
-
-def early(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """Answer after the first hop, which is right only for questions of one hop."""
+def first_hop(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    """Answer after the first hop, which is right for questions of one hop and too early for others."""
     return _follow(chain.start, [(chain.relations[0], chain.values[0])])
+
+
+def detour(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
+    """Search any page first, then answer after the first hop."""
+    return (Move("", rng.choice(wiki.titles), final=False), *first_hop(wiki, chain, rng))
 
 
 def any_fact(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
@@ -55,8 +57,9 @@ def any_fact(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
 
 
 def wander(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """Follow two random facts."""
-    first = rng.choice(list(wiki.facts[chain.start].items()))
+    """Follow the first hop or any fact of the first page, then any fact of the second."""
+    page = wiki.facts[chain.start]
+    first = (chain.relations[0], chain.values[0]) if rng.random() < _NAMED else rng.choice(list(page.items()))
     return _follow(chain.start, [first, rng.choice(list(wiki.facts[first[1]].items()))])
 
 
@@ -69,16 +72,26 @@ def guess(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
     return (Move("", rng.choice(wiki.titles), final=True),)
 
 
-SHARES: Mapping[Strategy, float] = {right: 0.15, early: 0.35, any_fact: 0.15, wander: 0.15, guess: 0.10, repeat: 0.10}
-"""The probability of each strategy."""
+_NAMED = 0.5
+"""The share of wanderers that follow the first hop of the question."""
 
-HOPS = (1, 2, 2, 3)
+SHARES: Mapping[int, Mapping[Strategy, float]] = {
+    1: {first_hop: 0.5, detour: 0.2, any_fact: 0.1, wander: 0.1, repeat: 0.05, guess: 0.05},
+    2: {first_hop: 0.3, any_fact: 0.1, wander: 0.4, repeat: 0.1, guess: 0.1},
+}
+"""The probability of each strategy, by the number of hops of the question."""
+
+HOPS = tuple(SHARES)
 
 
 def plan(wiki: Wiki, chain: Chain, rng: random.Random) -> Moves:
-    """Return the planner's moves for a question, one per turn."""
-    (strategy,) = rng.choices(list(SHARES), list(SHARES.values()))
-    return strategy(wiki, chain, rng)
+    """Return the planner's moves for a question, one per turn. For two hops they do not end in the right answer."""
+    shares = SHARES[len(chain.relations)]
+    while True:
+        (strategy,) = rng.choices(list(shares), list(shares.values()))
+        moves = strategy(wiki, chain, rng)
+        if len(chain.relations) == 1 or moves[-1].target != chain.answer:
+            return moves
 
 
 def transcript(wiki: Wiki, rng: random.Random) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""Pretrain tiny-base: first on copying, then on following a question, then on the bad planner's transcripts."""
+"""Pretrain tiny-base: first on copying, then on looking up a fact, then on the bad planner's transcripts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Phase:
 
 
 PHASES = (
-    Phase(steps=350, mix=Mix(repetitions=96)),
-    Phase(steps=150, mix=Mix(repetitions=24, routes=72)),
-    Phase(steps=700, mix=Mix(repetitions=12, routes=24, transcripts=72, readings=12)),
+    Phase(steps=230, mix=Mix(repetitions=96)),
+    Phase(steps=150, mix=Mix(repetitions=24, lookups=72)),
+    Phase(steps=450, mix=Mix(repetitions=8, lookups=16, transcripts=48, readings=8)),
 )
 LEARNING_RATE = 4e-3
 _WARMUP_STEPS, _DECAY_SHARE, _FINAL_RATE = 50, 0.4, 0.02

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from golden_base import GOLDEN_BASE
 from tests_tokenizer import TEMPLATE
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -269,12 +270,13 @@ def test_no_context_exceeds_the_limit(taskset, name):
 
 @pytest.mark.parametrize("name", ["window", "summary"])
 def test_a_run_with_a_context_policy_trains_and_is_recorded(taskset, tmp_path, name):
-    config = config_of(taskset, run=str(tmp_path / "run"), context_policy=POLICIES[name], temperature=1.0)
+    chosen = {"model": GOLDEN_BASE, "context_policy": POLICIES[name], "temperature": 1.0}
+    config = config_of(taskset, run=str(tmp_path / "run"), **chosen)
     train(config, taskset, SilentProgress())
     reader = RunReader(tmp_path / "run")
     turns = [turn for t in reader.trajectories() for turn in t.turns]
     reader.close()
-    # asked to sum up, tiny-base calls the tool: nothing is said, so nothing is forgotten
+    # asked to sum up, this model calls the tool: nothing is said, so nothing is forgotten
     assert any(turn.index and turn.parent is None for turn in turns) == (name == "window")
     assert ("summary" in {turn.kind for turn in turns}) == (name == "summary")
 

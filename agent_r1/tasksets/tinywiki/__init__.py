@@ -25,7 +25,9 @@ RECIPE: Mapping[str, Any] = {
     **TINY_BASE_RECIPE,
     "reward_weights.f1": 0.0,
     "reward_weights.found": 0.0,
-    "evaluate_every": 2,
+    "steps": 30,
+    "trainer.learning_rate": 1e-3,
+    "evaluate_every": 6,
     "pass_k": 16,
 }
 """Default settings. Only exact match is rewarded; F1 and ``found`` are measured, but have weight 0."""
