@@ -1,7 +1,8 @@
 """Count the files and functions of the package that one GRPO update, and one group of four episodes, enter.
 
-    python benchmarks/call_graph.py
+    python benchmarks/call_graph.py [--list]
 
+``--list`` also prints the functions, by file.
 A function is counted once, however often it is called; those of other threads (the engine, the update) count too.
 Fewer is easier to follow: the figures of each version are in docs/architecture.md.
 """
@@ -53,6 +54,13 @@ class CallCounter:
     def __str__(self) -> str:
         return f"{len({file for file, _ in self.functions})} files, {len(self.functions)} functions"
 
+    def listing(self) -> str:
+        """Return the functions, one line per file."""
+        by_file: dict[str, list[str]] = {}
+        for file, name in sorted(self.functions):
+            by_file.setdefault(file.removeprefix(PACKAGE).lstrip("/"), []).append(name)
+        return "\n".join(f"  {file}: {', '.join(names)}" for file, names in by_file.items())
+
 
 def collect(runtime: Runtime, first: int) -> AsyncIterator[Group]:
     collector = Collector(
@@ -90,7 +98,10 @@ def main() -> None:
 
     threading.setprofile(record)  # for the threads that start from now on: the engine's and the update's
     asyncio.run(count(build_runtime(config, taskset), episodes, update))
-    print(f"one group of four episodes: {episodes}\none GRPO update: {update}")
+    for title, counter in (("one group of four episodes", episodes), ("one GRPO update", update)):
+        print(f"{title}: {counter}")
+        if "--list" in sys.argv[1:]:
+            print(counter.listing())
 
 
 if __name__ == "__main__":

@@ -196,16 +196,18 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
             action_ends.append((len(ids) - 1, place.turn))
         path_end[index] = len(ids) - 1 if turn.new_ids or turn.action_ids else before
     subtree_end = _subtree_ends(turns, order)
+    rows = torch.tensor(predicted, dtype=torch.int64).reshape(len(predicted), 3)  # (n, 3)
+    ends = torch.tensor(action_ends, dtype=torch.int64).reshape(len(action_ends), 2)  # (s, 2)
     return TokenSequence(
         trajectory=number,
         ids=torch.tensor(ids),
         position_ids=torch.tensor(position_ids),
         subtree_end=torch.tensor(subtree_end),
-        logit_positions=_column(predicted, 0),
-        token_positions=_column(predicted, 1),
-        tokens=_column(predicted, 2),
-        post_action_states=_column(action_ends, 0),
-        turns=_column(action_ends, 1),
+        logit_positions=rows[:, 0],
+        token_positions=rows[:, 1],
+        tokens=rows[:, 2],
+        post_action_states=ends[:, 0],
+        turns=ends[:, 1],
         has_branches=any(end != len(ids) for end in subtree_end),
         media=tuple(media),
     )
@@ -218,14 +220,15 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
     if place.observation is not None:
         start = len(prompt) - len(turn.new_ids)
         predicted = _predictions(start - 1, start, len(turn.new_ids), place.observation) + predicted
+    rows = torch.tensor(predicted, dtype=torch.int64).reshape(len(predicted), 3)  # (n, 3)
     return TokenSequence(
         trajectory=number,
         ids=torch.tensor([*prompt, *action]),
         position_ids=torch.arange(length),
         subtree_end=torch.full((length,), length),  # plain causal attention
-        logit_positions=_column(predicted, 0),
-        token_positions=_column(predicted, 1),
-        tokens=_column(predicted, 2),
+        logit_positions=rows[:, 0],
+        token_positions=rows[:, 1],
+        tokens=rows[:, 2],
         post_action_states=torch.tensor([length - 1]),  # the last token of the action
         turns=torch.tensor([place.turn]),
         has_branches=False,
@@ -254,10 +257,6 @@ def _predictions(before: int, start: int, count: int, batch_position: int) -> li
         logit_positions, range(start, start + count), range(batch_position, batch_position + count), strict=True
     )
     return list(places) if count else []
-
-
-def _column(rows: Sequence[tuple[int, ...]], column: int) -> Tensor:
-    return torch.tensor([row[column] for row in rows], dtype=torch.int64)
 
 
 def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +86,7 @@ class Optimizer:
         gradient_norms = dict(zip(norms, torch.stack([norm.double() for norm in norms.values()]).tolist(), strict=True))
         finite = math.isfinite(float(loss.detach())) and all(map(math.isfinite, gradient_norms.values()))
         if finite:
-            for group, learning_rate in zip(self._adamw.param_groups, self._learning_rates, strict=True):
-                _set_learning_rate(group, learning_rate_factor * learning_rate)
-            with _eager_on_cpu(self._adamw):
-                self._adamw.step()
+            _step(self._adamw, [learning_rate_factor * learning_rate for learning_rate in self._learning_rates])
         self.clear_gradients()
         return OptimStats(finite, gradient_norms)
 
@@ -172,12 +169,10 @@ def _adamw_8bit(groups: list[dict[str, Any]], betas: tuple[float, float]) -> tor
     """
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about kernels for other GPUs
     adamw: torch.optim.Optimizer = import_extra("torchao.optim", "8bit").AdamW8bit(groups, lr=0.0, betas=betas)
-    for group in adamw.param_groups:  # torchao makes the moments in the first step, so take a step that changes nothing
-        _set_learning_rate(group, 0.0)
+    # torchao makes the moments in the first step, so take a step that changes nothing
     for parameter in _parameters_of(adamw):
         parameter.grad = torch.zeros_like(parameter)
-    with _eager_on_cpu(adamw):
-        adamw.step()
+    _step(adamw, [0.0] * len(adamw.param_groups))
     adamw.zero_grad(set_to_none=True)
     for parameter in _parameters_of(adamw):
         adamw.state[parameter]["step"].zero_()
@@ -188,21 +183,20 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _set_learning_rate(group: dict[str, Any], learning_rate: float) -> None:
-    """Set the learning rate of a parameter group. A rate that is a tensor, as in torchao, is changed in place."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(learning_rate)
-    else:
-        group["lr"] = learning_rate
+def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> None:
+    """Take a step with one learning rate per parameter group. On a CPU, torchao then does not compile the step.
 
-
-def _eager_on_cpu(optimizer: torch.optim.Optimizer) -> Any:
-    """Return a context manager for the optimizer's step. On a CPU, torchao then does not compile the step.
-
-    Compiling on a CPU needs a C++ compiler, which can be missing.
+    Compiling on a CPU needs a C++ compiler, which can be missing. A learning rate that is a tensor, as in torchao, is
+    changed in place.
     """
+    for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
     on_cpu = all(parameter.device.type == "cpu" for parameter in _parameters_of(optimizer))
-    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
+    with torch.compiler.set_stance("force_eager") if on_cpu else nullcontext():
+        optimizer.step()
 
 
 def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
