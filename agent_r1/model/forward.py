@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from agent_r1.model.softmax_scores import softmax_scores
 from agent_r1.model.vision import PassImages, compute_features, embed_with_images, has_position_rows, text_decoder
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
@@ -188,8 +189,8 @@ def token_scores(
     position (N,), or m tokens per position (N, m). The log-probabilities are computed as in :func:`token_logprobs`, and
     have the shape of ``targets``.
 
-    The entropies (N,) are in nats. They have a gradient only if ``entropy_gradient`` is true. This gradient needs
-    memory for one more tensor that is as large as the logits.
+    The entropies (N,) are in nats. They have a gradient only if ``entropy_gradient`` is true. The backward pass through
+    the results can run only once.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -206,11 +207,9 @@ def token_scores(
 def _scores(
     head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    table = _log_softmax(head, hidden, temperature)  # (N, V)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        finite = table.clamp(min=torch.finfo(table.dtype).min)  # p log p of an excluded token: 0, not 0 * -inf
-        entropy = -(table.exp() * finite).sum(-1)
-    return table.gather(-1, targets if targets.dim() == 2 else targets[:, None]).view_as(targets), entropy
+    columns = targets if targets.dim() == 2 else targets[:, None]  # (N, m)
+    scores = softmax_scores(head(hidden), columns, temperature, entropy_gradient=entropy_gradient)
+    return scores.logprobs.view_as(targets), scores.entropy
 
 
 def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:

@@ -1,0 +1,81 @@
+"""Log-probabilities and entropies from logits, computed in parts that fit into a processor's cache.
+
+Logits are the largest tensors of an update. Operations on all of them at once read and write main memory each time.
+So this module computes everything that needs the logits of a row while the row is in the cache, and keeps one table: it
+holds the logits, then their log-probabilities, then the gradient of the logits.
+
+Shapes: N positions, m target tokens at a position, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+PART_LOGITS = 1 << 18
+"""Number of logits in a part: 1 MiB in fp32."""
+
+
+class SoftmaxScores(NamedTuple):
+    """The scores of N positions: log-probabilities (N, m) of target tokens, and entropies (N,) in nats."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def softmax_scores(logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool) -> SoftmaxScores:
+    """Return the scores of the target tokens (N, m) under log-softmax(logits / temperature), with logits (N, V).
+
+    The scores are in fp32 or a more precise type. The entropies have a gradient only if ``entropy_gradient`` is true.
+
+    The logits are overwritten, so no other operation may need them, neither now nor in its backward pass. The backward
+    pass overwrites the table again, so it can run only once.
+    """
+    scores = cast(Any, _Scores).apply(logits, targets, temperature, entropy_gradient)
+    return SoftmaxScores(*scores)
+
+
+class _Scores(torch.autograd.Function):
+    """The function of :func:`softmax_scores`, with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> Any:
+        table = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))  # (N, V), without a copy in fp32
+        logprobs, entropy = table.new_empty(targets.shape), table.new_empty(len(targets))
+        for rows in _parts(table):
+            part = (table[rows] / temperature).log_softmax(-1)
+            torch.gather(part, -1, targets[rows], out=logprobs[rows])
+            table[rows] = part
+            finite = part.clamp(min=torch.finfo(part.dtype).min)  # p log p of an excluded token: 0, not 0 * -inf
+            entropy[rows] = -(part.exp() * finite).sum(-1)
+        ctx.save_for_backward(table, targets, entropy)
+        ctx.temperature, ctx.dtype, ctx.entropy_gradient = temperature, logits.dtype, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor) -> Any:
+        """Return the gradient of the logits.
+
+        With z the logits, p the probabilities, H the entropy and T the temperature:
+            d log p_a / d z_i = (1[i = a] - p_i) / T        d H / d z_i = -p_i (log p_i + H) / T
+        """
+        table, targets, entropy = ctx.saved_tensors
+        for rows in _parts(table):
+            logs = table[rows]
+            upstream = torch.zeros_like(logs).scatter_add_(1, targets[rows], logprobs_grad[rows])
+            gradient = torch._log_softmax_backward_data(upstream, logs, -1, logs.dtype)
+            if ctx.entropy_gradient:
+                finite = logs.clamp(min=torch.finfo(logs.dtype).min)
+                gradient -= entropy_grad[rows, None] * logs.exp() * (finite + entropy[rows, None])
+            table[rows] = gradient / ctx.temperature
+        return table.to(ctx.dtype), None, None, None
+
+
+def _parts(table: Tensor) -> list[slice]:
+    """Return the rows of each part of the table. On a GPU, all rows are one part."""
+    count = max(1, PART_LOGITS // table.shape[1]) if table.device.type == "cpu" else max(1, len(table))
+    return [slice(first, first + count) for first in range(0, len(table), count)]
