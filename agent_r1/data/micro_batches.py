@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,8 +32,9 @@ class MicroBatch:
     """(B, T) token ids."""
     position_ids: Tensor | None
     """(B, T) position of each token on its path in the tree of turns; None with causal attention."""
-    attention_mask: Tensor | None
-    """(B, T, T) bool: element (b, i, j) is true if token i attends to token j; None with causal attention."""
+    subtree_end: Tensor | None
+    """(B, T) for each token j of a row, the end of its subtree: only the tokens j .. subtree_end[j] - 1 attend to token
+    j; None with causal attention."""
     logit_positions: Tensor
     """(n,) for each of the n tokens, the index of the hidden state that predicts the token, among B*T states."""
     token_positions: Tensor
@@ -47,7 +49,7 @@ class MicroBatch:
     """Number of tokens, without padding."""
     prefix: int = 0
     """Number S of tokens before each sequence that are not in the micro-batch. ``position_ids`` counts these tokens.
-    ``attention_mask`` does not contain them, because all tokens attend to them."""
+    ``subtree_end`` does not count them, because all tokens attend to them."""
 
     media: tuple[tuple[PromptMedia, ...], ...] = ()
     """For each of the B sequences, its images at their placeholder tokens. (): there are no images."""
@@ -67,7 +69,7 @@ class MicroBatch:
             self,
             ids=self.ids.to(device),
             position_ids=None if self.position_ids is None else self.position_ids.to(device),
-            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
+            subtree_end=None if self.subtree_end is None else self.subtree_end.to(device),
             logit_positions=self.logit_positions.to(device),
             token_positions=self.token_positions.to(device),
             post_action_states=self.post_action_states.to(device),
@@ -118,14 +120,31 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
+    for sequences in _fill(ranked, lambda pending, block: _fits(pending, block, max_tokens, prefix)):
+        yield _collate(sequences, prefix)
+
+
+def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
+    """Yield micro-batches of one row each, with at most ``max_tokens`` tokens. Together they hold all sequences.
+
+    The sequences of a micro-batch stand one after the other, as trees of tokens. There is no padding. ``blocks``,
+    ``max_tokens`` and ``prefix`` are as in :func:`make_micro_batches`. The longest blocks come first.
+    """
+    ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
+    for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):
+        yield _join(sequences, prefix)
+
+
+def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
+    """Yield the sequences of each micro-batch. A block is added to the sequences before it if ``fits`` returns true."""
     pending: list[TokenSequence] = []
-    for block in ranked:
-        if pending and not _fits(pending, block, max_tokens, prefix):
-            yield _collate(pending, prefix)
+    for block in blocks:
+        if pending and not fits(pending, block):
+            yield pending
             pending = []
         pending += block
     if pending:
-        yield _collate(pending, prefix)
+        yield pending
 
 
 def _fits(pending: Block, block: Block, max_tokens: int, prefix: int) -> bool:
@@ -148,10 +167,12 @@ def _has_branches(sequences: Block) -> bool:
 def _collate(sequences: Block, prefix: int) -> MicroBatch:
     ids = pad_sequence([sequence.ids for sequence in sequences], batch_first=True)  # (B, T)
     width = ids.shape[1]  # T
-    position_ids = attention_mask = None
+    position_ids = subtree_end = None
     if _has_branches(sequences):
         position_ids = pad_sequence([sequence.position_ids for sequence in sequences], batch_first=True)  # (B, T)
-        attention_mask = _tree_mask([sequence.subtree_end for sequence in sequences], width)  # (B, T, T)
+        # padding attends to padding only, and no token of a sequence attends to it
+        ends = [sequence.subtree_end for sequence in sequences]
+        subtree_end = pad_sequence(ends, batch_first=True, padding_value=width)  # (B, T)
     # positions in a sequence become indices into the flattened (B * T,) hidden states
     logit_positions = [row * width + sequence.logit_positions for row, sequence in enumerate(sequences)]
     token_positions = [row * width + sequence.token_positions for row, sequence in enumerate(sequences)]
@@ -159,7 +180,7 @@ def _collate(sequences: Block, prefix: int) -> MicroBatch:
     return MicroBatch(
         ids=ids,
         position_ids=position_ids,
-        attention_mask=attention_mask,
+        subtree_end=subtree_end,
         logit_positions=torch.cat(logit_positions),
         token_positions=torch.cat(token_positions),
         tokens=torch.cat([sequence.tokens for sequence in sequences]),
@@ -171,12 +192,25 @@ def _collate(sequences: Block, prefix: int) -> MicroBatch:
     )
 
 
-def _tree_mask(subtree_ends: Sequence[Tensor], width: int) -> Tensor:
-    """Return the tree attention mask: (B, T, T) bool. Element (b, i, j) says whether token i attends to token j.
+def _join(sequences: Block, prefix: int) -> MicroBatch:
+    """Return a micro-batch with one row, in which the sequences stand one after the other."""
+    starts = [0, *accumulate(map(len, sequences))]
 
-    Token i attends to token j if j <= i and token i is in the subtree of token j. ``subtree_ends`` holds, for each
-    sequence, the position at which the subtree of each token ends. A padding token attends at least to itself.
-    """
-    ends = pad_sequence(list(subtree_ends), batch_first=True, padding_value=width)[:, None, :]  # (B, 1, T)
-    position = torch.arange(width)  # (T,)
-    return (position[None, None, :] <= position[None, :, None]) & (position[None, :, None] < ends)
+    def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
+        """Return places in the sequences as places in the row."""
+        return torch.cat([start + name(sequence) for start, sequence in zip(starts, sequences, strict=False)])
+
+    media = tuple(one.moved(start) for start, each in zip(starts, sequences, strict=False) for one in each.media)
+    return MicroBatch(
+        ids=torch.cat([sequence.ids for sequence in sequences])[None],
+        position_ids=torch.cat([sequence.position_ids for sequence in sequences])[None],
+        subtree_end=places(lambda sequence: sequence.subtree_end)[None],
+        logit_positions=places(lambda sequence: sequence.logit_positions),
+        token_positions=places(lambda sequence: sequence.token_positions),
+        tokens=torch.cat([sequence.tokens for sequence in sequences]),
+        post_action_states=places(lambda sequence: sequence.post_action_states),
+        turns=torch.cat([sequence.turns for sequence in sequences]),
+        num_tokens=starts[-1],
+        prefix=prefix,
+        media=(media,) if media else (),
+    )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1.data.micro_batches import Block, PassPlan, make_micro_batches
+from agent_r1.data.micro_batches import Block, PassPlan, make_micro_batches, make_single_rows
 from agent_r1.data.sequences import TokenSequence
 
 MIN_COMMON_PREFIX = 64
@@ -26,7 +26,11 @@ MIN_COMMON_PREFIX = 64
 additional pass."""
 
 MAX_TREE = 4096
-"""Largest number of tokens in a merged sequence. The attention mask of a tree has the square of this size."""
+"""Largest number of tokens in a merged sequence under an attention mask, which has the square of this size."""
+
+MIN_MERGED = 16
+"""Smallest number of common tokens for which two sequences are merged if the attention is computed by parts. The
+parts that are added take as long as about this number of tokens in small models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,13 @@ class PrefixSharing:
         width: the hidden size of the models. In wide models, attention is a smaller part of the total cost.
         across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
             micro-batches. False with activation checkpointing.
+        by_parts: whether the models compute the attention over trees by parts. A tree then costs less than its
+            sequences, and micro-batches are single rows.
     """
 
     width: int
     across_micro_batches: bool
+    by_parts: bool = False
 
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
         """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
@@ -68,7 +75,8 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
             prefix = common_prefix(sequences)
         rest = [tuple(sequence.without_first(len(prefix)) for sequence in block) for block in blocks]
         blocks = merge_blocks(rest, sharing, max_tokens, len(prefix))
-    return PassPlan(prefix, make_micro_batches(blocks, max_tokens, len(prefix)))
+    make = make_single_rows if sharing is not None and sharing.by_parts else make_micro_batches
+    return PassPlan(prefix, make(blocks, max_tokens, len(prefix)))
 
 
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
@@ -113,9 +121,11 @@ def _divide(
     for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors
         alone = sharing.operations(len(sequence), prefix, causal=not sequence.has_branches)
         if parts:
-            joint = size + len(sequence) - _equal_tokens(parts[-1][-1], sequence)
+            equal = _equal_tokens(parts[-1][-1], sequence)
+            joint = size + len(sequence) - equal
             joint_cost = sharing.operations(joint, prefix, causal=False)
-            if joint_cost <= cost + alone and prefix + joint <= min(max_tokens, MAX_TREE):
+            saves = equal >= MIN_MERGED if sharing.by_parts else joint_cost <= cost + alone
+            if saves and prefix + joint <= (max_tokens if sharing.by_parts else min(max_tokens, MAX_TREE)):
                 parts[-1].append(sequence)
                 size, cost = joint, joint_cost
                 continue

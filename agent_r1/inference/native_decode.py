@@ -42,7 +42,7 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
 
     Raise InvalidInput if ``choice`` is "native" and the native step cannot be used.
     """
-    if choice == "torch" or (choice == "auto" and model.num_parameters() > NATIVE_LIMIT):
+    if not wants_native(choice, model.num_parameters()):
         return None
     native = NativeDecoder.of(model)
     if isinstance(native, NativeDecoder):
@@ -51,6 +51,11 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
         raise InvalidInput("engine.decode_step", got=choice, do=f"leave it out: {native.reason}")
     log.info("PyTorch computes the decode steps: %s", native.reason)
     return None
+
+
+def wants_native(choice: DecodeStep, parameters: int) -> bool:
+    """Return whether the settings ask for the native decode step of a model with this number of parameters."""
+    return choice == "native" or (choice == "auto" and parameters <= NATIVE_LIMIT)
 
 
 class NativeDecoder:

@@ -5,16 +5,26 @@ Shapes: B rows, T tokens, H hidden size, N positions with target tokens, V vocab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from agent_r1.model.softmax_scores import softmax_scores
+from agent_r1.model.tree_attention import (
+    SMALL_TREE,
+    TREE_ATTENTION,
+    USUAL_ATTENTION,
+    additive_mask,
+    tree_mask,
+    tree_parts,
+)
 from agent_r1.model.vision import PassImages, compute_features, embed_with_images, has_position_rows, text_decoder
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
@@ -28,7 +38,7 @@ def hidden_states(
     model: PreTrainedModel,
     ids: Tensor,
     positions: Tensor | None = None,
-    mask: Tensor | None = None,
+    subtree_end: Tensor | None = None,
     prefix: PrefixStates | None = None,
     images: PassImages | None = None,
 ) -> Tensor:
@@ -38,12 +48,12 @@ def hidden_states(
         model: a causal language model.
         ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
         positions: (B, T) position of each token. Default: S .. S + T - 1.
-        mask: (B, T, T) bool; mask[b, i, j] is true if token i of row b attends to token j. Each token must attend to
-            itself. Default: causal attention.
+        subtree_end: (B, T) the place in its row at which the subtree of each token ends. Each row holds trees of tokens
+            in depth-first order. A token attends to the tokens above it, and to itself. Default: causal attention.
         prefix: the keys and values of S tokens before each row. All tokens attend to them. Default: no prefix, S = 0.
         images: the images in ``ids``. Do not give ``mask`` together with images. Default: no images.
     """
-    return backbone_states(backbone_of(model), ids, positions, mask, prefix=prefix, images=images)
+    return backbone_states(backbone_of(model), ids, positions, subtree_end, prefix=prefix, images=images)
 
 
 class PrefixStates:
@@ -132,25 +142,17 @@ def backbone_states(
     backbone: PreTrainedModel,
     ids: Tensor,
     positions: Tensor | None = None,
-    mask: Tensor | None = None,
+    subtree_end: Tensor | None = None,
     added: Tensor | None = None,
     prefix: PrefixStates | CachedPrefix | None = None,
     images: PassImages | None = None,
 ) -> Tensor:
     """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). ``backbone`` is a model without a head.
 
-    ``ids``, ``positions``, ``mask``, ``prefix`` and ``images`` are as in :func:`hidden_states`. ``added`` (B, T, H)
-    is added to the token embeddings if it is given.
+    ``ids``, ``positions``, ``subtree_end``, ``prefix`` and ``images`` are as in :func:`hidden_states`. If ``added``
+    (B, T, H) is given, it is added to the token embeddings.
     """
     cache = None if prefix is None else prefix.cache(len(ids))
-    additive = None
-    if mask is not None:
-        dtype = next(backbone.parameters()).dtype
-        if prefix is not None and prefix.num_tokens:
-            mask = torch.cat([mask.new_ones((*ids.shape, prefix.num_tokens)), mask], dim=-1)  # (B, T, S + T)
-        # Eager attention takes additive masks, SDPA takes boolean or additive masks: an additive mask works for both.
-        additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-        additive = additive.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
     decoder = text_decoder(backbone)
     read: dict[str, Any] = {"input_ids": ids}
     if images is not None:
@@ -162,8 +164,22 @@ def backbone_states(
         read["inputs_embeds"] = read["inputs_embeds"] + added
     if cache is not None:
         read["past_key_values"] = cache
-    states = decoder(**read, position_ids=positions, attention_mask=additive, use_cache=cache is not None)
-    return states.last_hidden_state
+    read |= _attention_arguments(decoder, subtree_end, 0 if prefix is None else prefix.num_tokens)
+    return decoder(**read, position_ids=positions, use_cache=cache is not None).last_hidden_state
+
+
+def _attention_arguments(decoder: PreTrainedModel, subtree_end: Tensor | None, prefix: int) -> dict[str, Any]:
+    """Return the arguments with which a decoder computes the attention over trees after ``prefix`` tokens."""
+    if subtree_end is None:
+        return {"attention_mask": None}
+    dtype = next(decoder.parameters()).dtype
+    if uses_tree_attention(decoder) and len(subtree_end) == 1:
+        # A mask with four dimensions keeps transformers from making one. The attention over parts does not read it.
+        unread = torch.zeros(1, 1, 1, 1, dtype=dtype)
+        return {"attention_mask": unread, "tree_parts": tree_parts(subtree_end[0], prefix, dtype)}
+    mask = functional.pad(tree_mask(subtree_end), (prefix, 0), value=True)  # (B, T, S + T)
+    # Eager attention takes additive masks, SDPA takes boolean or additive masks: an additive mask works for both.
+    return {"attention_mask": additive_mask(mask, dtype)[:, None]}
 
 
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -266,13 +282,50 @@ def supports_tree_mask(model: PreTrainedModel) -> bool:
     if has_position_rows(model):
         return False  # after an image, the position of a token is not its depth in the tree
     ids = torch.tensor([[0, 1, 2, 3]], device=model.device) % model.config.get_text_config().vocab_size
-    positions = torch.tensor([[0, 1, 2, 2]], device=model.device)
-    mask = torch.ones(1, 4, 4, dtype=torch.bool, device=model.device).tril()
-    mask[0, 3, 2] = False
+    positions, ends = (torch.tensor([row], device=model.device) for row in ([0, 1, 2, 2], [4, 4, 3, 4]))
     try:
-        shared = hidden_states(model, ids, positions, mask)[0, 3]
+        shared = hidden_states(model, ids, positions, ends)[0, 3]
     except (TypeError, ValueError, RuntimeError):  # the backbone does not accept the mask or the positions
         return False
     alone = hidden_states(model, ids[:, [0, 1, 3]])[0, 2]
     difference = (shared - alone).abs().max() / alone.abs().max()
     return bool(difference <= 32 * torch.finfo(shared.dtype).eps)
+
+
+def uses_tree_attention(model: PreTrainedModel) -> bool:
+    """Return whether the model computes the attention over trees by parts (:func:`use_tree_attention`)."""
+    return bool(model.config.get_text_config()._attn_implementation == TREE_ATTENTION)
+
+
+def may_use_tree_attention(model: PreTrainedModel) -> bool:
+    """Return whether the attention over trees by parts is worth a try: on a CPU, in place of the usual attention."""
+    usual = bool(model.config.get_text_config()._attn_implementation == USUAL_ATTENTION)
+    return model.device.type == "cpu" and (usual or uses_tree_attention(model))
+
+
+@torch.no_grad()
+def use_tree_attention(model: PreTrainedModel) -> bool:
+    """Let the model compute the attention over trees by parts from now on, if it can. Return whether it can.
+
+    It can if it is on a CPU, supports masks of trees, and its layers use the attention that transformers chooses. All
+    other passes of the model stay the same. The function compares the hidden states of a tree with those under a mask.
+    """
+    if not may_use_tree_attention(model) or uses_tree_attention(model):
+        return uses_tree_attention(model)
+    decoder = text_decoder(backbone_of(model))
+    length, branch = 3 * SMALL_TREE, SMALL_TREE  # tokens of the tree, and of each of two branches
+    places = torch.arange(length)[None]
+    ends = torch.where((places >= branch) & (places < 2 * branch), 2 * branch, length)
+    positions = torch.where(places >= 2 * branch, places - branch, places)
+    ids = places % model.config.get_text_config().vocab_size
+    expected = hidden_states(model, ids, positions, ends)
+    decoder.set_attn_implementation(TREE_ATTENTION)
+    try:
+        found = hidden_states(model, ids, positions, ends)
+    except (TypeError, ValueError, RuntimeError):  # the layers do not pass the parts on
+        found = torch.full_like(expected, math.nan)
+    difference = (found - expected).abs().max() / expected.abs().max()
+    if difference <= 64 * torch.finfo(expected.dtype).eps:
+        return True
+    decoder.set_attn_implementation(USUAL_ATTENTION)
+    return False

@@ -80,7 +80,7 @@ def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
     If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as a pass over branches does.
     """
     if with_mask:
-        return backbone_states(backbone, ids, ids, torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool))
+        return backbone_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))
     # For tensors without data, transformers would allocate a causal mask that a real pass does not need. This mask
     # prevents the allocation, and itself needs almost no memory.
     dtype = next(backbone.parameters()).dtype

@@ -52,7 +52,7 @@ class ValueModel(nn.Module):
         self,
         ids: Tensor,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        subtree_end: Tensor | None = None,
         logprobs: Tensor | None = None,
         prefix: PrefixStates | CachedPrefix | None = None,
         images: PassImages | None = None,
@@ -70,7 +70,7 @@ class ValueModel(nn.Module):
         if self.logprob_input is not None and logprobs is not None:
             surprise = torch.stack([LOGPROB_SCALE * logprobs, 1 - logprobs.exp()], dim=-1)  # (B, T, 2)
             added = self.logprob_input(surprise.to(self.logprob_input.weight.dtype))  # (B, T, H)
-        hidden = backbone_states(self.backbone, ids, positions, mask, added, prefix, images)
+        hidden = backbone_states(self.backbone, ids, positions, subtree_end, added, prefix, images)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 

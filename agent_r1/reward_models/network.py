@@ -71,7 +71,7 @@ class HeadNetwork:
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
         micro, (prefix,) = micro.to(self.model.head.weight.device), prefixes
-        values = self.model(micro.ids, micro.position_ids, micro.attention_mask, prefix=prefix)  # (B, T)
+        values = self.model(micro.ids, micro.position_ids, micro.subtree_end, prefix=prefix)  # (B, T)
         return values.flatten()[micro.post_action_states].cpu()
 
     def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
@@ -105,7 +105,7 @@ class ImplicitNetwork:
         return sums.index_add(0, turns, ratio)[micro.turns.to(ratio.device)].cpu()
 
     def _logprobs(self, model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates) -> Tensor:
-        hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, prefix).flatten(0, 1)
+        hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix).flatten(0, 1)
         targets = micro.ids.flatten()[micro.token_positions]
         return token_logprobs(model, hidden[micro.logit_positions], targets, temperature=1.0)
 

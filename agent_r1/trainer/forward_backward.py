@@ -230,7 +230,7 @@ def _predicting_states(
     model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates | None, images: PassImages | None
 ) -> Tensor:
     """Return only the hidden states from which the model predicts the n tokens of a micro-batch: (n, H)."""
-    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.attention_mask, prefix, images)
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images)
     return hidden.flatten(0, 1)[micro.logit_positions]
 
 
@@ -396,5 +396,5 @@ def _critic_values(
     if critic.logprob_input is not None:
         sampled = batch.sampler_logprobs[micro.tokens].nan_to_num(0.0).to(micro.ids.device, torch.float32)  # (n,)
         logprobs = sampled.new_zeros(micro.ids.numel()).index_put((micro.token_positions,), sampled).view_as(micro.ids)
-    flat = critic(micro.ids, micro.position_ids, micro.attention_mask, logprobs, prefix, images).flatten()  # (B*T,)
+    flat = critic(micro.ids, micro.position_ids, micro.subtree_end, logprobs, prefix, images).flatten()  # (B*T,)
     return StateValues(flat[micro.logit_positions], flat[micro.post_action_states])

@@ -143,7 +143,7 @@ def padding_micro_batch() -> MicroBatch:
     return MicroBatch(
         ids=torch.zeros((1, 1), dtype=torch.int64),
         position_ids=None,
-        attention_mask=None,
+        subtree_end=None,
         logit_positions=none,
         token_positions=none,
         tokens=none,

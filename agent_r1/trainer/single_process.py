@@ -21,7 +21,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import Block, by_sequence
 from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
-from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask
+from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask, use_tree_attention
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.vision import ImageProcessor, has_vision
 from agent_r1.model.weights import (
@@ -89,6 +89,7 @@ class SingleProcessTrainer:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
         self._algorithm, self._config, self._profiler = algorithm, config, profiler
         self._tree_attention = supports_tree_mask(model.eval())
+        sharing = self._prefix_sharing(model, teacher)  # before the models are copied, which keep their attention
         self._policy = mixed_precision(model, config.dtype)
         self._trained: tuple[MixedPrecision[Any], ...] = (self._policy,)
         self._critic: MixedPrecision[ValueModel] | None = None
@@ -107,7 +108,7 @@ class SingleProcessTrainer:
             critic=None if self._critic is None else self._critic.compute,
             reference=None if self._reference is None else self._reference.compute,
             teacher=teacher and cast_parameters(teacher.eval().requires_grad_(False), config.dtype),
-            sharing=self._prefix_sharing(model, teacher),
+            sharing=sharing,
             profiler=profiler,
             images=images,
         )
@@ -138,7 +139,8 @@ class SingleProcessTrainer:
             return None
         width = used[0].get_output_embeddings().weight.shape[-1]
         # transformers keeps no keys and values of layers that compute their activations again
-        return PrefixSharing(width, across_micro_batches=not self._config.activation_checkpointing)
+        across = not self._config.activation_checkpointing
+        return PrefixSharing(width, across, by_parts=all(use_tree_attention(one) for one in used))
 
     @property
     def micro_tokens(self) -> int:

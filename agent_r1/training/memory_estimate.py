@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.prefix_sharing import MAX_TREE
+from agent_r1.inference.native_decode import wants_native
 from agent_r1.inference.torch_engine import kv_cache_bytes
 from agent_r1.model.adapter import count_adapter
+from agent_r1.model.forward import may_use_tree_attention
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of
 from agent_r1.model.weights import DTYPES
 from agent_r1.trainer.config import OptimizerName
@@ -130,6 +132,10 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
         rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
         cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
         yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
+        weights = _count_weights(model)
+        in_float32_on_cpu = model.device.type == "cpu" and config.engine.dtype == "float32"
+        if in_float32_on_cpu and wants_native(config.engine.decode_step, weights):
+            yield MemoryUse("weights in the layout of the decode step", FLOAT32 * weights)
     largest = max(tokens, context)  # the longest sequence is a micro-batch, also if it is longer than ``tokens``
     size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, largest, shares)))
     passes = config.trainer.ranks if model.device.type == "cpu" else 1  # each rank has a GPU, or a part of one memory
@@ -204,7 +210,9 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         tokens: the maximum number of tokens in a micro-batch.
         shares: whether prefixes are shared (:func:`shares_prefixes`).
     """
-    length = min(max(context, MAX_TREE) if shares else context, tokens)
+    # on a CPU, attempts that share prefixes become a single row, and their attention needs no mask
+    by_parts = shares and may_use_tree_attention(model)
+    length = tokens if by_parts else min(max(context, MAX_TREE) if shares else context, tokens)
     return PassShape(
         model_type=type(model),
         settings=settings_of(model),
@@ -213,7 +221,7 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         device="cpu" if model.device.type == "meta" else model.device.type,
         checkpointing=config.trainer.activation_checkpointing,
         with_critic="critic" in config.algorithm.needs,
-        with_mask=shares or config.context_policy.name != "append",
+        with_mask=not by_parts and (shares or config.context_policy.name != "append"),
         rows=max(1, tokens // length),
         length=length,
     )

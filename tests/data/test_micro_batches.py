@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent_r1.data.micro_batches import MAX_PADDING, by_sequence, by_trajectory, make_micro_batches
 from agent_r1.data.sequences import TokenSequence, TurnPlace, pack_prefix_tree
+from agent_r1.model.tree_attention import tree_mask
 
 
 def sequence(number: int, length: int, has_branches: bool = False) -> TokenSequence:
@@ -51,7 +52,7 @@ def test_every_sequence_is_there_once_within_the_limit_and_with_under_ten_percen
         assert torch.equal(batch.ids.flatten()[batch.logit_positions], batch.tokens + 1)
         assert torch.equal(batch.ids.flatten()[batch.post_action_states], batch.turns + 1)
         has_branches = {specs[token][1] for token in batch.tokens.tolist()}
-        assert has_branches == {batch.attention_mask is not None} == {batch.position_ids is not None}
+        assert has_branches == {batch.subtree_end is not None} == {batch.position_ids is not None}
 
 
 def test_the_longest_come_first_and_equal_ones_in_the_given_order() -> None:
@@ -76,11 +77,13 @@ def test_a_token_sees_its_own_path_and_never_padding(make: Any) -> None:
         ),
     ]
     (batch,) = make_micro_batches(by_sequence(sequences), 100)
-    longer, shorter = batch.attention_mask
+    assert batch.subtree_end is not None
+    mask = tree_mask(batch.subtree_end)
+    longer, shorter = mask
     assert shorter[6].tolist() == [True, True, True, False, False, True, True, False]
     assert longer[7].tolist() == [True, True, True, True, False, False, True, True]
     assert not shorter[:7, 7].any()
-    assert batch.attention_mask.diagonal(dim1=1, dim2=2).all()
+    assert mask.diagonal(dim1=1, dim2=2).all()
 
 
 @pytest.mark.parametrize("max_tokens", [1, 1000])

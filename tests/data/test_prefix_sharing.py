@@ -25,7 +25,7 @@ from agent_r1.data.micro_batches import by_sequence
 from agent_r1.data.prefix_sharing import PrefixSharing, common_prefix, merge_sequences, plan_passes
 from agent_r1.data.sequences import TokenSequence, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
-from agent_r1.model.forward import PrefixStates
+from agent_r1.model.forward import PrefixStates, use_tree_attention
 from agent_r1.model.value_head import build_value_model
 from agent_r1.trainer.forward_backward import ModelSet, forward_backward
 from agent_r1.trainer.protocol import CRITIC, MODULES, Module, PassStats, PreparedBatch
@@ -33,6 +33,7 @@ from agent_r1.trainer.protocol import CRITIC, MODULES, Module, PassStats, Prepar
 SHARING = {
     "in micro-batches": PrefixSharing(width=1000, across_micro_batches=False),
     "across micro-batches": PrefixSharing(width=1000, across_micro_batches=True),
+    "by parts": PrefixSharing(width=1000, across_micro_batches=True, by_parts=True),
 }
 REGULARIZED = Algorithm(
     name="regularized", advantage=ALGORITHMS["grpo"].advantage, kl=Kl(coefficient=0.1), entropy_coef=0.01
@@ -52,6 +53,10 @@ def one_pass(
     algorithm: Algorithm, groups: Sequence[Group], models: ModelSet, modules: frozenset[Module] = MODULES
 ) -> tuple[PassStats, ModelOutputs, dict[str, Tensor]]:
     """Return the statistics and the gradient of one update, and what the models computed before it."""
+    if models.sharing is not None and models.sharing.by_parts:
+        critic = None if models.critic is None else models.critic.backbone
+        used = [model for model in (models.policy, models.reference, models.teacher, critic) if model is not None]
+        assert all(use_tree_attention(model) for model in used)
     batch = assemble_batch(select_trainable(groups, {}).samples, pack_prefix_tree, algorithm.token_scope)
     noise = torch.randn(len(batch.ids), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     old = models.logprobs(batch) + 0.3 * noise
@@ -114,12 +119,13 @@ def test_shared_prefixes_change_neither_loss_nor_gradient_nor_metrics(
     assert shared[0].num_tokens < 0.7 * plain[0].num_tokens
 
 
+@pytest.mark.parametrize("sharing", ["across micro-batches", "by parts"])
 @pytest.mark.parametrize("size", [4, 16, 64])
-def test_groups_of_any_size_have_the_gradient_of_separate_sequences(size: int, make: Make) -> None:
+def test_groups_of_any_size_have_the_gradient_of_separate_sequences(size: int, sharing: str, make: Make) -> None:
     models = ModelSet(tiny_llama(0), 0.7, 10_000)
     groups = make.prompted_groups(size)
     plain = one_pass(ALGORITHMS["grpo"], groups, models)
-    shared = one_pass(ALGORITHMS["grpo"], groups, replace(models, sharing=SHARING["across micro-batches"]))
+    shared = one_pass(ALGORITHMS["grpo"], groups, replace(models, sharing=SHARING[sharing]))
     assert_equal(plain, shared, 1e-6)  # RMS norms compute in float32
 
 
@@ -191,6 +197,8 @@ def test_a_merged_sequence_costs_less_than_its_parts(make: Make) -> None:
     assert tokens_read(short, wide) == 640
     assert tokens_read(short, wide, max_tokens=600) == 2 * (512 + 2 * 32)
     assert tokens_read(short, wide, max_tokens=1) == tokens_read(short, None)
+    by_parts = replace(narrow, by_parts=True)
+    assert tokens_read(long_answers, by_parts) == 512 + 4 * 1700  # one tree: no score is computed in vain
 
 
 def chain(*ids: int, predicts: int = 1) -> TokenSequence:

@@ -174,8 +174,7 @@ def test_tokens_after_a_prefix_that_was_computed_before_have_the_same_states_and
     ids = torch.randint(0, 24, (4, 12))
     ids[:, :5] = ids[:1, :5]
     positions = torch.tensor([[5, 6, 7, 8, 6, 7, 8]])  # branches of 3 tokens after token 5
-    mask = torch.ones(1, 7, 7, dtype=torch.bool).tril()
-    mask[:, 4:, 1:4] = False
+    ends = torch.tensor([[7, 4, 4, 4, 7, 7, 7]])
 
     def loss(states: Tensor) -> Tensor:
         return (states * torch.arange(1, 8)[:, None]).sin().sum()
@@ -183,11 +182,10 @@ def test_tokens_after_a_prefix_that_was_computed_before_have_the_same_states_and
     def gradients() -> list[Tensor]:
         return [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 
-    whole_mask = torch.ones(1, 12, 12, dtype=torch.bool).tril()
-    whole_mask[:, 5:, 5:] = mask
+    whole_ends = torch.cat([torch.full((1, 5), 12), ends + 5], 1)
     plain = [
         hidden_states(model, ids[:3])[:, 5:],
-        hidden_states(model, ids[3:], torch.cat([torch.arange(5)[None], positions], 1), whole_mask)[:, 5:],
+        hidden_states(model, ids[3:], torch.cat([torch.arange(5)[None], positions], 1), whole_ends)[:, 5:],
     ]
     (loss(plain[0]) + loss(plain[1])).backward()
     expected = gradients()
@@ -196,7 +194,7 @@ def test_tokens_after_a_prefix_that_was_computed_before_have_the_same_states_and
     prefix = PrefixStates(model.base_model, ids[0, :5])
     found = [
         hidden_states(model, ids[:3, 5:], prefix=prefix),
-        hidden_states(model, ids[3:, 5:], positions, mask, prefix),
+        hidden_states(model, ids[3:, 5:], positions, ends, prefix),
     ]
     for states in found:  # two passes
         loss(states).backward()
@@ -220,12 +218,11 @@ def test_a_branch_under_a_mask_equals_the_branch_alone(name: str) -> None:
     model = families()[name]
     ids = torch.randint(0, 24, (1, 10))  # a prefix of 4, branches of 3 and 3
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5, 6]])
-    mask = torch.ones(1, 10, 10, dtype=torch.bool).tril()
-    mask[:, 7:, 4:7] = False
+    ends = torch.tensor([[10, 10, 10, 10, 7, 7, 7, 10, 10, 10]])
     alone = hidden_states(model, ids[:, [0, 1, 2, 3, 7, 8, 9]])[:, 4:]
-    assert torch.allclose(hidden_states(model, ids, positions, mask)[:, 7:], alone, atol=1e-9)
+    assert torch.allclose(hidden_states(model, ids, positions, ends)[:, 7:], alone, atol=1e-9)
     assert not torch.allclose(hidden_states(model, ids)[:, 7:], alone, atol=1e-3)
-    assert not torch.allclose(hidden_states(model, ids, None, mask)[:, 7:], alone, atol=1e-3)
+    assert not torch.allclose(hidden_states(model, ids, None, ends)[:, 7:], alone, atol=1e-3)
 
 
 def test_support_for_tree_masks_is_detected() -> None:
@@ -254,7 +251,6 @@ def test_models_whose_positions_depend_on_the_longest_branch_do_not_support_tree
     assert not supports_tree_mask(model)
     # control: tokens 0 1 2, then a branch of the tokens 3 to 9, and a branch of the tokens 10 and 11 beside it
     ids, positions = torch.arange(12)[None], torch.tensor([[*range(10), 3, 4]])
-    mask = torch.ones(1, 12, 12, dtype=torch.bool).tril()
-    mask[:, 10:, 3:10] = False
-    shared, alone = hidden_states(model, ids, positions, mask)[:, 10:], hidden_states(model, ids[:, [0, 1, 2, 10, 11]])
+    ends = torch.tensor([[*[12] * 3, *[10] * 7, 12, 12]])
+    shared, alone = hidden_states(model, ids, positions, ends)[:, 10:], hidden_states(model, ids[:, [0, 1, 2, 10, 11]])
     assert not torch.allclose(shared, alone[:, 3:], atol=1e-2)

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Conf
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
+from agent_r1.inference import native_decode
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import hidden_states, token_scores
@@ -56,10 +57,14 @@ def shape_of(model: PreTrainedModel, **settings: Any) -> PassShape:
     return pass_shape(model, config, 128, 2048, shares_prefixes(model, config))
 
 
-def test_shared_prefixes_need_a_mask_over_sequences_that_can_be_longer_than_the_context() -> None:
+def test_shared_prefixes_make_longer_sequences_with_a_mask_or_without() -> None:
     alone, shared = (shape_of(qwen(), trainer__share_prefixes=share) for share in ("auto", "on"))
     assert (alone.rows, alone.length, alone.with_mask) == (16, 128, False)
-    assert (shared.rows, shared.length, shared.with_mask) == (1, 2048, True)
+    assert (shared.rows, shared.length, shared.with_mask) == (1, 2048, False)
+    eager = qwen()
+    eager.set_attn_implementation("eager")
+    masked = shape_of(eager, trainer__share_prefixes="on")
+    assert (masked.rows, masked.length, masked.with_mask) == (1, 2048, True)
 
 
 def test_models_that_cannot_share_prefixes_need_no_mask_for_them() -> None:
@@ -184,6 +189,18 @@ def test_the_kv_cache_holds_the_attempts_that_run_together_within_its_limit() ->
     assert use_of(plan, "KV cache") == 64 * 128 * per_token  # one batch of 64 sequences
     small = plan_memory(model, config_of(engine__kv_cache_gib=0.001), 128, PLENTY)
     assert use_of(small, "KV cache") == int(0.001 * GIB)
+
+
+def test_the_native_decode_step_has_a_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, name = qwen(), "weights in the layout of the decode step"
+
+    def copied(**settings: Any) -> int:
+        return use_of(plan_memory(model, config_of(**settings), 128, PLENTY), name)
+
+    assert copied() == 4 * model.num_parameters()
+    assert copied(engine__decode_step="torch") == copied(engine__dtype="bfloat16") == 0
+    monkeypatch.setattr(native_decode, "NATIVE_LIMIT", 1)
+    assert copied() == 0 < copied(engine__decode_step="native")
 
 
 def test_the_largest_micro_batch_that_fits_is_chosen() -> None:

@@ -159,18 +159,17 @@ def is_invariant_to_padding(pad_micro_batch: PadFn, episodes: Episodes, more: in
 
 
 def on_the_right(micro: MicroBatch, more: int) -> MicroBatch:
-    """A single sequence with padding behind it. Padding sees itself and is visible to no other token."""
-    attention_mask = micro.attention_mask
-    if attention_mask is not None:
-        width = micro.ids.shape[1]
-        attention_mask = pad(attention_mask, (0, more, 0, more)) | torch.eye(width + more).bool()
+    """A single sequence with padding behind it. No token of the sequence sees it."""
+    subtree_end = micro.subtree_end
+    if subtree_end is not None:
+        subtree_end = pad(subtree_end, (0, more), value=micro.ids.shape[1] + more)
     position_ids = None if micro.position_ids is None else pad(micro.position_ids, (0, more))
-    return replace(micro, ids=pad(micro.ids, (0, more)), position_ids=position_ids, attention_mask=attention_mask)
+    return replace(micro, ids=pad(micro.ids, (0, more)), position_ids=position_ids, subtree_end=subtree_end)
 
 
 def on_the_left(micro: MicroBatch, more: int) -> MicroBatch:
     """Wrong: padding before the tokens is visible to them and shifts their positions."""
-    plain = replace(micro, position_ids=None, attention_mask=None)
+    plain = replace(micro, position_ids=None, subtree_end=None)
     moved = {"logit_positions": micro.logit_positions + more, "token_positions": micro.token_positions + more}
     return replace(plain, ids=pad(micro.ids, (more, 0)), **moved)
 

@@ -1,0 +1,189 @@
+"""Attention over trees of tokens, computed part by part, without the scores that a mask would hide.
+
+A tree of tokens in depth-first order consists of chains: each token of a chain but the last has one child, the next
+token. A token attends to the tokens before it on its path. So it attends to the first tokens of its own chain, and to
+all tokens of the chains above. These are the parts of the attention: a chain with itself, and the descendants of a
+chain with the chain. Both are contiguous ranges of tokens. Each part is computed by torch's attention kernel, which
+also returns the logarithm of the sum over the exponentials of the scores. With it the parts are put together exactly.
+
+Shapes: B sequences, T tokens, S tokens before them, H attention heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+TREE_ATTENTION = "agent_r1_tree"
+USUAL_ATTENTION = "sdpa"
+"""The attention of transformers that ``TREE_ATTENTION`` is without a tree."""
+
+SMALL_TREE = 64
+"""A tree of at most this number of tokens is one part, with a mask. More parts would take longer than the scores that
+the mask hides."""
+
+_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPart:
+    """The attention of some tokens, the queries, to some tokens, the keys.
+
+    Attributes:
+        queries: the places of the queries.
+        keys: the places of the keys. The S tokens before the tree are counted.
+        is_causal: whether a query attends only to the keys up to itself.
+        mask: (1, 1, queries, keys), added to the scores; None without a mask.
+    """
+
+    queries: slice
+    keys: slice
+    is_causal: bool
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeParts:
+    """The parts of the attention over trees of tokens.
+
+    Attributes:
+        own: parts in which tokens attend to themselves. Together, they hold each token once.
+        above: parts in which tokens attend to a chain of tokens above their own.
+    """
+
+    own: tuple[AttentionPart, ...]
+    above: tuple[AttentionPart, ...]
+
+
+def tree_mask(subtree_end: Tensor) -> Tensor:
+    """Return the attention mask of trees of tokens: (B, T, T) bool. Element (b, i, j): token i attends to token j.
+
+    Token i attends to token j if j <= i, and token i is in the subtree of token j. ``subtree_end`` (B, T) holds the
+    place at which the subtree of each token ends. Each token attends to itself.
+    """
+    place = torch.arange(subtree_end.shape[1], device=subtree_end.device)  # (T,)
+    return (place[None, None, :] <= place[None, :, None]) & (place[None, :, None] < subtree_end[:, None, :])
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask that is added to the scores: 0 if ``mask`` is true, and the smallest number if it is false."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
+    """Return the parts of the attention over trees of tokens that stand one after the other.
+
+    ``subtree_end`` (T,) holds the place at which the subtree of each token ends. All tokens also attend to ``prefix``
+    tokens before the trees.
+    """
+    own, above = list[AttentionPart](), list[AttentionPart]()
+    if prefix:
+        above.append(AttentionPart(slice(0, len(subtree_end)), slice(0, prefix), is_causal=False))
+    for start, chain_end, end in _chains(subtree_end.tolist()):
+        chain = slice(prefix + start, prefix + chain_end)
+        if chain_end < end <= start + SMALL_TREE:
+            mask = additive_mask(tree_mask(subtree_end[None, start:end] - start), dtype)
+            own.append(AttentionPart(slice(start, end), slice(prefix + start, prefix + end), False, mask[None]))
+            continue
+        own.append(AttentionPart(slice(start, chain_end), chain, is_causal=True))
+        if chain_end < end:
+            above.append(AttentionPart(slice(chain_end, end), chain, is_causal=False))
+    return TreeParts(tuple(own), tuple(above))
+
+
+def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, end, end of the subtree) of each chain of tokens. The chains of a small tree are left out.
+
+    ``ends`` holds the place at which the subtree of each token ends.
+
+    Example: two tokens, of which the second has two children, with ``SMALL_TREE`` 0
+        _chains([4, 4, 3, 4]) yields (0, 2, 4), (2, 3, 3), (3, 4, 4)
+    """
+    start = 0
+    while start < len(ends):
+        end = start + 1
+        while end < len(ends) and ends[end] == ends[start]:
+            end += 1
+        yield start, end, ends[start]
+        start = ends[start] if ends[start] - start <= SMALL_TREE else end
+
+
+class _TreeAttention(torch.autograd.Function):
+    """The attention (B, H, T, D) of queries (B, H, T, D) to keys and values (B, H, S + T, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: TreeParts, scaling: float) -> Tensor:
+        mixed = torch.empty_like(query)
+        totals = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))  # (B, H, T)
+
+        def attend(part: AttentionPart) -> tuple[Tensor, Tensor]:
+            """Return the result of a part, and the logarithms of its sums of exponentials."""
+            read = (query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys])
+            found, total = _attend(*read, 0.0, part.is_causal, attn_mask=part.mask, scale=scaling)
+            return found, total
+
+        for part in parts.own:
+            mixed[:, :, part.queries], totals[:, :, part.queries] = attend(part)
+        for part in parts.above:
+            found, total = attend(part)
+            before, now = totals[:, :, part.queries], mixed[:, :, part.queries]
+            # Softmax over the keys of both: the weights of the results are e^before and e^total, divided by their sum.
+            joint = torch.logaddexp(before, total)
+            now.mul_((before - joint).exp_()[..., None]).add_(found * (total - joint).exp_()[..., None])
+            before.copy_(joint)
+        ctx.save_for_backward(query, key, value, mixed, totals)
+        ctx.parts, ctx.scaling = parts, scaling
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradients. The kernel computes those of a part if it is given the result of all parts."""
+        query, key, value, mixed, totals = ctx.saved_tensors
+        gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        for part in (*ctx.parts.own, *ctx.parts.above):
+            rows, keys = (slice(None), slice(None), part.queries), (slice(None), slice(None), part.keys)
+            added = _attend_backward(
+                *(gradient[rows], query[rows], key[keys], value[keys], mixed[rows], totals[rows]),
+                *(0.0, part.is_causal),
+                attn_mask=part.mask,
+                scale=ctx.scaling,
+            )
+            for whole, place, one in zip(gradients, (rows, keys, keys), added, strict=True):
+                whole[place] += one
+        return *gradients, None, None
+
+
+def _tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    tree_parts: TreeParts | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Compute the attention of a layer, and return (output (B, T, H, D), None), as transformers requires.
+
+    Without ``tree_parts``, this is the usual attention of transformers.
+    """
+    if tree_parts is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # each key-value head belongs to several attention heads
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    mixed = cast(Any, _TreeAttention).apply(query, key, value, tree_parts, scaling)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(TREE_ATTENTION, _tree_attention)
+AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
