@@ -5,7 +5,7 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/docs/.installed
 INSTALLED_PEERS := .venv/peers/.installed
 
-.PHONY: demo install test test-vllm test-ray check format docs bench bench-peers algorithms faults controls paper tiny-base clean
+.PHONY: demo install test test-vllm test-ray check format docs bench bench-check bench-peers algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -70,6 +70,9 @@ $(INSTALLED_PEERS): requirements-peers.lock
 	test -x .venv/peers/bin/python || $(PYTHON) -m venv .venv/peers
 	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.lock
 	touch $@
+
+bench-check: $(INSTALLED)  ## fail if ratios of speed are 20 % below the last recorded ones (a minute)
+	$(BIN)/python benchmarks/check.py
 
 bench-peers: $(INSTALLED) $(INSTALLED_PEERS)  ## speed of training beside TRL, on the same work, in one run
 	$(BIN)/python benchmarks/peers.py

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.data.micro_batches import MAX_PADDING, by_sequence, by_trajectory, make_micro_batches
+from agent_r1.data.micro_batches import MAX_PADDING, by_sequence, by_trajectory, make_micro_batches, make_single_rows
 from agent_r1.data.sequences import TokenSequence, TurnPlace, pack_prefix_tree
 from agent_r1.model.tree_attention import tree_mask
 
@@ -84,6 +84,23 @@ def test_a_token_sees_its_own_path_and_never_padding(make: Any) -> None:
     assert longer[7].tolist() == [True, True, True, True, False, False, True, True]
     assert not shorter[:7, 7].any()
     assert mask.diagonal(dim1=1, dim2=2).all()
+
+
+@given(LENGTHS, st.integers(1, 200), st.integers(0, 9))
+@settings(max_examples=50, deadline=None)
+def test_single_rows_hold_every_sequence_once_without_padding(
+    specs: list[tuple[int, bool]], max_tokens: int, prefix: int
+) -> None:
+    sequences = [sequence(number, *spec) for number, spec in enumerate(specs)]
+    batches = list(make_single_rows(by_sequence(sequences), max_tokens, prefix))
+    assert sorted(torch.cat([batch.tokens for batch in batches]).tolist()) == list(range(len(sequences)))
+    for batch in batches:
+        held = [sequences[token] for token in batch.tokens.tolist()]
+        assert batch.ids[0].tolist() == [token for one in held for token in one.ids.tolist()]
+        assert batch.num_tokens == batch.ids.numel() and (batch.padded_size <= max_tokens or len(held) == 1)
+        assert batch.subtree_end is not None
+        whole = torch.block_diag(*(tree_mask(one.subtree_end[None])[0].int() for one in held))
+        assert torch.equal(tree_mask(batch.subtree_end)[0], whole.bool())
 
 
 @pytest.mark.parametrize("max_tokens", [1, 1000])

@@ -1,0 +1,165 @@
+"""Fail if the framework has become slower: compare ratios of speed with the last ones in benchmarks/ratios.json.
+
+    make bench-check
+
+Each ratio is the CPU seconds of a fixed baseline divided by ours, for the same work, in turns in one process. So it
+depends little on how busy the machine is. The baselines are plain PyTorch code that does not change. A loss of 20 % of
+a ratio fails with exit code 1. Otherwise the ratios are added to the file, under the current commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from decode import runners_of, step_seconds
+from prefixes import MODELS, groups_of, random_model, update_of
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from agent_r1.core.trajectory import Group
+from agent_r1.model.forward import token_scores
+
+RATIOS = Path(__file__).parent / "ratios.json"
+LOSS = 0.2
+"""The share of a ratio that may be lost."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The ratios of a commit, by name: CPU seconds of the baseline divided by ours."""
+
+    commit: str
+    ratios: Mapping[str, float]
+
+
+def find_losses(last: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """Return a line for each ratio that has lost more than ``LOSS`` since ``last``, or is missing now."""
+    lines = []
+    for name, before in last.items():
+        if name not in now:
+            lines.append(f"{name}: {before:.2f} before, not measured now")
+        elif now[name] < (1 - LOSS) * before:
+            lines.append(f"{name}: {before:.2f} before, {now[name]:.2f} now")
+    return lines
+
+
+def read_records(file: Path) -> list[Record]:
+    return [Record(**record) for record in json.loads(file.read_text())] if file.exists() else []
+
+
+def check(file: Path, commit: str, ratios: Mapping[str, float]) -> list[str]:
+    """Compare ``ratios`` with the last record in ``file``, and return the losses. Without a loss, add a record.
+
+    A record of the same commit is replaced. It is compared with the record before it.
+    """
+    records = [record for record in read_records(file) if record.commit != commit]
+    losses = find_losses(records[-1].ratios, ratios) if records else []
+    if not losses:
+        made = [*records, Record(commit, {name: round(ratio, 3) for name, ratio in ratios.items()})]
+        file.write_text(json.dumps([asdict(record) for record in made], indent=1) + "\n")
+    return losses
+
+
+def ratio_of(baseline: Callable[[], float], ours: Callable[[], float], repeats: int) -> float:
+    """Return the median ratio of the seconds of two functions, which take turns. The first turn is a warm-up."""
+    pairs = [(baseline(), ours()) for _ in range(repeats + 1)][1:]
+    return statistics.median(one / other for one, other in pairs)
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def padded_update(model: PreTrainedModel, groups: Sequence[Group]) -> None:
+    """Take an optimizer step on one padded batch, with the logits of all positions."""
+    turns = [trajectory.turns[0] for group in groups for trajectory in group.trajectories]
+    ids = pad_sequence([torch.tensor(turn.new_ids + turn.action_ids) for turn in turns], batch_first=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    logits = model(input_ids=ids).logits[:, :-1].float()
+    chosen = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[:, :, 0]
+    actions = len(turns[0].action_ids)
+    (-chosen[:, -actions:].mean()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def update_ratio(repeats: int) -> float:
+    model, groups = random_model(*MODELS["0.5M"]), groups_of(8, prompt_length=128)
+    return ratio_of(
+        lambda: cpu_seconds(lambda: padded_update(model, groups)), lambda: update_of(model, "on", groups)[0], repeats
+    )
+
+
+def decode_ratio(repeats: int) -> float:
+    """Return the ratio of decode steps of 16 rows: PyTorch's on the running rows, and the engine's."""
+    runners = runners_of("0.5M", context=128)
+    return ratio_of(
+        lambda: step_seconds(runners["running rows"], 16, steps=5),
+        lambda: step_seconds(runners["native"], 16, steps=5),
+        repeats,
+    )
+
+
+def scores_ratio(repeats: int) -> float:
+    """Return the ratio of log-probabilities and entropies of actions, with their gradient."""
+    model = random_model(*MODELS["0.5M"])
+    hidden, targets = torch.randn(1024, 64, requires_grad=True), torch.randint(0, 4096, (1024,))
+
+    def plain() -> Tensor:
+        table = model.get_output_embeddings()(hidden).log_softmax(-1)
+        with torch.no_grad():
+            (table.exp() * table).sum(-1)
+        return table.gather(-1, targets[:, None]).sum()
+
+    return ratio_of(
+        lambda: cpu_seconds(lambda: plain().backward()),
+        lambda: cpu_seconds(lambda: token_scores(model, hidden, targets, 1.0)[0].sum().backward()),
+        repeats,
+    )
+
+
+RATIO_OF: Mapping[str, Callable[[int], float]] = {
+    "update / one padded batch": update_ratio,
+    "decode step / PyTorch": decode_ratio,
+    "scores of actions / plain operations": scores_ratio,
+}
+
+
+def current_commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--file", type=Path, default=RATIOS, help="the ratios of earlier commits")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ratios = {name: measure(options.repeats) for name, measure in RATIO_OF.items()}
+    before = read_records(options.file)
+    table = Table("ours / baseline", "ratio", "last recorded")
+    for name, ratio in ratios.items():
+        table.add_row(name, f"{ratio:.2f}", f"{before[-1].ratios.get(name, 0):.2f}" if before else "")
+    Console().print(table)
+    losses = check(options.file, current_commit(), ratios)
+    if losses:
+        sys.exit("\n".join([f"more than {LOSS:.0%} slower than {before[-1].commit}:", *losses]))
+
+
+if __name__ == "__main__":
+    main()
