@@ -64,10 +64,10 @@ class Work:
 
 AXES: Mapping[str, Sequence[tuple[float, Work]]] = {
     "parameters in millions": [
-        (0.46, Work()),
+        (0.48, Work()),
         (1.6, Work(Shape(128, 384, 5, 4, 4))),
-        (5.9, Work(Shape(256, 768, 6, 4, 4))),
-        (14.0, Work(SHAPES["14M"])),
+        (6.2, Work(Shape(256, 768, 6, 4, 4))),
+        (14.6, Work(SHAPES["14M"])),
     ],
     "turns": [(n, Work(groups=1, group_size=4, turns=n, action=8, observation=16)) for n in (2, 10, 30, 100)],
     "context": [(n, Work(groups=1, group_size=4, prompt=n - 64)) for n in (256, 1024, 4096, 8192)],

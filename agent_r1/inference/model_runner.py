@@ -40,13 +40,23 @@ class PrefillShape:
     Attributes:
         chunk: the largest number of tokens of one sequence in a pass. Longer prompts take several passes (chunked
             prefill). If several prompts begin with the same chunks, these chunks are computed once.
-        tokens: the largest number of tokens in a pass, including padding. It determines the number of rows of a pass:
-            ``tokens`` / (padded length), but at least 1.
+        tokens: the largest number of tokens in a pass, including padding.
     """
 
     chunk: int
     tokens: int
 
+    def rows(self, new: int, context: int) -> int:
+        """Return the number of rows of a pass with this padded number of new tokens and of cached tokens in each row.
+
+        Rows without a chunk are computed, too, so that shapes do not depend on the number of chunks. After long
+        contexts, such rows would cost more than further passes: there are fewer rows.
+        """
+        return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
+
+
+MAX_PAIRS = 1 << 19
+"""The largest number of pairs of a new token and a token that it may attend to, in a prefill pass of several rows."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
 """For small models and for GPUs: the cost of a pass hardly depends on its number of tokens."""
@@ -173,7 +183,7 @@ class ModelRunner:
                 if portion is not None:
                     by_shape.setdefault(portion.padded_shape, []).append(portion)
             for (new, context), equal in sorted(by_shape.items()):
-                rows = max(1, self.prefill_shape.tokens // new)
+                rows = self.prefill_shape.rows(new, context)
                 for start in range(0, len(equal), rows):
                     self._prefill_pass(equal[start : start + rows], rows, new, context)
 

@@ -12,7 +12,7 @@ from agent_r1.core.inference import Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference import model_runner
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.model_runner import ModelRunner
+from agent_r1.inference.model_runner import NARROW_PASS, WIDE_PASS, ModelRunner
 from agent_r1.inference.torch_engine import TorchEngine
 
 END = 3
@@ -337,6 +337,21 @@ def test_prompts_with_the_same_beginning_compute_it_once_with_the_same_bits(tiny
     _probe, *computed = computed
     assert sum(computed) == 257 + 1 + 0 + 0 + 257 - (0 if large_from else 128)
     assert together == [completion for ids in prompts for completion in asyncio.run(complete(ids))]
+
+
+def test_prefill_passes_have_fewer_rows_after_long_contexts():
+    assert [WIDE_PASS.rows(new, 0) for new in (16, 32, 256)] == [32, 16, 2]
+    assert WIDE_PASS.rows(32, 992) == 16  # up to 1,024 tokens the number of rows is the same
+    assert [WIDE_PASS.rows(32, context) for context in (2016, 4064, 16352)] == [8, 4, 1]
+    assert WIDE_PASS.rows(256, 100_000) == NARROW_PASS.rows(64, 100_000) == 1
+
+
+def test_with_fewer_rows_in_a_prefill_pass_a_session_has_the_same_bits_alone_and_among_others(tiny_model, monkeypatch):
+    monkeypatch.setattr(model_runner, "MAX_PAIRS", 3 * 16 * 80)
+    together = converse_together(tiny_model, [str(i) for i in range(8)])
+    for name in ("0", "7"):
+        assert converse_together(tiny_model, [name])[name] == together[name]
+    assert largest_gap(tiny_model, together) < 1e-5
 
 
 def test_the_kv_cache_stays_within_its_memory(tiny_model):
