@@ -76,9 +76,9 @@ EVERYTHING = Scenario(
     "everything",
     {
         "algorithm": {"name": "ppo", "kl.coefficient": 0.05, "kl.target": 0.01},
-        "trainer": {"minibatches": 2, "learning_rate": 1e-3},
+        "trainer": {"minibatches": 2, "learning_rate": 3e-2},
         "evaluate_every": 1,
-        "evaluate_n": 2,
+        "evaluate_n": 8,
     },
     unpredictable_taskset,
 )
