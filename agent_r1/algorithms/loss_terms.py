@@ -218,7 +218,8 @@ class Correction(Component):
 
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token.
-            unit: (n,) the number of the unit of each token. The tokens of a unit get the same weight.
+            unit: (n,) the number of each token's unit (a token, a turn or a trajectory). The tokens of a unit get the
+                same weight.
         """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
@@ -227,10 +228,10 @@ class Correction(Component):
 
 
 class Rejection(Component):
-    """A rule that masks all tokens of a unit if the ratio w of the unit is outside a window.
+    """A rule that masks all tokens of a unit if a number w of the unit is outside a window.
 
-    A unit is a token, a turn or a trajectory. w is computed from the ratios pi_old / mu of its tokens. pi_old is the
-    trainer's policy before the update, and mu is the sampler's policy. A masked token has no policy loss.
+    A unit is a token, a turn or a trajectory. w is computed from the ratios pi_old / mu of the unit's tokens. pi_old is
+    the trainer's policy before the update, and mu is the sampler's policy. A masked token has no policy loss.
     """
 
     level: Level = "trajectory"
@@ -263,7 +264,8 @@ class Rejection(Component):
 
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token.
-            unit: (n,) the number of the unit of each token. A unit is accepted or rejected as a whole.
+            unit: (n,) the number of each token's unit (a token, a turn or a trajectory). A unit is accepted or rejected
+                as a whole.
         """
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token

@@ -24,8 +24,8 @@ class Filters(Component):
     """Rules that exclude attempts from training. A filter is off if its value is None or false.
 
     ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: the attempt still counts in the baseline of
-    its group. Each other filter removes attempts from the batch, so that they count nowhere. These filters are applied
-    one after another, in the order of the fields.
+    its group. Each other filter removes attempts from the batch, so that these attempts count nowhere. Filters that
+    remove attempts are applied one after another, in the order of the fields.
     """
 
     staleness: int | None = Field(default=None, ge=0)
@@ -248,7 +248,7 @@ def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[st
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if the returns of its group vary little, else None.
+    """Return one entry per sample: None if the group of the sample is kept, else a reason to exclude the sample.
 
     The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.
     Among groups of equal variance, the earlier groups are kept.

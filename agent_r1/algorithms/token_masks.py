@@ -104,8 +104,8 @@ class ClipCov(TokenMask):
     """A rule that masks a few random tokens with a large covariance: Clip-Cov (2505.22617).
 
     :func:`covariance` defines the covariance of a token. The masked tokens are drawn from the tokens with low <
-    covariance < high. Their number is ``share`` times the number of all tokens, but at least 1. If there are fewer
-    tokens to draw from, all of them are masked.
+    covariance < high. The number of masked tokens is ``share`` times the number of all tokens, but at least 1. If fewer
+    tokens than this number have a covariance between low and high, all of these tokens are masked.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -183,7 +183,8 @@ class OffPolicyMask(Component):
         """Return whether each of the n tokens of a micro-batch has a policy loss: (n,) bool.
 
         The n tokens must include all tokens of each trajectory, because the rule uses a mean over the trajectory.
-        ``advantage`` (n,) holds their advantages, and ``tokens`` the outputs of the models for them.
+        ``advantage`` (n,) holds the advantages of the tokens. ``tokens`` holds the outputs of the models for the
+        tokens.
         """
         sampler_logprobs = require(tokens.sampler_logprobs, "the sampler's log-probabilities")
         trajectory = require(tokens.trajectory, "the trajectory of each token")

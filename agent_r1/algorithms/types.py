@@ -70,7 +70,10 @@ class ModelOutputs:
     """The tokens that the teacher finds most likely, for ``distillation``."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
-        """Return the outputs for the tokens of ``mask`` (N,). The values after actions (S,) do not change."""
+        """Return the outputs for the tokens that ``mask`` (N,) selects.
+
+        ``values.after_action`` (S,) has one number per turn and not per token, so all its numbers are kept.
+        """
         old, reference, teacher, entropy = (
             None if column is None else column[mask]
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)

@@ -52,7 +52,7 @@ def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilte
         folder: the folder of the run, for error messages.
         reader: the open database of the run.
         name: names the attempt.
-        where: the conditions that the attempt must also meet.
+        where: further conditions that the attempt must meet.
 
     Raises:
         InvalidInput: if no attempt or more than one attempt fits.

@@ -54,8 +54,8 @@ class CriticRow:
 class CriticReport:
     """The content of ``agent-r1 show RUN --critic``: rows for all states and for each turn, and bins of the value.
 
-    ``calibration_error`` is the distance between the mean value and the mean following reward of a bin, averaged over
-    all predictions.
+    The error of a bin is the distance between its mean value and its mean following reward. ``calibration_error`` is
+    the mean over all predictions of the error of the prediction's bin.
     """
 
     rows: tuple[CriticRow, ...]

@@ -39,7 +39,7 @@ _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed
 class Validation:
     """The result of one validation: the share of right answers ``em``.
 
-    ``low`` and ``high`` are the ends of its 95 % interval. They are None if the run recorded no interval.
+    ``low`` and ``high`` are the ends of the 95 % interval of ``em``. They are None if the run recorded no interval.
     """
 
     step: int
@@ -65,7 +65,7 @@ class RunReport:
         curves: the values of each metric and timing by step, by name.
         file: the Python file that defines the task set; None if the run recorded no such file.
         hardware: the machine of the run's last segment, such as its processor and its GPUs; {} if it is not recorded.
-        profile: where the time of an average step went. It is empty if the run was not profiled.
+        profile: where the time of an average step went. The profile is empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.
     """

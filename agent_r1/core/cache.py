@@ -48,7 +48,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether a folder was made from ``origin`` by :func:`build_once`, and its files have not changed since.
+    """Return whether :func:`build_once` made a folder from ``origin``, and the files are unchanged since then.
 
     The manifest in the folder holds the origin and the checksums of the files.
     """

@@ -16,11 +16,11 @@ FateName = Literal["trained", "dropped", "superseded"]
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """The event that an attempt started.
+    """An event: an attempt started.
 
     Attributes:
         split: the name of the split to which the task belongs.
-        version: the version of the policy's weights when the attempt's group was allowed to start.
+        version: the version of the policy's weights at the time when the attempt's group was allowed to start.
     """
 
     attempt: AttemptId
@@ -30,14 +30,14 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """The event that an attempt ended. The trajectory holds its turns, status and rewards."""
+    """An event: an attempt ended. The trajectory holds the turns, the status and the rewards of the attempt."""
 
     trajectory: Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFate:
-    """The event that an attempt got its fate: it was trained at ``step``, or it was dropped for ``reason``.
+    """An event: an attempt was trained at ``step``, or was dropped for ``reason``. This is called the attempt's fate.
 
     In a segment of a run (a stretch of training without a stop), each attempt gets at most one fate.
 
@@ -58,9 +58,9 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """The event that holds token records of an update, for the attempts of some groups.
+    """An event: an update made token records of the attempts of some groups.
 
-    There is one record per turn.
+    ``records`` has one record per turn.
     """
 
     records: tuple[TokenRecord, ...]
@@ -68,7 +68,7 @@ class TokensRecorded:
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """The event that all attempts without a fate were dropped for ``reason`` at the end of the run.
+    """An event: at the end of the run, all attempts without a fate were dropped for ``reason``.
 
     ``step`` is the last step of the run.
     """
@@ -79,7 +79,7 @@ class PendingDropped:
 
 @dataclass(frozen=True, slots=True)
 class PolicyPublished:
-    """The event that the trainer published new policy weights.
+    """An event: the trainer published new policy weights.
 
     Example:
         PolicyPublished(PolicyVersion(0, step=0, checksum="9f86.."))  # the initial weights of the run
@@ -109,7 +109,7 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """The event that the checkpoint of ``step`` was completely saved on the disk."""
+    """An event: the checkpoint of ``step`` was completely saved on the disk."""
 
     step: int
 

@@ -102,7 +102,7 @@ def decode_data_url(url: str) -> tuple[bytes, str]:
     """Return (bytes, MIME type) of a data URL such as ``data:image/png;base64,iVBOR..``.
 
     Raises:
-        InvalidInput: the URL is of another kind, is not in base64, or is too long. No URL is ever fetched.
+        InvalidInput: the URL is not a data URL, is not in base64, or is too long. No URL is ever fetched.
     """
     if not url.startswith("data:"):
         do = "send the image itself as data:image/png;base64,.. (addresses are not fetched)"
@@ -150,7 +150,9 @@ def decode_image(data: bytes) -> Any:
 
 
 def encode_picture(picture: Any) -> bytes:
-    """Return an image of pillow as the bytes of a PNG. A picture in other colors, such as CMYK, is converted to RGB.
+    """Return an image of pillow as the bytes of a PNG.
+
+    If PNG does not support the mode of the image, such as CMYK, the image is first converted to RGB or RGBA.
 
     Raises:
         InvalidInput: the range of the pixels is unknown (modes I and F), or pillow cannot convert the picture.

@@ -124,15 +124,16 @@ TopLogprobs = tuple[tuple[int, float], ...]
 class Completion:
     """The sampled tokens of one generation, with their log-probabilities.
 
-    ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. If the temperature is 0, they are
-    computed at temperature 1. ``version_spans`` says which weights sampled which tokens.
+    ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. For greedy sampling (temperature 0),
+    the formula uses temperature 1. ``version_spans`` says which weights sampled which tokens.
 
-    ``top_logprobs`` has one tuple for each token if they were requested: the most likely tokens in its place, with
-    their log-probabilities, the most likely token first.
+    ``top_logprobs`` is empty if ``SamplingParams.top_logprobs`` is 0. Otherwise it has one tuple for each sampled
+    token: the most likely tokens in the place of the sampled token, with their log-probabilities, the most likely token
+    first.
 
     Two fields measure the work of the engine: ``first_token_seconds``, the time from the request to the first token,
-    and ``prefilled_tokens``, the number of prompt tokens that were not in the KV cache. They are None if the engine
-    does not report them. Comparisons (``==``) ignore them.
+    and ``prefilled_tokens``, the number of prompt tokens that were not in the KV cache. An engine that does not report
+    these fields leaves them None. Comparisons (``==``) ignore these fields.
 
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
@@ -178,7 +179,7 @@ class ValueFunction(Protocol):
     """An object that predicts the rewards that follow a sequence of tokens."""
 
     async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
-        """Return V(context + branch) for each branch: the predicted sum of the rewards after its last token.
+        """Return V(context + branch) for each branch: the predicted sum of the rewards after the branch.
 
         ``context`` has at least one token. An empty branch gives V(context). The implementation can keep the KV cache
         of the context under ``session_id`` for later calls.
@@ -209,8 +210,8 @@ class Capabilities:
         media: whether the engine accepts prompts with images.
         dtype: the data type of the weights in the engine; None if the engine keeps the data type of the published
             weights.
-        checksum: whether the engine can compute a checksum of its weights. If not, the engine must compare its
-            log-probabilities with the trainer's before it serves new weights.
+        checksum: whether the engine can compute a checksum of its weights. An engine that cannot do this must compare
+            its log-probabilities with the trainer's before it serves new weights.
     """
 
     transports: frozenset[Transport]

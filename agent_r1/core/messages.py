@@ -59,7 +59,9 @@ class Image:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Image:
-        """Return the image in the file ``path``. Bytes after its end, which many phones write, are dropped.
+        """Return the image in the file ``path``.
+
+        Many phones write bytes after the end of the image. These bytes are dropped.
 
         Raise InvalidInput if the file cannot be read or is not an image.
         """

@@ -99,9 +99,10 @@ class Turn:
         parent: the index of the turn that this turn continues, or None if this turn starts a new branch (the first
             turn, or a turn whose context was rewritten).
         new_ids: the tokens of the state that follow the parent's action; the whole state if there is no parent.
-        new_messages: the same part of the state as messages. If there is no parent, it is the whole conversation.
-        tools: the tools that an agent program named in the request for this turn. None in other rollouts, in which the
-            environment has the tools.
+        new_messages: the messages of the state that follow the parent's action; the whole conversation if there is no
+            parent.
+        tools: the tools that an agent program named in the request for this turn. None if there is no agent program:
+            then the environment has the tools.
         action_ids: the sampled tokens.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
@@ -261,8 +262,8 @@ class Trajectory:
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
         """Return the turns to which a list of ``count`` rewards belongs, one reward per turn.
 
-        If the trajectory has ``count`` turns, return all turns. Otherwise, if it has ``count`` turns in ``env_turns``,
-        return these turns. Otherwise return None.
+        If the trajectory has ``count`` turns, return all turns. Otherwise, if ``count`` of its turns are not summaries
+        (``env_turns``), return these turns. Otherwise return None.
 
         Example: in a trajectory with the turns act, summary, act, three rewards belong to all turns. Two rewards belong
         to the two act turns.

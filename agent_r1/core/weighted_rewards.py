@@ -57,7 +57,7 @@ def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> It
 
 
 def can_be_summed(value: float) -> bool:
-    """Return whether a reward is a number of at most ``MAX_REWARD``; False for NaN."""
+    """Return whether the absolute value of a reward is at most ``MAX_REWARD``. False for NaN and infinities."""
     return abs(value) <= MAX_REWARD
 
 

@@ -56,9 +56,10 @@ class MicroBatch:
 
     @property
     def padded_size(self) -> int:
-        """B * (S + T): the number of tokens, with padding, whose keys and values the attention holds.
+        """The number of tokens, with padding, whose keys and values the attention holds: B * (S + T).
 
-        S is the number of prefix tokens, ``prefix``.
+        B is the number of sequences, and T is their length with padding. S is the number of tokens before each
+        sequence, ``prefix``.
         """
         return self.ids.shape[0] * (self.prefix + self.ids.shape[1])
 
@@ -108,15 +109,17 @@ class PassPlan:
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
     """Yield micro-batches with at most ``max_tokens`` tokens each, including padding. Together they hold all sequences.
 
-    ``prefix`` tokens are before each sequence. They count in ``max_tokens``, because their keys and values are copied
-    for each sequence of a micro-batch.
+    ``prefix`` is the number of tokens before each sequence. These tokens count in ``max_tokens`` for each sequence,
+    because their keys and values are copied for each sequence of a micro-batch.
 
     A block is a tuple of sequences, and is never divided. A block with more than ``max_tokens`` tokens becomes a
-    micro-batch of its own. Blocks are put together only if the share of padding stays below ``MAX_PADDING``. Blocks
-    with branches need a tree attention mask, so they never share a micro-batch with blocks without branches.
+    micro-batch of its own. Blocks are put together only if the share of padding stays below ``MAX_PADDING``. A sequence
+    with branches (a tree of tokens) needs a tree attention mask. So blocks with branches never share a micro-batch with
+    blocks without branches.
 
-    Blocks without branches come first, then blocks with branches. In both parts, blocks are sorted by the length of
-    their longest sequence, the longest first. Blocks of equal length keep the given order.
+    Blocks without branches come first, then blocks with branches. Among the blocks without branches, and among the
+    blocks with branches, blocks are sorted by the length of their longest sequence, the longest first. Blocks of equal
+    length keep the given order.
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))

@@ -38,7 +38,8 @@ class PrefixSharing:
     """The facts that determine which prefixes the models share, and whether sharing saves time.
 
     Attributes:
-        width: the hidden size of the models. In wide models, attention is a smaller part of the total cost.
+        width: the hidden size of the models. The larger the width, the smaller the share of attention in the total
+            cost.
         across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
             micro-batches. False with activation checkpointing.
         by_parts: whether the models compute the attention over trees by parts. A tree then costs less than its
@@ -65,7 +66,7 @@ class PrefixSharing:
 def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
     """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
 
-    A block is never divided. If ``sharing`` is None, nothing is shared. See
+    A block is never divided. If ``sharing`` is None, no prefix is shared. See
     :func:`agent_r1.data.micro_batches.make_micro_batches`.
     """
     prefix = torch.zeros(0, dtype=torch.int64)
@@ -96,7 +97,7 @@ def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
 def merge_blocks(
     blocks: Iterable[Block], sharing: PrefixSharing, max_tokens: int, prefix: int
 ) -> list[tuple[TokenSequence, ...]]:
-    """Merge sequences that begin alike, if this saves time, and return the blocks of the merged sequences.
+    """Merge sequences that begin with equal tokens, if this saves time. Return the blocks of the merged sequences.
 
     Blocks of one sequence are merged with each other. The sequences of a larger block are merged among themselves. A
     merged sequence has at most ``max_tokens`` tokens, including the ``prefix`` tokens before it.

@@ -109,7 +109,8 @@ class Match:
     async def play(self) -> tuple[float, ...] | None:
         """Play the match, and return the score of each player, or None if the game failed.
 
-        The episodes of the players must run concurrently with this call, because the game waits for their answers.
+        The episodes of the players must run concurrently with this call, because the game waits for the players'
+        answers.
         """
         returns, over = None, GameOver("it was cancelled")
         try:

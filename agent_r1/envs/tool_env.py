@@ -43,8 +43,9 @@ class ToolEnv:
 
     An action without calls ends the episode (terminal). Otherwise the calls of the action run concurrently. Their
     results are returned as tool messages in the order of the calls. If a call is malformed, names a tool that does not
-    exist or has wrong arguments, its result is an explanation, and the episode continues. The calls of action number
-    ``max_turns`` are not run, because no turn remains that could use their results: the episode is truncated.
+    exist or has wrong arguments, its result is an explanation, and the episode continues. After action number
+    ``max_turns``, the episode is truncated. The calls of this action are not run, because no turn remains that could
+    use their results.
 
     Args:
         tools: tools, or plain functions, which are converted with :func:`tool`.
@@ -56,14 +57,15 @@ class ToolEnv:
             results. The policy is never trained on the examples.
         max_output: the largest number of characters that the agent sees of a tool's output. The rest is removed, with a
             note.
-        timeout: the time limit of a call in seconds, for tools that have no time limit of their own.
+        timeout: the time limit of a call in seconds, for each tool without its own time limit.
         turn_rewards: a sync function that returns process rewards for an action as a whole. If the function raises or
             returns a number that is not finite, the episode fails.
         call_rewards: a sync function that returns process rewards for one call. The episode fails in the same cases as
             with ``turn_rewards``. If a call is wrong or fails, the function is also called, with ``result.ok`` False.
             The function is not called for calls that are not run.
         sandbox: the sandbox in which tools run code of the policy, or the text ``"none: .."`` with a reason if the code
-            is not isolated. Give it only for tools without a ``sandbox`` of their own, such as a tool server.
+            is not isolated. Give ``sandbox`` only for tools that do not declare a sandbox themselves, such as the tools
+            of a server.
 
     Rewards exist on three levels: for calls, for turns and for the trajectory. Rewards on different levels must have
     different names.

@@ -55,7 +55,7 @@ class UserEnv:
     Args:
         tools, rewards, system, sandbox: see :class:`~agent_r1.envs.tool_env.ToolEnv`.
         user: the user.
-        max_turns: the largest number of actions per episode. Actions that call tools count too.
+        max_turns: the largest number of actions per episode, including actions that call tools.
 
     Raises:
         InvalidInput: in the same cases as ToolEnv.

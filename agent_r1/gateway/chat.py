@@ -36,13 +36,13 @@ class ChatRequest:
     """A request for the next message of a conversation.
 
     Attributes:
-        messages: the whole conversation. If ``previous`` is given, only the messages after that answer.
+        messages: the whole conversation. If ``previous`` is given, only the messages after the answer ``previous``.
         tools: the tools that the policy can call.
         calls_are_text: if true, the answer contains tool calls of the policy as text.
         n: the number of alternative answers.
         max_tokens: the largest number of tokens of each answer. None: the limit of the model.
         stop_strings: texts that end an answer.
-        temperature: the sampling temperature. None: the temperature of the model. The same holds for ``top_p``.
+        temperature: the sampling temperature. None: the temperature of the model.
         seed: the seed of the sampling. None: a random seed.
         logprobs: whether the answer contains the log-probability of each token.
         instructions: a system message before ``messages``. A later request that continues this answer does not inherit

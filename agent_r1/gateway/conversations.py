@@ -39,8 +39,8 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
     client sends back.
 
     - A message repeats an action only if the conversation before the message is also the same.
-    - If several sent actions fit, an action with equal ids of calls is preferred, then an action with exactly equal
-      text, then the newest.
+    - If a message repeats several sent actions, an action with equal ids of calls is preferred, then an action with
+      exactly equal text, then the newest action.
     - A message that begins with the text of a sent action becomes the sampled message, followed by the added text.
     - The ``call_id`` of each tool message becomes the id of the sampled call.
     """

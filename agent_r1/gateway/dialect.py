@@ -134,8 +134,8 @@ def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...
 def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping[str, object]) -> tuple[str, ...]:
     """Return the names of the arguments of a request that have no effect, such as "frequency_penalty".
 
-    Other servers change the sampling because of these arguments. Here the model always samples from its own
-    distribution. Raise RequestError if ``tool_choice`` forces one of several tools.
+    On other servers, these arguments change the sampling. Here the model always samples from its own distribution.
+    Raise RequestError if ``tool_choice`` forces one of several tools.
 
     Args:
         choice: the argument ``tool_choice``.

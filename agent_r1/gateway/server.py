@@ -82,7 +82,7 @@ class _Access:
     async def admit(self) -> AsyncIterator[None]:
         """Wait until the API key has fewer than ``model.max_concurrent`` requests in progress.
 
-        The request counts as one of them until the ``with`` block ends. Raise RequestError if too many requests wait.
+        The request is in progress until the ``with`` block ends. Raise RequestError if too many requests wait.
         """
         if self.num_waiting + self.answers.num_in_progress >= self.model.max_concurrent + MAX_WAITING:
             raise RequestError(429, "too many requests wait", code="rate_limit_exceeded", can_retry=True)

@@ -79,7 +79,7 @@ class CanaryReading:
 
 @torch.no_grad()
 def compute_canary(model: PreTrainedModel) -> Canary:
-    """Return the canary of a model: fixed prompts, with the log-probabilities that the model gives them.
+    """Return the canary of a model: fixed prompts, with the log-probabilities of their tokens under the model.
 
     The prompts are the same for all versions of the weights.
     """
@@ -126,8 +126,8 @@ class LogprobGap:
 async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> LogprobGap:
     """Return the gap between the log-probabilities of an engine and of ``model``, on tokens that the engine samples.
 
-    The engine should have the weights of ``model``. It samples tokens after fixed prompts, and the model reads them.
-    Raise EngineError if the engine fails.
+    The engine should have the weights of ``model``. The engine samples tokens after fixed prompts, and the model reads
+    these tokens. Raise EngineError if the engine fails.
     """
     context = engine.capabilities.max_context or PROMPT_LENGTH + NUM_SAMPLED
     length = min(PROMPT_LENGTH, context // 2)
@@ -162,16 +162,17 @@ class CanaryResult:
 
 
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
-    """Return how the server's log-probabilities contradict the trainer's, as text.
+    """Return a text that says how the server's log-probabilities contradict the trainer's.
 
     Return None if rounding explains all differences.
 
     Two things are compared between server and trainer: the log-probabilities ``now``, and their changes from ``before``
-    to ``now``. The changes reveal weights that stayed old after a small step, because most of the rounding cancels out.
+    to ``now``. After a small step, the log-probabilities of old and new weights differ by less than rounding errors.
+    Most rounding errors cancel out in the changes, so the changes reveal that the server still has the old weights.
 
     Args:
         now: the result for the current weights.
-        before: the last result that matched; None if there is none. Changes are then not compared.
+        before: the last result that matched. None: no result has matched yet, and changes are not compared.
         dtype: the data type of the server.
     """
     band = BANDS[dtype]

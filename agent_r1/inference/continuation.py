@@ -46,7 +46,7 @@ Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
-    """Return a completion. While it is not complete, send a request that continues the tokens sampled so far.
+    """Return a completion. Until it is complete, send requests that continue the tokens sampled so far.
 
     A generation is continued if the server aborted it, or if the server stopped at a stop string that does not meet the
     stop condition (for example, a stop string inside a thought). Each request has a seed of its own, because the same

@@ -38,7 +38,7 @@ class _Entry:
 class ImageCache:
     """The images of the requests of an engine.
 
-    ``tokens`` and ``release`` are called by the event loop; the other methods by the thread of the engine.
+    The event loop calls ``tokens`` and ``release``. The thread of the engine calls all other methods.
 
     Args:
         model: the model, with vision.
@@ -94,7 +94,7 @@ class ImageCache:
     def shift(self, tokens: Sequence[int]) -> int:
         """Return the position of the token after ``tokens``, minus the number of ``tokens``.
 
-        It is 0 if the model has ordinary positions.
+        The result is 0 if the model has ordinary positions.
         """
         if not self.has_position_rows:
             return 0

@@ -36,7 +36,7 @@ and values to the cache."""
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """The modules of one decoder layer. They are shared with the model, so weight updates of the model act here, too.
+    """The modules of one decoder layer. The model has the same modules, so its weight updates also change this layer.
 
     ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
     """

@@ -78,7 +78,7 @@ the weights. The difference is divided by the largest absolute logit. One roundi
 class PrefillChunk:
     """Tokens to prefill in one slot.
 
-    The slot already holds the keys and values of the tokens ``before``. ``token_ids`` are the tokens after them.
+    The slot already holds the keys and values of the tokens ``before``. ``token_ids`` are the tokens that follow.
     Negative tokens stand for features of images (see ``inference.image_cache``).
     """
 
@@ -167,7 +167,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        In each slot, the first ``cached`` tokens of the chunk are kept, and all later tokens are replaced.
+        In each slot, the tokens ``before`` of the chunk are kept, and all later tokens are replaced.
         """
         size, divided = self.prefill_shape.chunk, []
         for chunk in chunks:
@@ -243,13 +243,13 @@ class ModelRunner:
 
         ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
         The logits are in the order of the mapping. ``shifts`` maps rows with images to the difference between the
-        position and the index of their last token. It is used only if the tokens of the model have three positions
-        each.
+        position and the index of their last token. ``shifts`` is used only if each token of the model has three
+        positions.
 
-        The native step computes only the running rows. So does PyTorch for large models on a CPU, if the bits of a row
-        do not depend on the number of rows. Otherwise the step computes all rows of the block, so that shapes do not
-        depend on the number of running rows. In the other rows, it writes only to positions that are overwritten before
-        they are read.
+        The native step computes only the running rows. PyTorch computes only the running rows of large models on a CPU,
+        if the bits of a row do not depend on the number of rows. In all other cases, the step computes all rows of the
+        block, so that shapes do not depend on the number of running rows. In a row that is not running, it writes only
+        to positions that are overwritten before they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -77,7 +77,7 @@ class NativeDecoder:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
-        """Return the native decode step of ``model``, or the reason why there is none.
+        """Return the native decode step of ``model``, or the reason why ``model`` has no native step.
 
         The step is tried on a short sequence. Its logits must equal the logits of the model's own forward
         pass, up to rounding errors.

@@ -62,8 +62,14 @@ async def sequential_monte_carlo(
 ) -> tuple[list[P], list[float]]:
     """Extend all particles until they are complete. Return (particles, logarithms of their weights).
 
-    If the effective sample size falls below ``resample_below`` times the number of particles, particles of small weight
-    are replaced by copies of particles of large weight, and all weights become equal.
+    Args:
+        particles: the particles to extend, such as the beginnings of sequences. All have weight 1.
+        extend: extends all particles by one step. Returns the new particles, and the logarithms of the factors by which
+            their weights are multiplied.
+        is_complete: returns whether a particle is complete.
+        rng: draws the particles that are copied.
+        resample_below: if the effective sample size falls below this share of the number of particles, particles of
+            small weight are replaced by copies of particles of large weight, and all weights become 1.
     """
     current, log_weights = list(particles), [0.0] * len(particles)
     while not all(map(is_complete, current)):

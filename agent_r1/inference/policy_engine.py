@@ -88,7 +88,7 @@ class PolicyEngine:
     """An ``InferenceEngine`` for one policy on a shared pool of servers.
 
     The weights of the policy are written to folders, from which the servers load them. If the policy has an adapter,
-    only the adapter is written. It is merged into the written weights if the servers accept no adapters.
+    only the adapter is written. If the servers accept no adapters, the adapter is merged into the written weights.
 
     Args:
         model: the model that is served until the first update of the weights.
@@ -154,8 +154,8 @@ def write_weights(
 ) -> WeightUpdate:
     """Write the weights of a model, and return the update by which servers load them.
 
-    If the model has an adapter, only the adapter is written. If the servers accept no ``adapters``, it is merged into
-    the written weights. Raise EngineError if the weights cannot be written.
+    ``adapters`` says whether the servers accept adapters. If so, only the adapter of a model is written. If not, the
+    adapter is merged into the written weights. Raise EngineError if the weights cannot be written.
     """
     if has_adapter(model) and adapters:
         return WeightUpdate(version, "lora", folders.write_adapter(model, version.number), compute_canary(model))

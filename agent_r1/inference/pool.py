@@ -129,7 +129,7 @@ class EnginePool:
         return sum(member.fenced is None for member in self._members)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. If a server fails, another one continues from the tokens that the failed one returned.
+        """Return a completion. If a server fails, another server continues the tokens that the failed server returned.
 
         Raise EngineError if no server is left, or if a server refuses the request.
         """

@@ -257,7 +257,7 @@ class Scheduler:
     def take_finished(self) -> list[Request]:
         """Remove the finished and the failed requests from the running batch, and return them.
 
-        Their sessions keep the slots.
+        The sessions of these requests keep their slots.
         """
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error

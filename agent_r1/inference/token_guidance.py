@@ -68,14 +68,15 @@ def choose_tokens(
 ) -> GuidedTokens:
     """Choose the tokens of a draft again by their values, up to the first token that differs from the draft.
 
-    The docstring of the module defines C, P and q. A drafted token a ~ pi outside of C stays. Otherwise a token of C is
-    drawn from q / P. Both cases together sample each token from q. At temperature 0, the most probable token under q is
-    chosen.
+    The candidates of a token are the most likely tokens in its place under the policy pi. A drafted token that is not a
+    candidate is kept. A drafted candidate is replaced by a candidate that is drawn from q, the guided distribution
+    (:func:`guided_logprobs`). Together, these two rules sample each token from q. At temperature 0, the candidate that
+    is most probable under q is chosen.
 
     Args:
         draft: the tokens of ``before`` and further tokens, with the candidates of the further tokens.
         before: the tokens that were chosen before.
-        values: Q of each candidate, in the order of :func:`top_branches`.
+        values: Q(s, a) of each candidate, in the order of :func:`top_branches`.
         beta: the temperature of the values.
         temperature: the sampling temperature.
         rng: draws the tokens.

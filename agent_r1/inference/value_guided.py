@@ -53,7 +53,7 @@ class ValueGuidedEngine:
     request is guided.
 
     The log-probabilities of a completion depend on the method. With ``token``, they are log q, the log-probabilities of
-    the distribution from which its tokens were sampled. With ``step`` and ``smc``, they are log pi of the inner engine:
+    the distribution from which the tokens were sampled. With ``step`` and ``smc``, they are log pi of the inner engine:
     the probability of the choice among candidates is not tractable, so these methods cannot sample for training.
 
     Raises:

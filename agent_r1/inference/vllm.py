@@ -172,8 +172,8 @@ class VllmEngine:
     async def stage(self, update: WeightUpdate) -> None:
         """Pause the server, and load the weights. The server samples no token until :meth:`commit`.
 
-        With an adapter, running requests are aborted, and the caller continues them with the new adapter: vLLM samples
-        all tokens of a request with the same adapter.
+        vLLM samples all tokens of a request with the same adapter. So if the update is an adapter, running requests are
+        aborted, and the caller continues them with the new adapter.
         """
         if update.transport not in self._transports:
             raise EngineError(f"this server takes {sorted(self._transports)}, got {update.transport!r}")

@@ -28,7 +28,7 @@ KEPT_ADAPTERS = 2
 def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
     """Return the options with which a server accepts adapters of ``rank``.
 
-    Return () if there is no adapter (rank 0), if vLLM accepts none of this rank, or if ``NO_ADAPTERS`` is in
+    Return () if there is no adapter (rank 0), if vLLM accepts no adapters of this rank, or if ``NO_ADAPTERS`` is in
     ``arguments``, the user's own options of the server.
 
     Example:

@@ -216,8 +216,8 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the adapter that :func:`save_weights` wrote to ``folder``, as a mapping from names to tensors.
 
-    The names are the names of the adapter's weights in ``model``. Raise ValueError if the adapter of ``model`` has
-    other settings.
+    The names are the names of the adapter's weights in ``model``. Raise ValueError if the settings of this adapter
+    differ from the settings of the adapter of ``model``.
     """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}

@@ -10,7 +10,7 @@ from agent_r1.core.errors import InvalidInput
 def choose_device(name: str) -> str:
     """Return the torch device that the setting ``name`` means: for "auto", a GPU if there is one, otherwise the CPU.
 
-    Raise InvalidInput for a GPU if torch sees none.
+    Raise InvalidInput if ``name`` is a GPU and torch sees no GPU.
     """
     has_gpu = torch.cuda.is_available()
     if name == "auto":

@@ -108,13 +108,14 @@ def load_encoder(
         name: the name or the folder of the encoder.
         pooling: how the vectors of the tokens become one vector: their mean ("mean"), the vector of the first token
             ("cls"), or the pooling that the encoder's folder declares ("auto").
-        max_tokens: the largest number of tokens that are read of a text. The limits of the encoder apply too.
+        max_tokens: the largest number of tokens that are read of a text. If the encoder has a smaller limit, its limit
+            applies.
         batch: the number of texts that are encoded in one batch.
         device: the device of the encoder, such as "cpu" or "cuda".
 
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
-            declares another pooling than ``pooling``; or ``device`` is a GPU and torch sees no GPU.
+            declares a pooling that differs from ``pooling``; or ``device`` is a GPU and torch sees no GPU.
     """
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name, "encoder")

@@ -258,7 +258,7 @@ def has_dynamic_rope(model: PreTrainedModel) -> bool:
     """Return whether a token's position embedding depends on the largest position in the same pass.
 
     The result is True for the RoPE types "dynamic" and "longrope", in which the largest position determines the
-    frequencies of all tokens. A token then has other states in a short sequence than as a part of a longer one.
+    frequencies of all tokens. The states of a token then depend on the length of the sequence that contains the token.
     """
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]

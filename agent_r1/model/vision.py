@@ -293,7 +293,7 @@ class PassImages:
     def of(
         cls, media: Sequence[Sequence[PromptMedia]], length: int, processor: ImageProcessor, device: torch.device
     ) -> PassImages | None:
-        """Return the images of a pass; None if it has none.
+        """Return the images of a pass; None if the pass has no images.
 
         Args:
             media: for each row, its images at their placeholder tokens.

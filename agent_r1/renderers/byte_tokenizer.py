@@ -54,7 +54,7 @@ def byte_tokenizer(images: bool = False) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per byte. Decoding the tokens of any text gives the same text.
 
     ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens with one token each. With ``images``,
-    ``<|image|>`` is one too, for a renderer with :class:`OneTokenImages`.
+    ``<|image|>`` is also a special token, for a renderer with :class:`OneTokenImages`.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

@@ -97,7 +97,7 @@ class PromptEncoder:
 
         Args:
             marked: the marked text of the whole conversation.
-            end: the end of the conversation, as :meth:`shown` returns it.
+            end: the end of the conversation, as text that :meth:`shown` returns.
             messages: the messages in ``end``.
             earlier: the messages before ``end``.
 

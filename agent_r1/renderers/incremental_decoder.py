@@ -42,8 +42,9 @@ class IncrementalDecoder:
     def add(self, ids: Sequence[int]) -> str:
         """Return the text of the pending tokens and the new tokens ``ids``.
 
-        If this text ends within a character, tokens become pending, and their text is not returned. If there are at
-        most ``MAX_PENDING`` tokens, all of them become pending; otherwise only the last tokens.
+        If this text ends within a character, tokens become pending, and their text is not returned. If at most
+        ``MAX_PENDING`` tokens are decoded, all of these tokens become pending. Otherwise only the last tokens become
+        pending.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)

@@ -24,7 +24,7 @@ PROBE_TOOL = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """What happens to the rendered text of a prompt and an action when another message follows.
+    """The effect of a further message on the rendered text of the prompt and the action before this message.
 
     Attributes:
         kind: "append" if the rendered text begins with the prompt and the action, unchanged; "rewrite" if the template

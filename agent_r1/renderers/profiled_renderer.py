@@ -16,9 +16,9 @@ Tools = tuple[ToolSpec, ...]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRenderer:
-    """A renderer that forwards all calls to ``renderer``. ``profiler`` measures them as :attr:`Part.RENDERING`.
+    """A renderer that forwards all calls to ``renderer``. ``profiler`` measures the calls as :attr:`Part.RENDERING`.
 
-    Stop conditions are not measured here: an engine calls them while it samples.
+    Stop conditions are not measured, because an engine calls them while it samples.
     """
 
     renderer: Renderer

@@ -31,10 +31,11 @@ class StopStringMatcher:
         self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
     def matches(self, ids: Sequence[int]) -> bool:
-        """Return whether a stop string occurs in the text of the last ``window`` tokens.
+        """Return whether the last token of ``ids`` completes a stop string.
 
-        The last token is decoded first. If no stop string ends with a character of this token, the result is False, and
-        the other tokens are not decoded.
+        To save time, the last token is decoded first. If the text of this token contains the final character of no stop
+        string, the result is False. Otherwise the last ``window`` tokens are decoded, and the result is True if their
+        text contains a stop string.
         """
         if not self._can_complete(ids[-1]):
             return False

@@ -42,7 +42,7 @@ class Origin:
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
     """Return the folder for ``origin`` in ``cache``. Build the folder first if it is missing or damaged.
 
-    To build it, ``make`` is called with a temporary folder and writes the files there. Then the temporary folder gets
+    The argument of ``make`` is a temporary folder, to which ``make`` writes the files. Then the temporary folder gets
     its final name. Raises InvalidInput if the folder cannot be created.
     """
     try:

@@ -45,7 +45,7 @@ class DenseIndex:
 def open_dense(config: IndexConfig, passages: Sequence[Passage]) -> DenseIndex:
     """Return a dense index over ``passages``. The vectors of the passages are cached in ``config.cache``.
 
-    If ``config.faiss`` is set, it is the factory string of a faiss index, which is built and cached too.
+    If ``config.faiss`` is set (the factory string of a faiss index), the index is also built and cached.
 
     Raises:
         InvalidInput: the encoder cannot be loaded, the cache cannot be written, faiss is needed but not installed, or

@@ -29,8 +29,8 @@ class Separation:
     Attributes:
         auc: the probability that a success has a higher score than a failure; ties count one half.
         low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
-        within_tasks: the same probability for a success and a failure at the same task; NaN if no task has both.
-            Differences in difficulty between tasks do not affect it.
+        within_tasks: the probability that a success has a higher score than a failure at the same task. Differences in
+            difficulty between tasks do not affect this number. NaN if no task has a success and a failure.
 
     Example:
         Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)
@@ -60,11 +60,12 @@ class Evaluation:
         tasks: the number of held-out tasks.
         successes: the share of successes.
         model: how well the reward model separates successes from failures.
-        baselines: how well other scores, which need no model, separate them, by the name of the score.
+        baselines: how well other scores, which need no model, separate successes from failures, by the name of the
+            score.
         accuracy: the share of traces for which the prediction is on the right side of 0.5.
         majority: the accuracy of always predicting the more frequent outcome.
-        calibration_error: the expected calibration error (ECE): the distance between mean prediction and share of
-            successes of a bin, averaged over all traces.
+        calibration_error: the expected calibration error (ECE). The error of a bin is the distance between its mean
+            prediction and its share of successes. The ECE is the mean over all traces of the error of the trace's bin.
         bins: the bins that have traces.
     """
 
@@ -130,7 +131,7 @@ def evaluate_scores(
 
 
 def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], seed: int) -> Separation:
-    """Return how well ``scores`` separate the traces with the label True from the others.
+    """Return how well ``scores`` separate the traces with the label True from the traces with the label False.
 
     ``tasks`` are the ids of the tasks. The bootstrap draws whole tasks, because attempts at one task are not
     independent.

@@ -52,7 +52,7 @@ def save_reward_model(
     runs: tuple[str, ...],
     evaluation: Evaluation,
 ) -> None:
-    """Write a reward model to the new folder ``folder``, which appears complete or not at all.
+    """Write a reward model to the new folder ``folder``. The folder appears only when all its files are written.
 
     ``runs`` are the names of the runs that the model was trained on. Raise InvalidInput if the folder cannot be
     written.

@@ -214,7 +214,7 @@ async def _read_response(response: httpx.Response) -> str | _Failure:
 
 
 def parse_grades(text: str, count: int) -> tuple[float, ...] | _Failure:
-    """Return the grades in the first JSON object of ``text`` that has ``scores``, or the reason why there are none.
+    """Return the grades in the first JSON object of ``text`` that has ``scores``, or the reason of a failure.
 
     There must be ``count`` grades, each a number from 0 to 1.
 

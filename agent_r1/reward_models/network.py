@@ -114,7 +114,10 @@ class ImplicitNetwork:
 
 
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
-    """Return how models compute a common prefix once; None if a model cannot, or is too small to save time by it."""
+    """Return the PrefixSharing for passes in which ``models`` compute a prefix of several sequences only once.
+
+    Return None if one of the models does not support this, or is so small that it saves no time.
+    """
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None
     return PrefixSharing(models[0].config.get_text_config().hidden_size, across_micro_batches=True)

@@ -54,7 +54,7 @@ class RewardModelReport:
 
     Attributes:
         out: the folder of the reward model.
-        training_traces, training_tasks: the number of attempts and tasks that it was trained on.
+        training_traces, training_tasks: the number of attempts and of tasks that the reward model was trained on.
         losses: the mean loss of each epoch.
     """
 

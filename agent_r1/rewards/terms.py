@@ -49,8 +49,8 @@ def format(trajectory: Trajectory, task: Task) -> float:
 def grounded(trajectory: Trajectory, task: Task) -> float:
     """Return 1.0 if the final answer occurs in the result of a tool call of the attempt, after normalization.
 
-    Return 0.0 if it does not, or if there is no final answer. This is a rule for reasoning quality: an answer that no
-    result contains was guessed, or comes from memory.
+    Return 0.0 if no result contains the final answer, or if there is no final answer. The reward is a rule for
+    reasoning quality: an answer that no result contains was guessed, or comes from memory.
     """
     answer = normalize(final_answer(trajectory) or "")
     results = (result for turn in trajectory.env_turns for result in turn.results)

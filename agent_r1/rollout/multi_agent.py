@@ -31,7 +31,7 @@ async def play_game(
     question has a score but no turns.
 
     The game has no result if it fails or takes more than ``seconds``. Then no trajectory has a reward, and each
-    trajectory that could be trained gets the status REWARD_FAILED.
+    trajectory whose status allows training gets the status REWARD_FAILED.
 
     Args:
         game: asks the players questions, and returns their scores.

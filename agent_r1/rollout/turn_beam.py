@@ -45,9 +45,9 @@ class Conversation:
     """A conversation of the beam.
 
     Attributes:
-        actions: its actions.
-        value: V of its last state.
-        trajectory: its trajectory if the episode has ended, otherwise None.
+        actions: the actions of the conversation.
+        value: V, the predicted sum of the rewards after its last state.
+        trajectory: the trajectory if the episode has ended, otherwise None.
     """
 
     actions: tuple[RecordedAction, ...] = ()
@@ -67,7 +67,7 @@ class RepeatingEngine:
         engine: samples the new action.
         number: the number of the continuation among all continuations of this turn. Number 0 samples like plain
             decoding.
-        temperature: the temperature of the other continuations if decoding is greedy.
+        temperature: the temperature of all continuations except number 0, if plain decoding is greedy.
         actions: the recorded actions. The new action is added at the end.
         repeated: how many recorded actions were returned.
         state: the tokens after the new action, with the answer of the environment if the episode goes on.

@@ -22,6 +22,6 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 def slot() -> AbstractAsyncContextManager[None]:
     """Return a context manager that limits how many ``with`` blocks run at the same time in an event loop.
 
-    At most MAX_CONCURRENT blocks run. A further block waits until one of them ends.
+    At most MAX_CONCURRENT blocks run. A further block waits until a running block ends.
     """
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

@@ -69,7 +69,7 @@ def refusal(got: str, do: str) -> InvalidInput:
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
     """Attack this machine from a process with the isolation ``layers``. Return the layers that did not block an attack.
 
-    A layer that is missing in ``layers`` is returned too, because nothing blocks its attacks.
+    The result includes layers that are missing in ``layers``, because nothing blocks the attacks on these layers.
 
     Raises:
         InvalidInput: if the probe does not run to its end.

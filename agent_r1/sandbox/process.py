@@ -255,7 +255,7 @@ async def run_program(
 async def start_process(
     confinement: Confinement, stdin: bytes = b"", descriptors: Sequence[int] = ()
 ) -> SandboxProcess | ExecutionResult:
-    """Start a process in the sandbox and return it. If it cannot be started, return a result with the reason.
+    """Start a process in the sandbox and return it. If the start fails, return a result with the reason.
 
     The process may not be ready yet. If the start fails later, the first call reports the failure.
 

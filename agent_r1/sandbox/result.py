@@ -56,7 +56,8 @@ class ExecutionResult:
         stderr: the output on stderr.
         error: "" if the status is OK, a traceback if the program raised an exception, otherwise the reason in one line.
         seconds: the wall-clock time of the call, without the start of the process.
-        restarted: whether the interpreter of earlier calls was lost, so that this call ran in a fresh interpreter.
+        restarted: whether this call ran in a fresh interpreter, without the variables of earlier calls, because the
+            previous interpreter ended.
 
     Example:
         ExecutionResult(ExecutionStatus.OK, stdout=Output(b"4\\n"), seconds=0.002)

@@ -43,7 +43,7 @@ class AttemptFilter:
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
         text: the attempt's id, or the reason of its status or its fate, contains this text. Case is ignored.
-        recorded: true: the attempt has token records; false: it has none.
+        recorded: true: the attempt has token records; false: the attempt has no token records.
         id_prefix: the attempt's id begins with this text, with or without the name of the run.
     """
 
@@ -68,11 +68,11 @@ class AttemptSummary:
 
     Attributes:
         version: the version of the weights with which the attempt started.
-        status: how the episode ended; None if it has not ended. Then all counts are 0.
+        status: how the episode ended. None: the episode has not ended, and all counts are 0.
         status_reason: why the attempt failed, or why a reward could not be computed.
         calls: the number of tool calls.
         call_errors: the number of tool calls whose result is an error.
-        reward: the weighted sum of all rewards; None if it is not known.
+        reward: the weighted sum of all rewards; None if the sum is not known.
         fate: None if the attempt has no fate yet.
         step: the optimizer step at which the fate was decided.
         credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.

@@ -40,7 +40,7 @@ class AttemptPage:
     """A page of a list of attempts.
 
     Attributes:
-        last: the last attempt that was read; the next page begins after it. None if there is no next page.
+        last: the last attempt that was read. The next page begins after this attempt. None: there is no next page.
         searched: the number of attempts whose conversations were searched; 0 if no text was given.
     """
 

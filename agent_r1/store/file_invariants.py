@@ -108,7 +108,7 @@ def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the newest saved checkpoint is missing.
 
-    Yield nothing if the run is complete and has its final model, because it needs no checkpoint then.
+    Yield nothing if the run is complete and has its final model. Such a run needs no checkpoint.
     """
     newest, present = last_checkpoint_step(connection), list_checkpoints(files.folder)
     needed = not (_is_complete(connection) and (files.folder / MODEL).exists())

@@ -41,9 +41,9 @@ def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, conf
     two kinds are superseded:
 
     - attempts whose fate was decided after ``step``
-    - attempts without a fate that did not finish, sampled no token, or used newer weights than the checkpoint's
+    - attempts without a fate that did not finish, sampled no token, or used weights that are newer than the checkpoint
 
-    Other attempts without a fate can still be trained.
+    All other attempts without a fate stay valid, and the new segment can train on them.
 
     Raises:
         InvalidInput: if the run has no metrics or no weights up to ``step``. Step 0 is always allowed.

@@ -162,8 +162,8 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 class Customer:
     """The scripted customer, who answers questions and ends the conversation after a message without a question.
 
-    The customer answers questions about the number, the colour and the city of the order. If one message has questions
-    about two of these, the customer asks for one question at a time.
+    The customer answers questions about the number, the colour and the city of the order. If one message asks for two
+    of these facts, the customer asks for one question at a time.
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:

@@ -204,8 +204,8 @@ def draw_question(kind: Kind, rng: random.Random) -> Question:
 def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solutions give the answer at once, or after a call of the tool that shows it. The wrong solutions give
-    another color or no answer.
+    The right solutions give the answer at once, or after a call of the tool that shows the answer. The wrong solutions
+    give another color or no answer.
     """
     question: Question = task.data["question"]
     look = tool_call("rotate", degrees=question.degrees or 180)

@@ -74,7 +74,7 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 
 
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
-    """Run ``work`` and return its outcome. If ``work`` raises an exception or takes too long, this is an outcome too.
+    """Run ``work`` and return its outcome. An exception of ``work`` and a timeout are also returned as outcomes.
 
     Three exceptions are raised to the caller: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
     GeneratorExit at the end of the event loop. The time limit begins when ``work`` starts. If an async function blocks
@@ -163,8 +163,8 @@ async def run_detached(work: Awaitable[T]) -> T:
     """Run ``work`` in an asyncio task of its own. Return the result of ``work``, or raise its exception.
 
     If the caller is cancelled, ``work`` is cancelled too. If ``work`` then does not end within ``GRACE_SECONDS``, it is
-    abandoned. So the caller ends even if ``work`` catches the cancellation, for example with a bare ``except:``. In
-    turn, ``work`` cannot cancel the caller (see :mod:`agent_r1.core.tasks`).
+    abandoned. So the caller ends even if ``work`` catches the cancellation, for example with a bare ``except:``.
+    ``work`` cannot cancel the caller (see :mod:`agent_r1.core.tasks`).
     """
     task = user_code_task(_capture(work))
     try:

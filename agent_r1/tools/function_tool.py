@@ -72,7 +72,7 @@ class Tool:
         raised.
 
         Args:
-            arguments: the arguments that the policy sent. They are validated here.
+            arguments: the arguments that the policy sent. This method validates them.
             task: the task of the episode.
             context: the context of the attempt.
             default_timeout: the time limit in seconds for a tool that has no time limit of its own.

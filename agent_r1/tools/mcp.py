@@ -132,7 +132,7 @@ def mcp_tools(
     Args:
         server: a command, a URL, a :class:`StdioServer` or a :class:`HttpServer`.
         scope: ``episode`` for one connection per episode; ``run`` for one connection that all episodes share, for
-            servers without state. After a shared call without an answer, later episodes get a new connection.
+            servers without state. With ``run``, if a call gets no answer, later episodes get a new connection.
         timeout: the time limit of a call in seconds, without the time for connecting.
         only: the names of the tools to return (default: all tools).
         prefix: a text that is put before each name, to distinguish the tools of two servers.

@@ -61,7 +61,7 @@ class Resources:
 
         The first call opens the resource, and later calls return the same resource. If a call is cancelled or times out
         while the resource opens, the opening continues, because other calls can wait for it. If the opening fails, it
-        is not repeated, and every call raises its error.
+        is not repeated, and every call raises the error of the opening.
 
         Raises:
             RuntimeError: if the episode has ended.

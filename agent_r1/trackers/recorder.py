@@ -32,10 +32,11 @@ class TrackingRecorder:
     does not call this tracker again.
 
     A tracker gets each value of a step once. If the ranks of a trainer are started again, the steps after the last
-    checkpoint are repeated, and their second values are left out, because most services cannot replace a value.
+    checkpoint are repeated. The values of the repeated steps are left out, because most services cannot replace a
+    value.
 
     Args:
-        recorder: the other recorder, which makes the events durable.
+        recorder: the other recorder. It writes the events to the disk.
         names: the names of the trackers.
         run: the run, which the trackers receive.
         warn: prints a warning.

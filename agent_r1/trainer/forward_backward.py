@@ -47,8 +47,8 @@ class ModelSet:
         critic: the critic; None if the algorithm needs no critic.
         reference: the reference policy; None if the algorithm needs no reference.
         teacher: the teacher; None if the algorithm needs no teacher.
-        sharing: how a prefix that several sequences share is computed only once; None to compute each sequence by
-            itself. The results differ only by rounding errors.
+        sharing: determines which prefixes of several sequences are computed only once. None: each sequence is computed
+            by itself. The results differ only by rounding errors.
         profiler: measures the time of packing, and of forward and backward passes.
         images: the image processor of the models; None if they have no vision.
     """
@@ -114,8 +114,8 @@ class ModelSet:
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values of the states of the batch, in float64 on the CPU.
 
-        There is a value for the state before each of the N tokens, and a value for the state after each of the S
-        actions.
+        There is a value for the state before each of the N tokens, and for the state after the action of each of the S
+        turns.
         """
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
@@ -190,7 +190,7 @@ def score_tokens(
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
 
     The entropies have the shape (n,). The log-probabilities have the shape (n,), or (n, 1 + k) if ``others`` is given.
-    Then column 0 belongs to the token itself, and the other columns belong to the k other tokens.
+    Column 0 belongs to the token itself, and each of the k further columns to a token of ``others``.
 
     Args:
         model: the model that scores the tokens.
@@ -199,7 +199,7 @@ def score_tokens(
         temperature: the temperature at which the log-probabilities are computed.
         prefix: the states of the tokens before the micro-batch.
         entropy_gradient: whether the entropies have a gradient.
-        others: (N, k) ids of k other tokens at the position of each of the batch's N tokens.
+        others: (N, k) for each of the batch's N tokens, the ids of k tokens to score at its position.
         images: the images of the micro-batch.
     """
     hidden = _predicting_states(model, micro, prefix, images)  # (n, H)

@@ -51,7 +51,7 @@ class FsdpTrainer:
     sequences. ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.
 
     Args:
-        ranks: the processes. They belong to the trainer, which ends them when it is closed.
+        ranks: the processes. The trainer ends these processes when it is closed.
         model: the policy, as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`.
         algorithm: the algorithm whose loss is minimized.
         config: settings of the optimizer and of memory.
@@ -154,7 +154,8 @@ class FsdpTrainer:
     def publish(self, number: int, step: int) -> WeightUpdate:
         """Return the policy's current weights, as the trainer protocol describes it.
 
-        The weights are gathered and copied into the model of this process, which the update refers to.
+        The weights are gathered from the ranks and copied into the model of this process. The update refers to this
+        model.
         """
         every = self._config.checksum_every
         checksum = self._current_checksum() if every > 0 and step % every == 0 else None

@@ -23,25 +23,27 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of tokens in a micro-batch (``tokens``), which becomes smaller when memory runs out.
+    """The maximum number of tokens in a micro-batch (``tokens``). The maximum is reduced when memory runs out.
 
-    All later passes use the smaller maximum too. A smaller maximum changes only the order in which losses are summed,
-    because loss weights are normalized over the whole batch.
+    It is not increased again. Except for rounding errors, the loss of a batch does not depend on the maximum, because
+    loss weights are normalized over the whole batch.
     """
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
     def run(self, work: Callable[[int], T | RanOut], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
-        """Return ``work(tokens)``. While memory runs out, repeat the work with fewer tokens.
+        """Return the result of ``work(self.tokens)``.
 
-        The new number of tokens is half the size of the largest micro-batch of the failed pass.
+        While memory runs out, reduce ``self.tokens`` and repeat the work. The new value of ``self.tokens`` is half the
+        size of the largest micro-batch of the failed pass.
 
         Args:
             work: runs a pass over the sequences. Its argument is the maximum number of tokens in a micro-batch. If
                 memory runs out, it raises the error of torch, or returns RanOut.
-            largest: takes the same argument, and returns the size of the pass's largest micro-batch in tokens. The size
-                is above the maximum if a block of sequences is longer, because blocks are never divided.
+            largest: takes the same argument as ``work``, and returns the number of tokens in the pass's largest
+                micro-batch. This number can be above the argument, because a block (sequences that must be in the same
+                micro-batch) is never divided.
             undo: clears the gradients of a failed pass.
 
         Raises:
@@ -72,7 +74,7 @@ class TokenBudget:
 def explain_oom(work: str) -> Iterator[None]:
     """Return a context manager that raises OutOfMemory if memory runs out inside it.
 
-    An OutOfMemory error that is raised inside it is not changed.
+    An OutOfMemory error of the code inside it is raised unchanged.
 
     Args:
         work: a name for the work inside the context manager, for the message of the error.

@@ -46,9 +46,10 @@ class PreparedBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassStats:
-    """Statistics of one forward and backward pass over n tokens. Tensors have no gradient and are on the CPU.
+    """Statistics of one forward and backward pass. Tensors have no gradient and are on the CPU.
 
-    A pass that trains only the critic does not run the policy: n is 0.
+    n is the number of tokens that the policy predicted in the pass and whose log-probability is used, such as action
+    tokens. If the pass trained only the critic, n is 0.
 
     Attributes:
         loss: () sum of the losses of all micro-batches.
@@ -57,8 +58,8 @@ class PassStats:
         logprobs: (n,) log pi of each token.
         ratios: (n,) pi / pi_old of each token.
         entropy: (n,) entropy of the policy at each token, in nats.
-        num_tokens: number of tokens in the sequences of the pass, without padding.
-        num_padded_tokens: number of tokens in the sequences of the pass, with padding.
+        num_tokens: number of all tokens in the sequences of the pass, including prompts, without padding.
+        num_padded_tokens: number of all tokens in the sequences of the pass, including prompts and padding.
     """
 
     loss: Tensor
@@ -93,8 +94,8 @@ class TrainerState:
 
     Attributes:
         tensors: optimizer moments, weights of the critic, and weights of a reference that is synchronized with the
-            policy. These tensors are stored as safetensors. A trainer of several processes has already written them to
-            such files.
+            policy. These tensors are stored as safetensors. If the trainer has several processes, the field is a
+            :class:`agent_r1.model.tensor_files.TensorFiles`, which refers to files that the processes have written.
         scalars: counters, coefficients and checksums. These values are stored as JSON.
     """
 
@@ -116,7 +117,7 @@ class Trainer(Protocol):
 
     @property
     def supports_tree_attention(self) -> bool:
-        """Whether the models can read one sequence that holds several branches of a trajectory with a common prefix."""
+        """Whether the models can read several branches of a trajectory as one sequence, with a tree attention mask."""
         ...
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
@@ -142,8 +143,8 @@ class Trainer(Protocol):
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values of the states of the batch, in float64 on the CPU.
 
-        There is a value for the state before each of the N tokens, and a value for the state after each of the S
-        actions.
+        There is a value for the state before each of the N tokens of the batch, and a value for the state after the
+        action of each of the S turns.
         """
         ...
 

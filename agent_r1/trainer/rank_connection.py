@@ -22,7 +22,7 @@ NUMBER = struct.Struct("!I")
 
 
 class RankListener:
-    """A socket at which the ranks of one trainer connect. Close it when all of them have connected.
+    """A socket to which the ranks of one trainer connect. Close the socket when all ranks have connected.
 
     Args:
         host: the address of this machine at which to listen.

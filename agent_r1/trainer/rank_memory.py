@@ -53,9 +53,9 @@ class MemoryAgreement:
                     module.set_custom_reduce_scatter(_ReduceScatter(self._exchanges))
 
     def micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        """Yield the micro-batches on the device of the models. After each one, ask the other ranks if memory sufficed.
+        """Yield the micro-batches on the device of the models. All ranks need the same number of micro-batches.
 
-        All ranks need the same number of micro-batches.
+        After each micro-batch, ask the other ranks if memory sufficed.
 
         Raises:
             PassAborted: memory ran out on another rank in the last micro-batch.
@@ -70,7 +70,7 @@ class MemoryAgreement:
                 raise PassAborted(failure)
 
     def run(self, work: Callable[[], T], work_on_padding: Callable[[], object]) -> T | RanOut:
-        """Return ``work()``; or RanOut, on all ranks, if memory ran out in a micro-batch of at least one rank.
+        """Return the result of ``work()``. If memory ran out in a micro-batch of any rank, return RanOut on all ranks.
 
         Args:
             work: runs a pass over :meth:`micro_batches`.

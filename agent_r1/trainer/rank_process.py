@@ -152,7 +152,7 @@ def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) ->
 def find_interface(host: str) -> str:
     """Return the name of this machine's network interface that has the IPv4 address ``host``.
 
-    Raise InvalidInput if there is none.
+    Raise InvalidInput if no interface has this address.
 
     Example:
         find_interface("127.0.0.1") == "lo"

@@ -123,13 +123,13 @@ def start_process(pipe: Connection) -> RankProcess:
 
 @dataclass(frozen=True, slots=True)
 class StartedRank:
-    """A rank that was started and has not joined the others yet.
+    """A rank that was started and has not joined the other ranks yet.
 
     Attributes:
         pipe: the caller's end of the connection to the rank.
-        process: its process.
-        host: the address of its machine, at which the other ranks reach it.
-        gpu: the number of its GPU among those that it sees.
+        process: the process of the rank.
+        host: the address of the rank's machine, at which the other ranks reach the rank.
+        gpu: the index of the rank's GPU among the GPUs that its process sees.
     """
 
     pipe: Connection

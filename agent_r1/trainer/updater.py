@@ -69,8 +69,8 @@ class UpdateReport:
 
     Attributes:
         step: the number of the update, from 1.
-        version: the version of the policy's weights after the update. If the policy was not trained, it has the same
-            number as before.
+        version: the version of the policy's weights after the update. If the policy was not trained, this is the
+            version from before the update.
         metrics: the metrics of the update by name.
         outcomes: one outcome for each attempt of the groups, including greedy and retried attempts.
         micro_tokens: the maximum number of tokens in a micro-batch after the update.

@@ -90,7 +90,8 @@ def _trainer(
 class Placement:
     """The factories that make the engine and the trainer of a run.
 
-    By default the engine runs in this process, and so does the trainer if it has only one rank (``trainer.ranks``).
+    By default, engine and trainer run in this process. The ranks of a trainer with ``trainer.ranks`` above 1 are
+    processes.
 
     Attributes:
         engine: takes a policy and the settings, and returns an inference engine that serves the policy's weights. The
@@ -99,8 +100,8 @@ class Placement:
             An engine that needs a model without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
         trainer: takes the policy, the settings and the teacher (None if there is no teacher), and returns a trainer
             that trains the policy.
-        processes: which processes the factories start, and where, for the record of the run. Empty: on this machine,
-            as the settings place them.
+        processes: a text for the record of the run: the processes that the factories start, and their machines. "": the
+            processes run on this machine, and the settings determine their devices.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine

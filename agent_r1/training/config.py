@@ -390,7 +390,7 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
     """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    ``config`` results from ``layers``. If they set ``algorithm.correction``, the algorithm is not changed. See
+    ``config`` results from ``layers``. If a layer sets ``algorithm.correction``, the algorithm is not changed. See
     :func:`agent_r1.training.precision.with_correction`.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch

@@ -50,7 +50,7 @@ class DevicePlan:
     """The GPUs of a run, numbered from 0 as torch numbers them in this process.
 
     Attributes:
-        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first of them too.
+        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first of these GPUs.
         servers: the GPUs of each vLLM server that the run starts; () if the servers see all GPUs of this process.
     """
 

@@ -92,8 +92,8 @@ def serve_environments(
     Args:
         config: the address and the limits of the worker.
         taskset: the task set.
-        token: the token that requests must have; "" for none.
-        on_started: called with the address and the description of the worker when it listens.
+        token: the token that requests must have. "": requests need no token.
+        on_started: called with the address and the description of the worker when the worker listens.
 
     Raises InvalidInput if the address cannot be used, or needs a token.
     """

@@ -105,11 +105,11 @@ def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
 def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan:
     """Return the memory per GPU and the predicted step of a run with the settings ``config`` on GPUs.
 
-    The attempts are drawn from the groups ``recorded`` of a run. If there are none, they have the sizes in ``config``.
-    If ``trainer.ranks`` is not given, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is
-    returned.
+    The attempts are drawn from the groups ``recorded`` of a run. If ``recorded`` is empty, the attempts have the sizes
+    in ``config``. If ``trainer.ranks`` is not given, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the
+    fastest plan is returned.
 
-    Raises InvalidInput if the run does not fit into memory. The error suggests settings with which it fits.
+    Raises InvalidInput if the run does not fit into memory. The error suggests settings with which the run fits.
     """
     gpu, model = _gpu_of(config), shape_of(config.model)
     if "ranks" in config.trainer.model_fields_set or config.gpus == 1:
@@ -174,7 +174,7 @@ def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
 def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> float:
     """Return the number of tokens that fit into the KV cache of an engine on ``gpus`` GPUs.
 
-    A server uses the memory that its weights leave free. The embedded engine uses ``engine.kv_cache_gib``.
+    A vLLM server uses the memory that its weights leave free. The embedded engine uses ``engine.kv_cache_gib``.
 
     Raises InvalidInput if a server has less room than for one context.
     """
@@ -197,10 +197,10 @@ def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> flo
 def model_size(model: PreTrainedModel, config: PlanConfig) -> ModelSize:
     """Return the numbers on which the costs of a model depend.
 
-    ``passes`` is the arithmetic of the trainer, counted in forward passes. A backward pass counts as two (one if only
-    an adapter is trained, because gradients of frozen weights are not computed). Activation checkpointing adds one. A
-    critic doubles the sum. One forward pass each is added for a reference, for a teacher, and for the log-probabilities
-    that several optimizer steps on the same batch need.
+    ``passes`` is the arithmetic of the trainer, counted in forward passes. A backward pass counts as two forward
+    passes, or as one if only an adapter is trained. Activation checkpointing adds one forward pass. A critic doubles
+    the sum. A reference adds one forward pass, and so does a teacher. If a batch is used in several optimizer steps,
+    the computation of log pi_old adds one forward pass.
     """
     needs, trainer = config.algorithm.needs, config.trainer
     trained = 1 + (1 if trainer.lora.rank else 2) + trainer.activation_checkpointing

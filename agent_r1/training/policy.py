@@ -84,7 +84,7 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
 
 
 def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
-    """Load ``config.model``, which a run trains. With LoRA, it gets a new adapter, and its other weights are frozen.
+    """Load the model that a run trains, ``config.model``. With LoRA, add a new adapter and freeze all other weights.
 
     The trained weights are in float32, because bfloat16 cannot represent the small changes of an optimizer step.
 

@@ -73,8 +73,8 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 def check_guidance(config: TrainConfig) -> None:
     """Raise InvalidInput if a critic guides the attempts, and the run could not train on guided attempts.
 
-    Guided tokens are sampled from q and not from pi, so the algorithm needs the importance weight pi / q. Only
-    ``decode.method token`` knows q: with the other methods, the probability of the chosen action is not tractable.
+    Guided tokens are sampled from q and not from pi, so the algorithm needs the importance weight pi / q. q is known
+    only with ``decode.method token``. With each other method, the probability of the chosen action is not tractable.
     """
     method, algorithm = config.decode.method, config.algorithm
     if method not in ("plain", "token"):
@@ -119,7 +119,7 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
 def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
     """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read.
 
-    The policy cannot read a prompt that is too long for its context. Without vision, it cannot read images.
+    The policy cannot read a prompt that is too long for its context. A policy without vision cannot read images.
     """
     for split in splits:
         tasks = taskset.tasks(split)

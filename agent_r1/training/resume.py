@@ -52,7 +52,8 @@ TORCH = "torch"
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration for a resumed run: the stored configuration, with the new values in ``layers``.
 
-    If PyTorch computed the decode steps of the run, it does so again, unless ``layers`` set ``engine.decode_step``.
+    If PyTorch computed the decode steps of the run, the result selects PyTorch again, unless ``layers`` set
+    ``engine.decode_step``.
 
     Raise InvalidInput in these cases:
 

@@ -38,8 +38,8 @@ GroupLoad = tuple[AttemptLoad, ...]
 class EngineCost:
     """The seconds that one engine needs for its work.
 
-    A decode step with b sequences and K tokens in the KV cache takes
-    ``batches * step + max(b * sequence, batches * weights + K * context)`` seconds; there are ceil(b / rows) batches.
+    A decode step with b sequences and K tokens in the KV cache has batches = ceil(b / rows) decode batches, and takes
+    ``batches * step + max(b * sequence, batches * weights + K * context)`` seconds.
 
     Attributes:
         step: fixed seconds of a decode batch.
@@ -118,7 +118,7 @@ class Timeline:
     """The result of a simulation.
 
     Attributes:
-        step_ends: when each step ended, in seconds from the start.
+        step_ends: when each step ended, in seconds from the start of the simulation.
         engine_seconds: the seconds in which engines computed, summed over the engines.
         update_seconds: the seconds in which the trainer computed.
         engines: the number of engines.
@@ -135,8 +135,8 @@ class Timeline:
     def step_seconds(self) -> float:
         """The mean duration of a step in seconds.
 
-        The first step counts only if there is no other step: it takes longer, because its attempts are sampled only
-        after the start.
+        If there are several steps, the first step is not counted, because it is not typical: it cannot use attempts
+        that were sampled during an earlier step.
         """
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)

@@ -77,7 +77,7 @@ def skip(reason: str) -> CheckOutcome:
 
 
 class SmokeChecks:
-    """The checks of the services of a run. Later checks use the batch that earlier checks sampled and trained on.
+    """The checks of the services of a run. A check can use the batch that an earlier check sampled and trained on.
 
     Call the methods in the order in which they are defined. Each raises AgentR1Error or TimeoutError if a service
     fails.

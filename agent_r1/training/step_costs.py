@@ -70,7 +70,8 @@ class RecordedRun:
 def read_profiled_run(folder: Path) -> RecordedRun:
     """Return the attempts and profiles of the run in ``folder``.
 
-    Raises InvalidInput if the run was recorded without ``--profile``, or with another engine than the embedded one.
+    Raises InvalidInput if the run was recorded without ``--profile``, or with an engine that is not the embedded
+    engine.
     """
     run = read_run(folder)
     if run.config["engine"]["backend"] != "embedded":
@@ -127,8 +128,9 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
     """Return the costs of the embedded engine and its trainer, measured in recorded runs of one machine.
 
     A simulation of each step counts its work: decode batches and sampled tokens, prefill passes and new tokens,
-    requests, and trained tokens. The costs are fitted so that this work explains the measured times. Runs with batches
-    of different sizes, such as one with slow tools, show which share of the time depends on the size.
+    requests, and trained tokens. The costs are fitted so that this work explains the measured times. Give runs with
+    batches of different sizes, for example a run with slow tools, to show which share of the time depends on the batch
+    size.
     """
     observed = [
         (run, groups, profile) for run in runs for groups, profile in zip(run.steps, run.profiles, strict=False)
@@ -231,8 +233,8 @@ class ModelSize:
 def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float) -> EngineCost:
     """Return the costs of an engine on ``gpus`` GPUs, whose memory and arithmetic add up.
 
-    A decode step reads all weights and all keys and values once (memory), and multiplies each weight once for every
-    sequence (2 FLOPs). The step takes the longer of these two times.
+    A decode step reads all weights, keys and values once from memory, and takes 2 FLOPs per weight and sequence. The
+    duration of the step is the time for the memory or the time for the FLOPs, whichever is longer.
     """
     flops, bandwidth = gpu.tflops * 1e12 * gpus, gpu.bandwidth * 1e9 * BANDWIDTH_SHARE * gpus
     return EngineCost(

@@ -63,9 +63,9 @@ class CriticFit:
 
     Attributes:
         states: the number of states.
-        explained_variance: 1 - Var(G - V) / Var(G). NaN if all returns are equal.
+        explained_variance: 1 - Var(G - V) / Var(G), with the return G and the value V. NaN if all returns are equal.
         error: the mean of (G - V)^2.
-        mean_error: the mean of (G - m)^2, in which m is the mean return of the training tasks: the baseline.
+        mean_error: the mean of (G - m)^2, the error of a baseline. m is the mean return of the training tasks.
     """
 
     states: int

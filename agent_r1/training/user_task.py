@@ -42,7 +42,7 @@ def make_taskset(
     rewards: Sequence[RewardFunction] = (),
     solutions: Callable[[Task], ReferenceSolutions] | None = None,
 ) -> TaskSet:
-    """Return a task set with a user's environment and tasks, after a check of both.
+    """Return a task set with a user's environment and tasks, after a check of the environment and the tasks.
 
     In the result table of a run, each split of the tasks is a column, except ``train`` and ``validation``. If the tasks
     have no other split, ``train`` is a column. The tasks of the split ``validation`` determine the best step.

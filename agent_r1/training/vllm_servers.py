@@ -96,7 +96,7 @@ class VllmServers:
     Args:
         run_folder: the folder of the run, which gets the output of a server that ended by itself. None: the output
             stays in the folder for temporary files.
-        launcher: starts the servers; None: they are child processes.
+        launcher: starts the servers. None: the servers are child processes.
 
     Example:
         servers = VllmServers()

@@ -66,8 +66,8 @@ class Viewer:
         catalog: the runs to show.
         defaults: the default of each setting, by its dotted key. A page shows the settings that differ from their
             defaults, and the settings without a default.
-        find_model: takes the model setting of a run, and returns the folder of this model; None if there is no folder.
-            The pages need this folder for the tokenizer of a run that has not saved a tokenizer itself.
+        find_model: takes the setting ``model`` of a run, and returns the folder of this model; None if the folder is
+            not found. The pages use the tokenizer in this folder for runs that have not saved a tokenizer.
     """
 
     def __init__(self, catalog: Catalog, defaults: Settings, find_model: FindModel) -> None:

@@ -73,7 +73,7 @@ class TurnView:
             conversation of a sub-agent.
         num_tokens: the number of tokens of the action.
         tokens: the tokens of the action; () if the page does not show them one by one.
-        timing: how long the engine and the environment took; "" if it was not measured.
+        timing: how long the engine and the environment took; "" if the times were not measured.
     """
 
     index: int
@@ -130,8 +130,9 @@ def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenReco
     """Return the color scales for the tokens of all ``attempts``. Equal values have equal colors in all attempts.
 
     Args:
-        group: the token records of the whole group, shown or not. The largest advantage of the group determines the
-            scale of the advantages, because advantages compare the attempts of a group.
+        group: the token records of all attempts of the group, also of attempts that the page does not show. The largest
+            advantage of the group determines the scale of the advantages, because advantages compare the attempts of a
+            group.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):

@@ -37,7 +37,7 @@ runs no script that is written inside a page."""
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """ASGI middleware that passes on the requests of the user's own browser, and refuses all others.
+    """ASGI middleware that passes on the requests of the user's own browser, and refuses all other requests.
 
     A request is passed on if it is a GET or HEAD request without a body, to a host name of this machine, with the token
     in its cookie. The browser gets the cookie when the user opens the address of any page with ``token=TOKEN`` in its

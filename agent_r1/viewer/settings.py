@@ -54,7 +54,8 @@ def own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
 def algorithm_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
     """Return the settings of the run's algorithm, except its name and settings with an empty value (0, "", None).
 
-    The keys have no prefix ``algorithm.``. There are no defaults, because the defaults depend on the algorithm.
+    The keys have no prefix ``algorithm.``. Settings with default values are not left out, because the defaults depend
+    on the algorithm.
     """
     flat = flatten(config)
     return tuple(

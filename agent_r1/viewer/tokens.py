@@ -98,7 +98,7 @@ def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
 
     Args:
         folder: the folder of the run.
-        model: the folder of the model with which the run began; None if it is not known.
+        model: the folder of the model with which the run began; None if this folder is not known.
     """
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{TOKENIZER}"))
     candidates = [folder / "model" / TOKENIZER, *checkpoints[-1:], *([model / TOKENIZER] if model else [])]
@@ -122,8 +122,8 @@ def read_tokenizer(folder: Path, model: Path | None) -> Tokenizer | None:
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
     """Return the text of each token.
 
-    If several tokens make one character, only the last of them has its text, and the other tokens have the text "·".
-    Without a tokenizer, and for unknown ids, the text is the id, such as "⟨151⟩".
+    If several tokens make one character, the last of these tokens has the character as its text, and the other tokens
+    have the text "·". Without a tokenizer, and for unknown ids, the text is the id, such as "⟨151⟩".
     """
     if tokenizer is None:
         return [f"⟨{one}⟩" for one in ids]

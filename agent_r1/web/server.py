@@ -28,8 +28,8 @@ class EmbeddedServer(uvicorn.Server):
 class ThreadedServer:
     """A server that is used in one of two ways.
 
-    ``run`` blocks until another thread or a signal handler calls ``stop``. Then it answers the requests in progress,
-    and returns. As a context manager, the server runs in a thread of its own until the end of the block.
+    ``run`` blocks until another thread or a signal handler calls ``stop``. Then ``run`` answers the requests in
+    progress, and returns. As a context manager, the server runs in a thread of its own until the end of the block.
 
     Args:
         listening: the socket on which the server accepts connections. The server closes it.
@@ -65,7 +65,7 @@ class LimitedHeadersProtocol(H11Protocol):
 
     If the headers do not arrive within ``HEADER_SECONDS``, the connection is closed, so that slow clients do not occupy
     the server. The time limit of the first request begins with the connection. The time limit of a later request begins
-    with its first byte. A client that does not read its answer for ``HEADER_SECONDS`` is disconnected too.
+    with its first byte. A client that does not read its answer for ``HEADER_SECONDS`` is also disconnected.
     """
 
     _stalled: asyncio.TimerHandle | None = None

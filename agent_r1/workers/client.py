@@ -212,8 +212,8 @@ class WorkerConnection:
 class WorkerPool:
     """The workers of a run. A new episode is opened on the live worker with the fewest episodes.
 
-    A worker that cannot be reached, or that does not report its health for ``config.stall_seconds``, gets no more
-    episodes until it answers again. All episodes on it fail.
+    A worker fails if it cannot be reached, or does not report its health for ``config.stall_seconds``. Then all
+    episodes on the worker fail, and it gets no more episodes until it answers again.
 
     Args:
         config: the addresses of the workers, and their limits.
@@ -277,7 +277,7 @@ class RemoteEnv:
     """An environment whose episodes run on the workers of a pool.
 
     Args:
-        env: the same environment in this process, which describes the tools. Its own episodes are never opened.
+        env: the same environment in this process. It only describes the tools, and opens no episode.
         name: the name of the environment on the workers.
         pool: the workers.
     """

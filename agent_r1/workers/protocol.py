@@ -56,7 +56,9 @@ class _Body(BaseModel):
 
 
 class WorkerDescription(_Body):
-    """The environments of a worker, or of a run. They fit together if version, task set and fingerprints are equal.
+    """A description of the environments of a worker, or of a run.
+
+    A run can use a worker only if the description of the run equals the description of the worker.
 
     Attributes:
         version: the version of agent-r1.

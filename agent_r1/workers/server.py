@@ -87,10 +87,11 @@ class EnvironmentWorker:
 
     Args:
         envs: the environments, by the names with which runs open their episodes.
-        tasks: returns the tasks of a split. A run refers to them if their data cannot be sent.
-        description: the description that runs compare with their own.
+        tasks: returns the tasks of a split. A run names a task of these tasks if the data of the task cannot be sent.
+        description: the description of the worker. A run compares it with the description that the run needs.
         limits: how many episodes are open at a time, and for how long.
-        token: the token that requests must have; "" for none, which is accepted on loopback addresses only.
+        token: the token that requests must have. "": requests need no token, which is allowed on loopback addresses
+            only.
         host: the address to listen on.
         port: the port to listen on; 0 for any free port.
 

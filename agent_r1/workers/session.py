@@ -34,7 +34,7 @@ class EnvironmentFailure(AgentR1Error):
 
 @dataclass(slots=True)
 class WorkerSession:
-    """An episode on a worker. One request at a time works on it.
+    """An episode on a worker. At most one request at a time uses the episode.
 
     Attributes:
         name: the name of the episode in requests.

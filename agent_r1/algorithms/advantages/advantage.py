@@ -40,7 +40,7 @@ class Advantage(Component, ABC):
 
     @abstractmethod
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return the advantage of each of the N tokens of the batch: (N,), of any type of number.
+        """Return the advantage of each of the N tokens of the batch: (N,), of any numeric data type.
 
         ``outputs`` are the outputs of the models for the batch, computed before the update.
         """

@@ -132,8 +132,8 @@ class TokenGae(OverTokens):
 class LengthAdaptiveGae(OverTokens):
     """GAE whose lambda grows with the length of the trajectory, as in VAPO (2504.05118, section 4.2).
 
-    For the advantages, lambda is 1 - 1 / (alpha * length), but at least 0. For the critic's targets, lambda is the
-    setting ``lam``.
+    For the advantages, lambda is max(0, 1 - 1 / (alpha * length)), and length is the number of tokens of the
+    trajectory. For the critic's targets, lambda is the setting ``lam``.
     """
 
     name: Literal["length_adaptive_gae"] = "length_adaptive_gae"

@@ -107,8 +107,8 @@ class BestOfK(Advantage):
     The mean is over all sets of k attempts of the group. In a set without the attempt, the amount is 0.
 
     If k is the size of the group, only the best attempt has an advantage (2503.19595; ``grpo_passk`` in verl). For
-    example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If k is smaller, several of the best attempts have a
-    positive advantage: PKPO (2505.15201, equation 33).
+    example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If k is smaller than the group, several of the best
+    attempts have a positive advantage: PKPO (2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
@@ -162,7 +162,8 @@ class SeparateRewards(Advantage):
     """A = whiten(sum_k weight_k * standardize(R_k)): GDPO (2601.05242).
 
     k is the name of a reward. R_k is the sum of the rewards with this name in the trajectory. standardize subtracts the
-    mean of the group and divides by its standard deviation. whiten does the same over the trajectories of the batch.
+    mean of the group and divides by its standard deviation. whiten subtracts the mean of all trajectories of the batch
+    and divides by their standard deviation.
 
     Each reward is standardized before the sum, so that a reward with a large variance does not hide the other rewards.
     """

@@ -158,8 +158,8 @@ def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int
     """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
     Each task has a game seed of its own in ``data["seed"]``. The game seeds of a call are consecutive integers from
-    ``seed * 1_000_003``. So calls with different values of ``seed`` share no game seed, if each returns at most
-    1,000,003 tasks.
+    ``seed * 1_000_003``. So two calls with different values of ``seed`` share no game seed, if each call returns at
+    most 1,000,003 tasks.
 
     Args:
         name: the first part of each task's id, such as "Wordle-v0" in "Wordle-v0/17".

@@ -30,7 +30,8 @@ class TextArena:
     and -1 for a loss or for too many invalid actions.
 
     Args:
-        game: the id of the game, e.g. ``GuessTheNumber-v0``, without the suffix that selects a wrapper.
+        game: the id of the game without a suffix for a wrapper, such as ``GuessTheNumber-v0`` (not
+            ``GuessTheNumber-v0-raw``).
         options: arguments of the game's constructor, e.g. ``{"max_number": 8}``.
         opponent: ``module:function`` of an :data:`Opponent`, for games with two players. By default, the opponent makes
             a random move among the moves that the game lists. The policy is player 0.

@@ -36,9 +36,9 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, text). The reasoning is None if there is none.
+        """Return (reasoning, text). The reasoning is None if the text has no reasoning.
 
-        ``text`` is returned unchanged, still with the reasoning, because :meth:`parse` skips the reasoning.
+        The returned text is ``text`` unchanged, including the reasoning, because :meth:`parse` skips the reasoning.
         """
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text

@@ -101,7 +101,7 @@ class ToolFormat(ABC):
         """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``.
 
         If such a call were rendered, the text would be parsed as a different call. Only the messages of a task can
-        contain such a call. If a policy writes one, :meth:`parse` returns a malformed call without arguments.
+        contain such a call. If a policy writes such a call, :meth:`parse` returns a malformed call without arguments.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):

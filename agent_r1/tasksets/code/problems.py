@@ -23,7 +23,7 @@ class Problem:
     """One row of a file: the text of the request, the public examples, the hidden exam, and a right solution.
 
     The rows of MBPP have more parts: ``request`` is the text without the public example, and ``tests`` has the tests of
-    the exam one by one. Both are empty for rows of HumanEval.
+    the exam one by one. For rows of HumanEval, ``request`` and ``tests`` are empty.
 
     Example:
         Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3",
@@ -52,7 +52,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
 
     - HumanEval: ``task_id``, ``prompt``, ``entry_point``, ``test``, ``canonical_solution``
     - MBPP: ``task_id``, ``text``, ``code``, ``test_list``, ``test_setup_code``
-    - MBPP, sanitized: the same, with ``prompt`` instead of ``text`` and ``test_imports`` instead of
+    - MBPP, sanitized: the fields of MBPP, with ``prompt`` instead of ``text`` and ``test_imports`` instead of
       ``test_setup_code``
 
     Raises InvalidInput, which names the file and the row, if a row cannot be used.

@@ -16,8 +16,9 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns.
 
-    The right solutions end with the solution of the problem; some first call ``run_tests``. Some wrong solutions end
-    with a function that returns None. Others have a wrong form, such as the right code outside of a Python block.
+    The right solutions end with the solution of the problem. Some right solutions first call ``run_tests``. Some wrong
+    solutions end with a function that returns None. The other wrong solutions have a wrong form, such as the right code
+    outside of a Python block.
     """
 
     def of(task: Task) -> ReferenceSolutions:

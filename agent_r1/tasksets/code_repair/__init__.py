@@ -36,9 +36,10 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
     """Build the task set of the functions in ``data``.
 
     Args:
-        data: functions with tests, or a TOML file of settings (see ``settings``).
+        data: a file, a folder or a data set on the hub, with functions and their tests; or a TOML file of settings (see
+            ``settings``). None is refused.
         corpus: must be None, because the task set has no search.
-        seed: determines the order of the training tasks, and the bugs in them.
+        seed: determines the bugs that are planted in the functions of the training tasks, and the order of these tasks.
         level: the sandbox level in which the functions run.
 
     Raises:

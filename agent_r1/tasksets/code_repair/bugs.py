@@ -37,10 +37,10 @@ class Bug:
         source: the source of the function with the bug.
         right: the source of the function without the bug.
         line: the index of the line with the bug, from 0.
-        tests: all tests. The first one is visible, the others are hidden.
+        tests: all tests. The first test is shown to the agent, and all further tests are hidden.
         passes: for each hidden test, whether the function with the bug passes it. At least one is False.
-        proposals: sources of which the agent chooses one; one of them is ``right``. If there are none, the agent
-            writes the new line.
+        proposals: sources from which the agent chooses one. One proposal is ``right``. (): the agent writes the new
+            line.
     """
 
     problem: Problem
@@ -95,13 +95,14 @@ def plant_bugs(
 ) -> tuple[Bug, ...]:
     """Return up to ``count`` bugs of each function, for the functions with at most ``lines`` lines.
 
-    A function is left out if it does not pass its own tests, if it has fewer than two tests, or if no mutation of it
-    is a bug. A mutation is a bug if the visible test and at least one hidden test fail, no test runs too long, and the
-    right line repairs it. The kind of a bug is drawn first, because some kinds have many more mutations than others.
+    A function is left out if it does not pass its own tests, if it has fewer than two tests, or if none of its
+    mutations is a bug. A mutation is a bug if the visible test and at least one hidden test fail, no test runs too
+    long, and the original line repairs the function. The kind of a bug is drawn first, because some kinds have many
+    more mutations than others.
 
     Args:
-        proposals: the number of proposals of each bug: the right function, and mutations of the function with the bug.
-            With fewer mutations there are fewer proposals. 0: the agent writes the line itself.
+        proposals: the largest number of proposals of each bug: the right function, and mutations of the function with
+            the bug. 0: there are no proposals, and the agent writes the line itself.
         seed: determines which bugs and proposals are drawn. Equal arguments give equal bugs on every machine.
         sandbox: where all variants of the functions are run.
     """

@@ -24,7 +24,7 @@ def replace_line(source: str, index: int, line: str) -> str:
 def most_similar_line(source: str, line: str) -> int | None:
     """Return the index of the line of the source that is most similar to ``line``; None if no line is similar.
 
-    Of equally similar lines, the first one counts.
+    If several lines are equally similar, return the index of the first of them.
     """
     lines = [old.strip() for old in source.splitlines()]
     ratios = [SequenceMatcher(None, old, line.strip(), autojunk=False).ratio() for old in lines]
@@ -33,11 +33,11 @@ def most_similar_line(source: str, line: str) -> int | None:
 
 
 def apply_edit(source: str, proposals: tuple[str, ...], text: str) -> str | None:
-    """Return the source after an edit; None if the text is no edit, or changes nothing.
+    """Return the source after an edit; None if the text is not an edit, or if the edit changes nothing.
 
     Args:
-        proposals: sources of which the agent chooses one by its number, from 1. If there are none, the agent writes a
-            line, which replaces the most similar line.
+        proposals: sources from which the agent chooses one by its number, from 1. (): the agent writes a line, which
+            replaces the most similar line.
         text: what the agent wrote.
     """
     text = text.strip()

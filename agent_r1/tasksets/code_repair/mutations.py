@@ -48,7 +48,7 @@ NAMES: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "an
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A function that differs from another one in one line.
+    """A changed copy of a function. It differs from the function in one line.
 
     Attributes:
         kind: the kind of the change, such as "comparison".

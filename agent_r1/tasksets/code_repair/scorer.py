@@ -25,8 +25,8 @@ class RepairScorer:
     """A scorer (core ``Scorer``) with three rewards. Each is None if the sandbox failed.
 
     - ``fixed``: 1 if the function of the final answer passes all hidden tests; else 0.
-    - ``gained``: the share of the hidden tests that this function passes, counted from what the function with the bug
-      passes: 0 if it passes no more, 1 if it passes all.
+    - ``gained``: how many more hidden tests this function passes than the function with the bug, as a share of the
+      hidden tests that the function with the bug fails. At least 0.
     - ``first_fixed``: the same as ``fixed``, but for the first edit of the attempt, tried or answered.
     """
 
@@ -58,15 +58,15 @@ class RepairScorer:
 
 
 def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function after the edit in the final answer; None without an answer or if it is no edit."""
+    """Return the function after the edit in the final answer; None if there is no answer or it is not an edit."""
     text = final_answer(trajectory)
     return None if text is None else apply_edit(bug.source, bug.proposals, text)
 
 
 def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function after the first edit that was tried; if none was, that of the final answer.
+    """Return the function after the first edit that was tried. If no edit was tried, use the edit in the final answer.
 
-    None if this edit cannot be applied.
+    Return None if the edit cannot be applied, or if there is no edit.
     """
     for turn in trajectory.env_turns:
         for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run
@@ -80,7 +80,7 @@ def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     """Return how often the first edit of an attempt was right, and how often a failed first edit was corrected.
 
     - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
-    - ``corrected_rate``: of the other attempts, the share whose final answer repairs the function.
+    - ``corrected_rate``: of the attempts whose first edit failed, the share whose final answer repairs the function.
 
     Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
     """

@@ -42,10 +42,10 @@ def try_tool(sandbox: Sandbox) -> Tool:
 
 
 def shuffled_try_tool(sandbox: Sandbox, others: Sequence[Bug]) -> Tool:
-    """Return the tool ``try`` of a control: its results say nothing about the edit.
+    """Return a tool ``try`` for a control experiment. Its results do not depend on the effect of the edit.
 
-    The result is that of a random edit of a random function of ``others``: as often as a random edit repairs a
-    function, the test passes. Edits that cannot be applied are answered as by :func:`try_tool`.
+    The tool applies a random edit to a random function of ``others``, and returns the result of the visible test of
+    this function. For an edit that cannot be applied, the result is the same as with :func:`try_tool`.
     """
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)

@@ -64,7 +64,7 @@ def normalize_answer(answer: str) -> str:
 
 
 def repeating_decimal(answer: str) -> str:
-    r"""Return a repeating decimal as a fraction. Return another answer unchanged.
+    r"""Return a repeating decimal as a fraction. Return any other answer unchanged.
 
     math-verify cannot parse repeating decimals.
 

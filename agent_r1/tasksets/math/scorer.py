@@ -81,7 +81,8 @@ class MathScorer:
     """A scorer (core ``Scorer``) with two rewards.
 
     - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see the module
-      ``form``); 0 if the answer is wrong, has another form, or is missing. None if the gold answer cannot be computed.
+      ``form``); 0 if the answer is wrong, has a form that is not acceptable, or is missing. None if the gold answer
+      cannot be computed.
     - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0.
     """
 

@@ -16,7 +16,8 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
     """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns.
 
     The right solutions state the gold answer. Some wrong solutions state another answer: the answer of another problem,
-    the gold answer plus one, or an expression of the question. The others state no answer in a complete box.
+    the gold answer plus one, or an expression of the question. The other wrong solutions state no answer in a complete
+    box.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 

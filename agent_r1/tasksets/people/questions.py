@@ -21,7 +21,8 @@ class Split:
     """The way in which the questions of a split are drawn.
 
     Attributes:
-        owner: the class of surnames that the people have: train, validation or test. No surname is in two classes.
+        owner: "train", "validation" or "test". The surnames of the people are taken from a list of this name. No
+            surname is in two lists.
         worlds: the number of worlds of people that the questions are about.
         tasks: the number of questions.
         hops: the numbers of facts in the chains of the questions. With (1, 2), the chains of successive questions have

@@ -28,7 +28,7 @@ def search_tool(pages: int, name: str = "search") -> Tool:
     """Return the search tool of an agent. The name of the tool is ``name``.
 
     A call returns at most ``pages`` pages about the people of the task. After the pages, the result repeats the
-    question, because without it a small model answers with any value on the pages.
+    question. Otherwise a small model answers with any value on the pages.
     """
 
     @tool(name=name)

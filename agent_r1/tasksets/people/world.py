@@ -114,10 +114,11 @@ class WorldKey:
     """The key from which a world of people is generated. Equal keys give equal worlds on every machine.
 
     Attributes:
-        owner: the class of surnames that the people have: train, validation or test.
+        owner: "train", "validation" or "test". The surnames of the people are taken from a list of this name.
         number: a text that distinguishes the worlds with the same ``owner``.
         held_out_wordings: whether the pages use the wordings that no page of training uses.
-        held_out_relations: whether every page has facts of the two relations that no page of training has.
+        held_out_relations: whether every page has facts of two relations (godparent and favorite dish) that no page of
+            training has.
 
     Example:
         WorldKey("test", "0")

@@ -51,8 +51,8 @@ class Split:
     """The way in which the questions of a split are drawn.
 
     Attributes:
-        owner: the class of the wikis: train, validation or test; or ``UNSEEN``: test wikis that contain a relation that
-            no other wiki contains.
+        owner: the class of the wikis: "train", "validation" or "test". Wikis of different classes have no fact in
+            common. ``UNSEEN`` is the class of test wikis with a relation that no other wiki contains.
         wikis: the number of wikis that the questions are about.
         tasks: the number of questions.
         kinds: the kinds of the questions, as pairs (wording, number of hops). Successive questions have the first kind,

@@ -118,7 +118,8 @@ class _Pair:
 def compare_films(films: Sequence[DirectedFilm]) -> Iterator[Question]:
     """Yield the questions that compare two of ``films``: by their years, or by the countries of their directors.
 
-    In each kind of comparison, a film is named first in at most one question. It can be named second in several.
+    In each kind of comparison, a film is named first in at most one question. A film can be named second in several
+    questions.
     """
     for comparison in COMPARISONS:
         yield from _by_year(films, comparison)

@@ -58,8 +58,8 @@ class Film:
     """The facts of a film's page.
 
     Attributes:
-        year: the year of its release; None if the page does not state it.
-        director: the name of the only director; None if the page does not state it, or there are several directors.
+        year: the year in which the film was released; None if the page does not state the year.
+        director: the name of the director; None if the page names no director or several directors.
 
     Example:
         Film("Salt on the Quay", 1961, "Edda Lindqvane")

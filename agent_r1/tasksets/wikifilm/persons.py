@@ -35,7 +35,7 @@ _CHILD_OF = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The facts of a person's page. A fact is None or () if the page does not state it, or contradicts itself.
+    """The facts of a person's page. A fact is None or () if the page does not state it, or states contradictory values.
 
     Attributes:
         birthplace: the parts of the place of birth, the smallest part first, for example a town and its country.

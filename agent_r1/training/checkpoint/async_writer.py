@@ -13,7 +13,7 @@ from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
 class AsyncCheckpointWriter:
     """A writer that saves checkpoints in a thread, one at a time.
 
-    A failed save is not repeated. The next call of :meth:`wait` raises its error.
+    A failed save is not repeated. The next call of :meth:`wait` raises the error of the save.
 
     Args:
         write: writes a snapshot to the disk.

@@ -187,7 +187,7 @@ def save_checkpoint(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the folder of the new one.
+    """Write the checkpoint ``run/checkpoints/step-K``, then remove old ones. Return the new folder.
 
     The newest ``keep`` checkpoints are kept. Each of these checkpoints records which step is the best so far, and the
     checkpoints of these best steps are kept too. A checkpoint with missing files, or with files of a wrong size, does
@@ -254,7 +254,7 @@ def saved_tensors(folder: Path) -> TensorFiles:
 
 
 def state_folder(run: Path, disk: Disk = DISK) -> Path:
-    """Return the path of a hidden folder for the state files that the ranks of a trainer write. It is not created.
+    """Return the path of a hidden folder for the state files that a trainer's ranks write. Do not create the folder.
 
     The files are moved into the next checkpoint. Files that remain from a killed save are removed.
     """

@@ -182,7 +182,7 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
     """Return a finding if no attempt of a step was trained, because all were excluded or had advantage 0.
 
     Return None if an attempt was trained. Also return None if a loss or gradient was not finite, because the check
-    ``skipped_steps`` reports this.
+    ``skipped_steps`` reports this problem.
 
     Args:
         patience: the monitor stops the run after this number of consecutive steps with a finding. None: only warn.

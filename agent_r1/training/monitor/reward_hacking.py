@@ -23,10 +23,11 @@ ERRORS = 2.0
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
-    """Return the mean return of a step's attempts, their mean reward ``true_reward``, and the correlation of both.
+    """Return the mean return of a step's attempts, their mean reward ``true_reward``, and the correlation.
 
-    Attempts without the reward ``true_reward`` are left out; without any attempt, the result is {}. The correlation is
-    left out if all attempts have the same return or the same reward.
+    The correlation is between the return and the reward ``true_reward``. It is left out if all attempts have the same
+    return or the same reward. Attempts without the reward ``true_reward`` are left out. If no attempt has this reward,
+    the result is {}.
     """
     pairs = [
         (sample.total, true)
@@ -55,7 +56,8 @@ def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) ->
     """Return a finding if the true reward fell while the reward that is trained on rose; otherwise None.
 
     The means of the last ``window`` steps are compared with the earlier ``window`` steps that have the highest true
-    reward. Both differences must exceed two standard errors, which are estimated from the spread of the steps.
+    reward. The rise and the fall must each exceed two standard errors, which are estimated from the spread of the
+    steps.
 
     Args:
         history: (mean reward, mean true reward) of each step, the oldest first.

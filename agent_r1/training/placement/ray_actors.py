@@ -18,7 +18,9 @@ from agent_r1.inference.server_process import ServerProcess, free_port
 
 
 class RankActor:
-    """Owns the process of a rank, which also ends when its connection to the process of the run is closed.
+    """An actor that owns the process of a rank.
+
+    The process of the rank ends with the actor, or when its connection to the process of the run is closed.
 
     Args:
         arguments: the arguments of Python that start the rank.

@@ -56,10 +56,10 @@ class ResourceRequest:
 
 
 def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluster: Resources) -> list[ResourceRequest]:
-    """Return what each process that Ray starts needs: the ranks of the trainer, then the vLLM servers.
+    """Return the resources that each process of Ray needs: first the ranks of the trainer, then the vLLM servers.
 
-    A rank needs a GPU if this process computes on one, because both have the policy on the same type of device. A
-    server needs GPUs if the cluster has any.
+    Each rank needs a GPU if this process uses a GPU, because the ranks use the same type of device as this process.
+    Each server needs GPUs if the cluster has GPUs.
 
     Args:
         config: the settings of the run.
@@ -87,11 +87,11 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
 
 
 def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resources]) -> None:
-    """Raise InvalidInput if a Ray cluster of ``nodes`` can never fulfill all requests, for which Ray would wait.
+    """Raise InvalidInput if a Ray cluster of ``nodes`` can never fulfill all requests. Ray itself would only wait.
 
     Args:
-        requests: what the processes need. Each of them is on one node.
-        nodes: the resources of each node, also of those that other programs use now.
+        requests: the resources that the processes need. Each process runs on a single node.
+        nodes: the resources of each node, including resources that other programs use now.
     """
     for name, unit in (("CPU", "CPU cores"), ("GPU", "GPUs")):
         amounts = [request.bundle.get(name, 0.0) for request in requests]
@@ -114,7 +114,7 @@ def describe(requests: Sequence[ResourceRequest]) -> str:
 class RayCluster:
     """Reserved resources in a Ray cluster, one bundle for each request, and actors that use them.
 
-    If the run starts Ray itself, Ray ends when this object is deleted, or with this process, however it ends.
+    If this object started Ray, Ray ends when this object is deleted or this process ends.
 
     Args:
         run: the settings of the run.
@@ -153,7 +153,7 @@ class RayCluster:
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
         """Return the handle of a new actor ``actor(*arguments)`` with the resources of the request ``index``.
 
-        Its calls run in threads, so that one that waits for a process does not block the others.
+        The calls of the actor run in threads, so that a call that waits for a process does not block other calls.
         """
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
         request = self.requests[index]

@@ -35,7 +35,8 @@ class RayRanks:
     def start(self, ranks: int) -> list[StartedRank]:
         """Start the ranks, and wait until all of them have connected to this process.
 
-        Raise RankDied if one of them ends before, or InvalidInput if they need longer than ``placement.start_seconds``.
+        Raise RankDied if a rank ends before all ranks have connected. Raise InvalidInput if the connection takes longer
+        than ``placement.start_seconds``.
         """
         processes: list[RayRankProcess] = []
         with closing(RankListener(self._cluster.host)) as listener:

@@ -18,10 +18,11 @@ class _TooLong(BaseException):
 
 
 def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]) -> None:
-    """Print the outcomes of several functions as JSON: a list with one list per function, of a text per variant.
+    """Print the outcomes of several functions as JSON: [[text of each variant] for each function].
 
     Args:
-        functions: (code that runs before, sources of the variants, pairs of a call and its expected value).
+        functions: for each function, (code that runs before it, the sources of its variants, its tests). A test is a
+            pair of a call and its expected value. :func:`outcome_of` makes the text of a variant.
     """
     outcomes = []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -31,9 +32,9 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 
 
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
-    """Return a letter per test: "p" if it passes, "f" if it fails, "x" if the variant cannot be used.
+    """Return one letter per test: "p" (passes), "f" (fails) or "x" (the variant of the function cannot be used).
 
-    A variant cannot be used if it runs too long or exits, or if a value that passes is not plain data.
+    A variant cannot be used if it runs too long or exits, or if it returns an expected value that is not plain data.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
