@@ -55,7 +55,7 @@ ANSWER, CALL, END = "<answer>", "<tool_call>", "<|im_end|>"
 
 NEVER = -100.0
 
-BIASES = (0.0, *(sign * 0.25 * step for step in range(1, 17) for sign in (-1, 1)))
+BIASES = (0.0, *(sign * 0.5 * step for step in range(1, 7) for sign in (-1, 1)))
 """The numbers that are tried for a token, the weakest first."""
 
 QUESTIONS = 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agent_r1.core.task import Task
@@ -13,6 +14,7 @@ from agent_r1.core.trajectory import Scores, Trajectory
 from agent_r1.tasksets import build
 
 MICRO: Mapping[str, Any] = {
+    "model": str(Path(__file__).parents[1] / "golden" / "base"),
     "steps": 4,
     "groups_per_step": 2,
     "group_size": 4,
@@ -26,8 +28,8 @@ MICRO: Mapping[str, Any] = {
     "trainer.critic_epochs": 1,
     "trainer.critic_minibatches": 2,
 }
-"""Searches that find a page are rewarded, so that every step has a signal. Decode batches are small and the critic's
-passes few, to be cheap."""
+"""The model of the golden record learns in a few steps. Searches that find a page are rewarded, so that every step has
+a signal. Decode batches are small and the critic's passes few, to be cheap."""
 
 
 def micro_taskset() -> TaskSet:
