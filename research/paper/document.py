@@ -16,8 +16,8 @@ INTRODUCTION = f"""\
 Agent-R1's paper ({SOURCE}) trains Qwen2.5-3B-Instruct to answer questions of HotpotQA and 2WikiMultihopQA with a
 search over Wikipedia. Here the same methods train tiny-base, a model of 0.2M parameters, on TinyWiki, a generated
 encyclopedia with a search tool. The paper's figures stand beside ours for reference only. Neither the order of the
-methods nor their ratios can be compared. The multiple of Naive RAG is bounded by construction, too: Naive RAG answers exactly the one-hop
-questions, a quarter of two splits and none of the third, so no model can exceed 6.0.
+methods nor their ratios can be compared. The multiple of Naive RAG is bounded by construction: Naive RAG answers
+exactly the one-hop questions, a quarter of two splits and none of the third, so no model can exceed 6.0.
 
 The pretraining of tiny-base holds no right transcript of two hops, and no stage asks for three: three-hop measures
 whether the trained agent generalizes to longer questions.
