@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from agent_r1.core.weights import Dtype
 
-Backend = Literal["embedded", "vllm"]
+Backend = Literal["embedded", "vllm", "sglang"]
 """The implementation of the inference engine."""
 
 DecodeStep = Literal["auto", "torch", "native"]
@@ -17,6 +17,17 @@ DecodeStep = Literal["auto", "torch", "native"]
 
 DecodeMethod = Literal["plain", "token", "step", "smc", "beam"]
 """How actions are sampled."""
+
+
+def _require_http(urls: tuple[str, ...]) -> tuple[str, ...]:
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is not an address: give one such as http://127.0.0.1:8000")
+        if "@" in url:  # a run stores its settings, but must not store credentials
+            raise ValueError("give addresses without user and password")
+    if len(set(urls)) < len(urls):
+        raise ValueError("a server is named twice")
+    return urls
 
 
 class VllmConfig(BaseModel):
@@ -32,7 +43,7 @@ class VllmConfig(BaseModel):
     """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. The run starts engine.replicas
     servers on loopback with it, and ends them."""
 
-    urls: tuple[str, ...] = ()
+    urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
     """Servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md explains which
     options they need, and how they read the weights."""
 
@@ -58,22 +69,34 @@ class VllmConfig(BaseModel):
 
     @field_validator("urls")
     @classmethod
-    def _require_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is not an address: give one such as http://127.0.0.1:8000")
-            if "@" in url:  # a run stores its settings, but must not store credentials
-                raise ValueError("give addresses without user and password")
-        if len(set(value)) < len(value):
-            raise ValueError("a server is named twice")
-        return value
-
-    @field_validator("urls")
-    @classmethod
     def _require_one_source(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if value and info.data.get("python"):
             raise ValueError("give engine.vllm.python to start servers, or engine.vllm.urls to use servers, not both")
         return value
+
+
+class SglangConfig(BaseModel):
+    """The SGLang servers of a run, which run already.
+
+    Example:
+        SglangConfig(urls=("http://127.0.0.1:30000",))
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
+    """Servers that run already, separated by commas, such as http://10.0.0.5:30000. docs/scaling.md has the options
+    that they need."""
+
+    weights_folder: Path | None = None
+    """Folder through which the servers get the weights. All of them must be able to read it under this path. Empty:
+    /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
+
+    update_seconds: float = Field(default=600.0, gt=0)
+    """Time limit for each phase of an update of the weights, in seconds. A server that exceeds it is left out."""
+
+    stall_seconds: float = Field(default=120.0, gt=0)
+    """A server that has requests and answers nothing for this time, in seconds, is left out."""
 
 
 class EngineConfig(BaseModel):
@@ -97,7 +120,8 @@ class EngineConfig(BaseModel):
     half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their own default."""
 
     backend: Backend = "embedded"
-    """embedded: generate in the process of the run. vllm: generate on vLLM servers."""
+    """embedded: generate in the process of the run. vllm: generate on vLLM servers. sglang: generate on SGLang servers,
+    which has not been run with real ones yet."""
 
     decode_step: DecodeStep = "auto"
     """Implementation of the embedded engine's decode steps: native (C++), torch (PyTorch), or auto. native is compiled
@@ -109,6 +133,9 @@ class EngineConfig(BaseModel):
 
     vllm: VllmConfig = Field(default=VllmConfig(), validate_default=True)
     """The vLLM servers."""
+
+    sglang: SglangConfig = Field(default=SglangConfig(), validate_default=True)
+    """The SGLang servers."""
 
     @field_validator("decode_step")
     @classmethod
@@ -138,6 +165,16 @@ class EngineConfig(BaseModel):
             raise ValueError("leave out engine.replicas: each of engine.vllm.urls is a replica")
         if value.devices and len(value.devices) != replicas:
             raise ValueError(f"engine.vllm.devices has {len(value.devices)} entries for {replicas} replicas")
+        return value
+
+    @field_validator("sglang")
+    @classmethod
+    def _require_sglang(cls, value: SglangConfig, info: ValidationInfo) -> SglangConfig:
+        is_sglang = info.data.get("backend") == "sglang"
+        if value != SglangConfig() and not is_sglang:
+            raise ValueError("these settings have an effect only with engine.backend sglang: give that")
+        if is_sglang and not value.urls:
+            raise ValueError("give engine.sglang.urls: the addresses of SGLang servers that run")
         return value
 
 

@@ -21,7 +21,7 @@ from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, P
 from agent_r1.core.tasks import child_task, shared_task
 from agent_r1.core.weights import Canary, PolicyVersion, WeightUpdate
 from agent_r1.inference.continuation import Piece, generate_in_pieces
-from agent_r1.inference.vllm import ReplicaError
+from agent_r1.inference.server_client import ReplicaError
 
 log = logging.getLogger(__name__)
 

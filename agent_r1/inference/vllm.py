@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_r1.core.errors import EngineError
@@ -23,18 +22,12 @@ from agent_r1.core.redaction import redact_url
 from agent_r1.core.weights import AdapterFolders, Canary, Dtype, PolicyVersion, Transport, WeightUpdate
 from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
 from agent_r1.inference.continuation import Piece, generate_in_pieces
+from agent_r1.inference.server_client import CONNECT_SECONDS, ReplicaError, ServerClient
 from agent_r1.inference.vllm_options import KEPT_ADAPTERS
 
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
-CONNECT_SECONDS = 10.0
-"""The time limit for a connection and for a check of health, in seconds."""
-
 GENERATE = "/inference/v1/generate"
-
-
-class ReplicaError(EngineError):
-    """Raised if a server cannot be reached, reports an internal error, or its answer contradicts the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +115,7 @@ class VllmEngine:
         # A name that is loaded again is refused, and keeps its old weights, also if another run loaded it.
         self._prefix = f"{model}-{secrets.token_hex(4)}-"
         self._num_adapters = 0
-        self._client = http_client(url)
+        self._client = ServerClient(url, GENERATE)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -178,12 +171,12 @@ class VllmEngine:
         if update.transport not in self._transports:
             raise EngineError(f"this server takes {sorted(self._transports)}, got {update.transport!r}")
         if isinstance(update.handle, AdapterFolders):
-            await self._post("/pause", params={"mode": "abort"})
+            await self._client.post("/pause", params={"mode": "abort"})
             if self._weights != update.handle.base:
                 await self._load_weights(update.handle.base)
             await self._load_adapter(update.handle.adapter, update.version.number)
         else:
-            await self._post("/pause", params={"mode": "keep"})
+            await self._client.post("/pause", params={"mode": "keep"})
             await self._load_weights(Path(str(update.handle)))
             self._staged = self._model
 
@@ -191,7 +184,7 @@ class VllmEngine:
         """Load the weights of the server's own model."""
         self._weights = None
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self._post("/collective_rpc", load, seconds=self._update_seconds)
+        await self._client.post("/collective_rpc", load, seconds=self._update_seconds)
         self._weights = folder
 
     async def _load_adapter(self, folder: Path, version: int) -> None:
@@ -199,7 +192,7 @@ class VllmEngine:
         self._num_adapters += 1
         name = f"{self._prefix}{self._num_adapters}"
         load = {"lora_name": name, "lora_path": str(folder)}
-        await self._post(LOAD_ADAPTER, load, seconds=self._update_seconds)
+        await self._client.post(LOAD_ADAPTER, load, seconds=self._update_seconds)
         self._adapters.append(name)
         self._staged = _Served(name, version)
 
@@ -207,7 +200,7 @@ class VllmEngine:
         """Unload all adapters but the ``kept`` newest ones. A server that was restarted has none of them."""
         while len(self._adapters) > kept:
             with suppress(ReplicaError):
-                await self._post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
+                await self._client.post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
 
     async def commit(self, version: PolicyVersion) -> None:
         """Set the version of the loaded weights, and let the server continue.
@@ -215,11 +208,11 @@ class VllmEngine:
         The server drops the keys and values that older weights computed.
         """
         self._served = self._staged
-        await self._post("/update_weight_version", {"new_version": str(version.number)})
-        reset = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+        await self._client.post("/update_weight_version", {"new_version": str(version.number)})
+        reset = await self._client.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
         if reset.json() != {"success": True}:
             raise ReplicaError("it keeps the keys and values of older weights")
-        await self._post("/resume")
+        await self._client.post("/resume")
         await self._unload_adapters(KEPT_ADAPTERS)
 
     async def verify(self, canary: Canary) -> None:
@@ -234,7 +227,7 @@ class VllmEngine:
 
     async def check_health(self) -> None:
         """Raise ReplicaError if the server cannot be reached, or reports that it is not healthy."""
-        await self._send("GET", "/health", seconds=CONNECT_SECONDS)
+        await self._client.get("/health", seconds=CONNECT_SECONDS)
 
     async def probe(self) -> None:
         """Sample one token. The caller limits the time: a server can hang and still report that it is healthy."""
@@ -247,7 +240,7 @@ class VllmEngine:
         """
         self._weights = None  # it can have been restarted
         await self.check_health()
-        await self._post("/resume")
+        await self._client.post("/resume")
         await self.probe()
 
     async def release(self, session_id: str) -> None:
@@ -255,7 +248,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         await self._unload_adapters(0)
-        await self._client.aclose()
+        await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
         """Return the server's log-probabilities for one prompt of the canary. ``token_ids`` are its tokens.
@@ -277,7 +270,7 @@ class VllmEngine:
 
     async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any], served: _Served) -> _Generated:
         body = {"model": served.name, "token_ids": prompt.token_ids, "sampling_params": sampling}
-        response = await self._post(GENERATE, body, seconds=None)
+        response = await self._client.post(GENERATE, body, seconds=None)
         try:
             generated = _Generated.model_validate_json(response.content)
         except ValidationError as error:
@@ -285,48 +278,6 @@ class VllmEngine:
         if not generated.choices:
             raise ReplicaError("its answer has no completion")
         return generated
-
-    async def _post(
-        self, path: str, body: object = None, *, params: Mapping[str, str] | None = None, seconds: float | None = 60.0
-    ) -> httpx.Response:
-        return await self._send("POST", path, body, params=params, seconds=seconds)
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        seconds: float | None,
-    ) -> httpx.Response:
-        limit = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
-        try:
-            response = await self._client.request(method, path, json=body, params=params, timeout=limit)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ReplicaError(f"{path} failed: {type(error).__name__}: {error}") from error
-        if response.status_code == 400 and path == GENERATE:
-            raise EngineError(f"{self.name} refuses a request: {error_message(response)}")
-        if not response.is_success:
-            raise ReplicaError(f"{path} answered {response.status_code}: {error_message(response)}")
-        return response
-
-
-def http_client(url: str) -> httpx.AsyncClient:
-    """Return a client for the server at ``url``, without a limit on connections and without proxies."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-    return httpx.AsyncClient(base_url=url, limits=limits, trust_env=False)
-
-
-def error_message(response: httpx.Response) -> str:
-    """Return the first line of the error message in an answer, cut to 200 characters."""
-    try:
-        body = response.json()
-        error = body.get("error", body) if isinstance(body, dict) else body
-        text = str(error["message"] if isinstance(error, dict) and "message" in error else error)
-    except ValueError:
-        text = response.text
-    return text.strip().partition("\n")[0][:200]
 
 
 def _most_likely(top: list[_TokenLogprob]) -> list[_TokenLogprob]:

@@ -49,6 +49,7 @@ from agent_r1.training.preflight import (
     check_taskset,
     validation_splits,
 )
+from agent_r1.training.sglang_servers import SglangServers
 from agent_r1.training.vllm_servers import VllmServers
 
 
@@ -144,7 +145,12 @@ def resolve_placement(
             partial(_trainer, launcher=ranks, profiler=profiler),
         )
         default = replace(default, engine=engine, trainer=trainer)
-    return replace(default, engine=servers.engine) if config.engine.backend == "vllm" else default
+    match config.engine.backend:
+        case "vllm":
+            return replace(default, engine=servers.engine)
+        case "sglang":
+            return replace(default, engine=SglangServers().engine)
+    return default
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,8 +105,9 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         first = CheckResult(START, "failed", time.perf_counter() - began, str(error))
         skipped = [CheckResult(name, "not applicable", 0.0, "the services did not start") for name in CHECKS]
         return SmokeReport((first, *skipped))
-    ranks, urls = config.trainer.ranks, config.engine.vllm.urls
-    servers = [f"{len(urls) or config.engine.replicas} vLLM servers"] if config.engine.backend == "vllm" else []
+    ranks, engine = config.trainer.ranks, config.engine
+    servers = [f"{len(engine.vllm.urls) or engine.replicas} vLLM servers"] if engine.backend == "vllm" else []
+    servers += [f"{len(engine.sglang.urls)} SGLang servers"] if engine.backend == "sglang" else []
     several = [f"{ranks} ranks"] if ranks > 1 else []
     detail = ", ".join([config.model, f"{runtime.policy.model.num_parameters():,} weights", *several, *servers])
     first = CheckResult(START, "passed", time.perf_counter() - began, detail)

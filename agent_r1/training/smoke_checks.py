@@ -89,7 +89,8 @@ class SmokeChecks:
 
     def __init__(self, runtime: Runtime, publisher: WeightPublisher) -> None:
         self._runtime, self._publisher = runtime, publisher
-        self._limit = runtime.config.engine.vllm.stall_seconds
+        engine = runtime.config.engine
+        self._limit = (engine.sglang if engine.backend == "sglang" else engine.vllm).stall_seconds
         self._groups: list[Group] = []
         self._update: UpdateReport | None = None
         self._gradient: Mapping[str, Tensor] = {}

@@ -25,8 +25,9 @@ from agent_r1.inference.canary import PROMPT_LENGTH
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.inference.policy_engine import PolicyEngine, SharedPool, write_weights
 from agent_r1.inference.pool import EnginePool, PoolLimits
+from agent_r1.inference.server_client import CONNECT_SECONDS, error_message
 from agent_r1.inference.server_process import LOOPBACK, Server, ServerProcess, free_port
-from agent_r1.inference.vllm import CONNECT_SECONDS, LOAD_ADAPTER, VllmEngine, error_message
+from agent_r1.inference.vllm import LOAD_ADAPTER, VllmEngine
 from agent_r1.inference.vllm_options import SERVER_ENVIRONMENT, SERVER_OPTIONS, adapter_options
 from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.model.adapter import adapter_rank
@@ -172,7 +173,7 @@ def _start(
             return [VllmEngine(url, name, *settings, adapters=bool(adapters)) for url, name in served]
 
         limits = PoolLimits(engine.max_sequences, vllm.update_seconds, vllm.stall_seconds)
-        asyncio.run(_send_first_weights(EnginePool(replicas(), limits), len(urls), weights, logs if started else None))
+        asyncio.run(send_first_weights(EnginePool(replicas(), limits), weights, logs if started else None))
     except BaseException as error:
         for server in started:
             server.stop()
@@ -302,11 +303,11 @@ def _check(url: str, context: int) -> str:
     return name
 
 
-async def _send_first_weights(pool: EnginePool, size: int, weights: WeightUpdate, logs: Path | None) -> None:
+async def send_first_weights(pool: EnginePool, weights: WeightUpdate, logs: Path | None) -> None:
     """Send ``weights`` to all servers of the pool, then close the pool.
 
-    Raise ServerRefused if fewer than ``size`` servers serve the weights. ``logs`` is the folder with the output of the
-    servers; None if this process did not start the servers.
+    Raise ServerRefused if a server does not serve the weights. ``logs`` is the folder with the output of the servers;
+    None if this process did not start the servers.
     """
     try:
         reasons = ""
@@ -315,11 +316,11 @@ async def _send_first_weights(pool: EnginePool, size: int, weights: WeightUpdate
             reasons = pool.reasons()
         except EngineError as error:
             reasons = str(error)
-        if pool.num_serving < size:
+        if pool.num_serving < len(pool.replicas):
             do = (
                 "start it with this model, its vocabulary and its data type, untied, and with the folder of the weights"
             )
             do += f" in reach: {weights.handle}" if logs is None else f" in reach; its output is in {logs}"
-            raise ServerRefused("vLLM server", got=reasons, do=do)
+            raise ServerRefused("inference server", got=reasons, do=do)
     finally:
         await pool.close()

@@ -14,8 +14,9 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.canary import PROMPT_LENGTH, compute_canary
+from agent_r1.inference.server_client import ReplicaError
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.inference.vllm import ReplicaError, VllmEngine
+from agent_r1.inference.vllm import VllmEngine
 from agent_r1.model.load import load_model
 
 CONTEXT = 256

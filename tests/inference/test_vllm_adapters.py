@@ -20,8 +20,9 @@ from agent_r1.core.inference import Completion, PolicyVersionSpan, Prompt, Sampl
 from agent_r1.core.weights import AdapterFolders, PolicyVersion, WeightUpdate
 from agent_r1.inference.policy_engine import write_weights
 from agent_r1.inference.pool import EnginePool
+from agent_r1.inference.server_client import ReplicaError
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.inference.vllm import ReplicaError, VllmEngine
+from agent_r1.inference.vllm import VllmEngine
 from agent_r1.inference.vllm_options import adapter_options
 from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.model.adapter import add_adapter, trained_weights

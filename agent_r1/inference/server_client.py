@@ -1,0 +1,71 @@
+"""HTTP requests to one inference server, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import httpx
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.redaction import redact_url
+
+CONNECT_SECONDS = 10.0
+"""The time limit for a connection and for a check of health, in seconds."""
+
+
+class ReplicaError(EngineError):
+    """Raised if a server cannot be reached, reports an internal error, or its answer contradicts the request."""
+
+
+class ServerClient:
+    """A client of the inference server at ``url``, without a limit on connections and without proxies.
+
+    Args:
+        sample_path: the endpoint that samples tokens. If it answers 400, the server works and refuses the request.
+
+    Raises:
+        ReplicaError: (all methods) the server failed. Another server can take the request.
+        EngineError: (all methods) the server refuses to sample. Any other server would refuse it too.
+    """
+
+    def __init__(self, url: str, sample_path: str) -> None:
+        self.name = redact_url(url)
+        self._sample_path = sample_path
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._client = httpx.AsyncClient(base_url=url, limits=limits, trust_env=False)
+
+    async def get(self, path: str, *, seconds: float) -> httpx.Response:
+        return await self._send("GET", path, None, None, seconds)
+
+    async def post(
+        self, path: str, body: object = None, *, params: Mapping[str, str] | None = None, seconds: float | None = 60.0
+    ) -> httpx.Response:
+        return await self._send("POST", path, body, params, seconds)
+
+    async def _send(
+        self, method: str, path: str, body: object, params: Mapping[str, str] | None, seconds: float | None
+    ) -> httpx.Response:
+        limit = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        try:
+            response = await self._client.request(method, path, json=body, params=params, timeout=limit)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ReplicaError(f"{path} failed: {type(error).__name__}: {error}") from error
+        if response.status_code == 400 and path == self._sample_path:
+            raise EngineError(f"{self.name} refuses a request: {error_message(response)}")
+        if not response.is_success:
+            raise ReplicaError(f"{path} answered {response.status_code}: {error_message(response)}")
+        return response
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def error_message(response: httpx.Response) -> str:
+    """Return the first line of the error message in an answer, cut to 200 characters."""
+    try:
+        body = response.json()
+        error = body.get("error", body) if isinstance(body, dict) else body
+        text = str(error["message"] if isinstance(error, dict) and "message" in error else error)
+    except ValueError:
+        text = response.text
+    return text.strip().partition("\n")[0][:200]

@@ -1,0 +1,255 @@
+"""A client of one SGLang server, by its native API: token ids in, token ids and log-probabilities out.
+
+Written from SGLang's documentation and sources (0.5), and tested with a stand-in; it has not been run with a real
+server. Three properties of SGLang shape it:
+
+- An answer has one version of the weights for all its tokens. So an update aborts running requests, and the caller
+  continues them with the new weights, in an answer of their own.
+- ``ignore_eos`` also ignores ``stop_token_ids``. So it is not set. If a server stops at another end token of the
+  model's configuration, the caller continues the generation.
+- Parameters that a request does not give come from ``generation_config.json`` of the model. So all are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agent_r1.core.errors import EngineError
+from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams, TopLogprobs
+from agent_r1.core.weights import Canary, Dtype, PolicyVersion, WeightUpdate
+from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
+from agent_r1.inference.continuation import Piece, generate_in_pieces
+from agent_r1.inference.server_client import ReplicaError, ServerClient
+
+GENERATE = "/generate"
+
+HEALTH_SECONDS = 30.0
+"""The time limit for a check of health, in seconds: the server samples a token for it, with a limit of 20 s."""
+
+MAX_SEED = 2**31
+
+WHOLE_DISTRIBUTION: Mapping[str, float] = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+}
+"""Parameters with which tokens are sampled from the distribution of the model."""
+
+TokenLogprob = tuple[float | None, int, str | None]
+"""Log-probability, token id, text. The first token of a prompt has no log-probability."""
+
+
+class _Answer(BaseModel):
+    """Base class for parts of SGLang's JSON answers. Fields that a subclass does not declare are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _FinishReason(_Answer):
+    type: Literal["stop", "length", "abort"]
+
+
+class _Meta(_Answer):
+    finish_reason: _FinishReason
+    weight_version: str | None = None
+    input_token_logprobs: list[TokenLogprob] | None = None
+    output_token_logprobs: list[TokenLogprob] | None = None
+    output_top_logprobs: list[list[TokenLogprob] | None] | None = None
+
+
+class _Generated(_Answer):
+    output_ids: list[int] = []
+    meta_info: _Meta
+
+
+class _Update(_Answer):
+    success: bool
+    message: str = ""
+
+
+class SglangEngine:
+    """An ``InferenceEngine`` over the SGLang server at ``url``.
+
+    Args:
+        max_context: maximum number of tokens of a prompt and its completion together.
+        dtype: the data type in which the server serves the weights.
+        update_seconds: the time limit for loading weights.
+
+    Raises:
+        ReplicaError: (all methods) the server failed. Another server can take the request.
+        EngineError: (all methods) the server refuses the request. Any other server would refuse it too.
+    """
+
+    def __init__(self, url: str, max_context: int, dtype: Dtype = "float32", update_seconds: float = 600.0) -> None:
+        self._dtype, self._max_context, self._update_seconds = dtype, max_context, update_seconds
+        self._passed: CanaryResult | None = None
+        self._client = ServerClient(url, GENERATE)
+
+    @property
+    def name(self) -> str:
+        return self._client.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        transports = frozenset[Literal["safetensors"]]({"safetensors"})
+        return Capabilities(transports, self._max_context, top_logprobs=True, dtype=self._dtype, checksum=False)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
+
+        async def request(prompt: Prompt, params: SamplingParams) -> Piece:
+            return await self.request(prompt, params)
+
+        return await generate_in_pieces(request, prompt, params)
+
+    async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
+        """Send one request, and return the sampled tokens as a :class:`Piece`.
+
+        If the server aborts the request, the piece has the tokens sampled so far and the finish reason "abort".
+        """
+        if prompt.media:
+            raise EngineError("an SGLang server reads no images here; sample images with --engine.backend embedded")
+        if params.top_p != 1.0 or params.top_k != 0:
+            raise EngineError("SGLang's log-probabilities ignore top_p and top_k: give top_p 1 and top_k 0")
+        condition = params.stop_condition
+        sampling: dict[str, Any] = {
+            "temperature": params.temperature,
+            "max_new_tokens": params.max_tokens,
+            "stop_token_ids": params.stop_token_ids,
+            "sampling_seed": params.seed % MAX_SEED,  # used by servers with --enable-deterministic-inference only
+        }
+        if condition is not None and condition.strings:
+            sampling |= {"stop": condition.strings}
+        return _piece(await self._generate(prompt, sampling, top_logprobs_num=params.top_logprobs), params)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        await self.stage(update)
+        await self.commit(update.version)
+        await self.verify(update.canary)
+        return update.version
+
+    async def stage(self, update: WeightUpdate) -> None:
+        """Abort the running requests, and load the weights. The server samples no token until :meth:`commit`."""
+        if update.transport != "safetensors":
+            raise EngineError(f"SGLang takes a folder of safetensors, got {update.transport!r}")
+        await self._client.post("/pause_generation", {"mode": "abort"}, seconds=self._update_seconds)
+        load = {
+            "model_path": str(update.handle),
+            "weight_version": str(update.version.number),
+            "flush_cache": True,  # keys and values of older weights
+        }
+        response = await self._client.post("/update_weights_from_disk", load, seconds=self._update_seconds)
+        try:
+            loaded = _Update.model_validate_json(response.content)
+        except ValidationError as error:
+            raise ReplicaError(f"its answer is not SGLang's: {error.errors()[0]['msg']}") from error
+        if not loaded.success:
+            raise ReplicaError(f"it did not load the weights: {loaded.message}")
+
+    async def commit(self, version: PolicyVersion) -> None:
+        """Let the server continue. It has had the version since it loaded the weights."""
+        await self._client.post("/continue_generation", {})
+
+    async def verify(self, canary: Canary) -> None:
+        """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
+
+        The canary is a list of fixed prompts with the log-probabilities that the trainer computed for them.
+        """
+        result = CanaryResult(canary, tuple([await self._read(prompt.token_ids) for prompt in canary]))
+        if mismatch := find_mismatch(result, self._passed, self._dtype):
+            raise ReplicaError(f"it does not serve the weights that it was sent: {mismatch}")
+        self._passed = result
+
+    async def check_health(self) -> None:
+        """Raise ReplicaError if the server cannot be reached, or reports that it is not healthy."""
+        await self._client.get("/health", seconds=HEALTH_SECONDS)
+
+    async def probe(self) -> None:
+        """Sample one token. The caller limits the time: a server can hang and still report that it is healthy."""
+        await self._generate(Prompt((0,)), {"max_new_tokens": 1})
+
+    async def recover(self) -> None:
+        """Let a failed server continue if an update left it paused, and sample one token to test the server.
+
+        Raise ReplicaError if the server does not work. The caller limits the time. The health is not checked first,
+        because the check samples a token, which a paused server does not.
+        """
+        await self._client.post("/continue_generation", {})
+        await self.probe()
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing, because SGLang itself drops the least recently used keys and values of its prefix cache."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
+        """Return the server's log-probabilities for one prompt of the canary. ``token_ids`` are its tokens.
+
+        The first request returns the most likely next tokens, and uses the prefix cache. The second one returns the
+        log-probabilities of the prompt's tokens, which are computed without the cache.
+        """
+        prompt, sampling = Prompt(token_ids), {"max_new_tokens": 1, "temperature": TEMPERATURE}
+        following = await self._generate(prompt, sampling, top_logprobs_num=NUM_COMPARED)
+        scored = await self._generate(prompt, sampling, logprob_start_len=0)
+        top, scores = following.meta_info.output_top_logprobs, scored.meta_info.input_token_logprobs or []
+        if not top or not top[0] or [token for _, token, _ in scores] != list(token_ids):
+            raise ReplicaError("its answer lacks log-probabilities")
+        logprobs = tuple(math.nan if score is None else score for score, _, _ in scores[1:])
+        return CanaryReading(logprobs, dict(_top_logprobs(top[0], NUM_COMPARED)))
+
+    async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any], **options: int) -> _Generated:
+        body = {
+            "input_ids": prompt.token_ids,
+            # the tokens at which a generation stops are returned too
+            "sampling_params": {**WHOLE_DISTRIBUTION, "no_stop_trim": True, "skip_special_tokens": False, **sampling},
+            "return_logprob": True,
+            **options,
+        }
+        response = await self._client.post(GENERATE, body, seconds=None)
+        try:
+            return _Generated.model_validate_json(response.content)
+        except ValidationError as error:
+            raise ReplicaError(f"its answer is not SGLang's: {error.errors()[0]['msg']}") from error
+
+
+def _top_logprobs(top: list[TokenLogprob] | None, count: int) -> TopLogprobs:
+    """Return the ``count`` most likely tokens of ``top``. Raise ReplicaError if there are fewer."""
+    scores = {token: score for score, token, _ in top or [] if score is not None}
+    if len(scores) < count:
+        raise ReplicaError(f"its answer has {len(scores)} of the {count} most likely tokens")
+    return tuple(sorted(scores.items(), key=lambda pair: -pair[1])[:count])
+
+
+def _piece(generated: _Generated, params: SamplingParams) -> Piece:
+    """Return the tokens of an answer, with their log-probabilities, as a :class:`Piece`.
+
+    Raise ReplicaError if the answer is incomplete or contradicts itself.
+    """
+    meta, tokens = generated.meta_info, tuple(generated.output_ids)
+    scored = meta.output_token_logprobs or []
+    logprobs = tuple(math.nan if score is None else score for score, _, _ in scored)
+    if tuple(token for _, token, _ in scored) != tokens or len(tokens) > params.max_tokens:
+        raise ReplicaError("its tokens and log-probabilities do not belong together")
+    if not all(math.isfinite(each) and each <= 1e-3 for each in logprobs):
+        raise ReplicaError("a log-probability is positive or not finite")
+    reason = meta.finish_reason.type
+    if reason != "abort" and not tokens:
+        raise ReplicaError(f"a request ended with {reason!r} and without tokens")
+    version = meta.weight_version or ""
+    if tokens and not version.isdecimal():
+        raise ReplicaError(f"it serves the weights {version!r}, which this run did not send")
+    tops = meta.output_top_logprobs or []
+    if params.top_logprobs and len(tops) != len(tokens):
+        raise ReplicaError("its answer lacks the most likely tokens")
+    top = tuple(_top_logprobs(each, params.top_logprobs) for each in tops) if params.top_logprobs else ()
+    spans = (PolicyVersionSpan(0, int(version)),) if tokens else ()
+    return Piece(tokens, logprobs, spans, reason, top)
