@@ -36,6 +36,7 @@ PARAMETERS = {field for kind in (Algorithm, *components(Component)) for field in
 COMMANDS = cli.commands.values()
 OPTIONS = {option for command in COMMANDS for one in command.params for option in one.opts} | {"--help"}
 FOREIGN = {
+    "--enable-lora",
     "--index-url",
     "--force-reinstall",
     "--no-deps",

@@ -33,8 +33,9 @@ class FakeSglang(FakeVllm):
     def __init__(
         self, folder: str, context: int, faults: Iterable[Fault] = (), *, eos: tuple[int, ...] = (), decode: Any = None
     ) -> None:
-        self.running, self.eos, self.num_aborted = 0, eos, 0
+        self.num_running, self.eos, self.num_aborted = 0, eos, 0
         super().__init__(folder, context, faults, decode=decode)
+        self.cached_by = self.model  # the model that computed the prefix cache
 
     def answer(self, path: str, query: dict[str, list[str]], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.paths.append(path)
@@ -60,7 +61,7 @@ class FakeSglang(FakeVllm):
         """Abort all requests, and answer when they have been answered."""
         assert body == {"mode": "abort"}, "the other modes give answers with tokens of two versions and one label"
         self.resumed.clear()
-        while self.running:
+        while self.num_running:
             time.sleep(0.001)
         return 200, {"status": "ok"}
 
@@ -75,7 +76,7 @@ class FakeSglang(FakeVllm):
         if Fault.KEPT_CACHE in self.faults:
             return 400, {"success": False, "message": "Cache flush failed after updating weights"}
         if Fault.OLD_CACHE not in self.faults and body["flush_cache"]:
-            self.cached = self.model
+            self.cached_by = self.model
         return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
     def generate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -90,16 +91,16 @@ class FakeSglang(FakeVllm):
             self.hung.wait()
         while True:
             self.resumed.wait()
-            self.running += 1
+            self.num_running += 1
             if self.resumed.is_set():
                 break
-            self.running -= 1
+            self.num_running -= 1
         try:
             return self.sample(body)
         except EngineError as error:
             return 400, {"error": {"message": str(error)}}
         finally:
-            self.running -= 1
+            self.num_running -= 1
 
     def sample(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         self.num_requests += 1
@@ -158,7 +159,7 @@ class FakeSglang(FakeVllm):
             meta["input_token_logprobs"] = None if Fault.NO_LOGPROBS in self.faults else [[None, ids[0], None], *found]
             return {"output_ids": [0], "meta_info": meta}
         temperature = 1.0 if Fault.RAW_LOGPROBS in self.faults else given["temperature"]
-        top = (self.cached(read).logits[0, -1] / temperature).log_softmax(-1).topk(body["top_logprobs_num"])
+        top = (self.cached_by(read).logits[0, -1] / temperature).log_softmax(-1).topk(body["top_logprobs_num"])
         pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
         meta["output_top_logprobs"] = [[[logprob - shift, token, None] for logprob, token in pairs]]
         return {"output_ids": [0], "meta_info": meta}

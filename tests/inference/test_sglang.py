@@ -163,7 +163,7 @@ def test_an_update_aborts_running_requests_which_continue_with_the_new_weights(v
 
     async def use(engine: SglangEngine, server: FakeSglang) -> Completion:
         generation = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_tokens=200, seed=5)))
-        while not server.running:
+        while not server.num_running:
             await asyncio.sleep(0.001)
         await engine.update_weights(versions[1])
         assert server.num_aborted == 1
