@@ -38,8 +38,8 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[RankGroup[object]]:
     started: list[RankGroup[object]] = []
     init = RankGroup.__init__
 
-    def start(group: RankGroup[object], number: int, device: str) -> None:
-        init(group, number, device)
+    def start(group: RankGroup[object], *given: Any) -> None:
+        init(group, *given)
         started.append(group)
 
     monkeypatch.setattr(ranks, "start_process", ForkedRank)
