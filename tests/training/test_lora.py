@@ -11,6 +11,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from golden_base import GOLDEN_BASE
 from inference.http_engine import EngineServer, HttpEngine
 from resuming import Whole, config_of, resume
 from safetensors.torch import load_file
@@ -27,7 +28,6 @@ from agent_r1.model.load import load_model
 from agent_r1.model.weights import weights_checksum
 from agent_r1.store import RunReader
 from agent_r1.store.verification import verify
-from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training import run
 from agent_r1.training.build import Placement
 from agent_r1.training.checkpoint.files import find_trained_model
@@ -84,7 +84,7 @@ def test_checkpoints_hold_the_adapter_and_no_frozen_weight(whole: Callable[..., 
 
 def test_the_exports_compute_what_the_run_ended_with(whole: Callable[..., Whole]) -> None:
     folder = whole(**LORA, steps=3).place / "whole"
-    base: Any = AutoModelForCausalLM.from_pretrained(TINY_BASE_FOLDER, dtype=torch.float32).eval()
+    base: Any = AutoModelForCausalLM.from_pretrained(GOLDEN_BASE, dtype=torch.float32).eval()
     merged = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     ours = load_model(str(find_trained_model(folder)), torch.float32)
     before = logits(base)
