@@ -2,10 +2,10 @@
 
     python -m research.sample_efficiency --folder runs/efficiency --reward_model runs/rm --picture efficiency.svg
 
-Each row trains from tiny-base for ``--steps`` steps with another reward. Exact match is that of the training attempts,
-sampled at temperature 1: no question is asked twice in a run, so that the policy was trained on none of them before.
-A run reaches one half at the first step at which the mean over it and the step before is at least 0.5. Runs that the
-folder already holds are not made again. Needs matplotlib (the extra ``paper``).
+Each row trains from tiny-base for ``--steps`` steps of 16 questions with another reward. Exact match is that of the
+training attempts, sampled at temperature 1: no question is asked twice in a run, so that the policy was trained on none
+of them before. A run reaches one half at the first step at which the mean over it and the step before is at least 0.5.
+Runs that the folder already holds are not made again. Needs matplotlib (the extra ``paper``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from research.paper.curves import combine
 
 GOAL = 0.5
 WINDOW = 2
-"""The steps over which exact match is averaged: 32 questions with 16 attempts each."""
+"""The steps over which exact match is averaged: 32 questions."""
 
 RESAMPLES = 10_000
 """The number of bootstrap samples of an interval."""
@@ -131,17 +131,27 @@ def is_finished(folder: Path) -> bool:
         return reader.is_complete()
 
 
-def config_of(row: Row, seed: int, folder: Path, steps: int, reward_model: str, taskset: TaskSet) -> TrainConfig:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What all runs have in common: their length, the attempts at each question, and the reward model."""
+
+    steps: int
+    group_size: int
+    reward_model: str
+
+
+def config_of(row: Row, seed: int, folder: Path, options: Options, taskset: TaskSet) -> TrainConfig:
     """Return the settings of a run: those of the demo with the reward of the row, and without evaluations."""
     wanted: dict[str, Any] = {
         "seed": seed,
         "run": str(folder),
-        "steps": steps,
+        "steps": options.steps,
+        "group_size": options.group_size,
         "evaluate_every": 0,
         "evaluate_n": 1,
         "checkpoint_every": 0,
         "pass_k": 0,
-        **{name: reward_model if value == MODEL else value for name, value in row.settings.items()},
+        **{name: options.reward_model if value == MODEL else value for name, value in row.settings.items()},
     }
     return resolve(TrainConfig, [Layer("sample efficiency", wanted), Layer("recipe of tinywiki", taskset.recipe)])
 
@@ -197,23 +207,27 @@ def main() -> None:
     parser.add_argument("--reward_model", default="", help="a folder that train-reward made; empty: leave its rows out")
     parser.add_argument("--picture", type=Path, help="the SVG file to write")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
-    rows = [row for row in ROWS if options.reward_model or MODEL not in row.settings.values()]
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--group_size", type=int, default=8, help="attempts at each of the 16 questions of a step")
+    parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
+    given = parser.parse_args()
+    options = Options(given.steps, given.group_size, given.reward_model)
+    rows = [row for row in ROWS if row.name in given.rows]
+    if not given.reward_model:
+        rows = [row for row in rows if MODEL not in row.settings.values()]
     curves: dict[str, list[Curve]] = {row.name: [] for row in rows}
-    for seed, row in itertools.product(range(options.seeds), rows):
-        folder = options.folder / f"{row.name.replace(' ', '-')}-{seed}"
+    for seed, row in itertools.product(range(given.seeds), rows):
+        folder = given.folder / f"{row.name.replace(' ', '-')}-{seed}"
         if not is_finished(folder):
             shutil.rmtree(folder, ignore_errors=True)
             taskset = build("tinywiki", None, None, seed)
-            config = config_of(row, seed, folder, options.steps, options.reward_model, taskset)
-            train(config, taskset, SilentProgress())
+            train(config_of(row, seed, folder, options, taskset), taskset, SilentProgress())
         curves[row.name].append(read_curve(folder))
         print(f"{row.name}, seed {seed}: exact match {curves[row.name][-1].em[-1]:.2f} in the last step", flush=True)
     print(table(curves))
-    if options.picture is not None:
+    if given.picture is not None:
         with rc_context({"svg.hashsalt": "agent-r1"}):
-            draw(curves).savefig(options.picture, format="svg", transparent=True, metadata={"Date": None})
+            draw(curves).savefig(given.picture, format="svg", transparent=True, metadata={"Date": None})
 
 
 if __name__ == "__main__":

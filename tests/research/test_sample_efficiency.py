@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.tasksets import build
-from research.sample_efficiency import MODEL, ROWS, Curve, Row, config_of, draw, median, table
+from research.sample_efficiency import MODEL, ROWS, Curve, Options, Row, config_of, draw, median, table
 
 
 def curve(*em: float) -> Curve:
@@ -39,8 +39,8 @@ def test_the_table_has_medians_over_seeds_and_counts_the_runs_that_reached_the_g
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_each_row_has_valid_settings_and_its_own_rewards(row: Row, tmp_path: Path) -> None:
-    config = config_of(row, 3, tmp_path / "run", 7, str(tmp_path), build("tinywiki", None, None, 3))
-    assert (config.seed, config.steps, config.checkpoint_every) == (3, 7, 0)
+    config = config_of(row, 3, tmp_path / "run", Options(7, 4, str(tmp_path)), build("tinywiki", None, None, 3))
+    assert (config.seed, config.steps, config.group_size, config.checkpoint_every) == (3, 7, 4, 0)
     weights = {name: weight for name, weight in config.reward_weights.items() if name not in ("f1", "found") or weight}
     only_model = row.name == "reward model"
     assert (weights.get("em", 1.0) == 0.0) == only_model
