@@ -248,6 +248,24 @@ def compare(name: str, options: argparse.Namespace) -> tuple[list[str], str]:
     return cells, profile
 
 
+def machine_limits(threads: int) -> str:
+    """Return the speed of large matrix products and of copies on this machine, in CPU seconds of the process."""
+    torch.set_num_threads(threads)
+    matrix, source = torch.randn(1024, 1024), torch.randn(1 << 26)
+    target = torch.empty_like(source)
+    torch.mm(matrix, matrix)
+    target.copy_(source)
+    start = time.process_time()
+    for _ in range(10):
+        torch.mm(matrix, matrix)
+    products = time.process_time()
+    for _ in range(5):
+        target.copy_(source)
+    copies = time.process_time()
+    gflops, bandwidth = 10 * 2 * 1.024**3 / (products - start), 5 * 2 * source.nbytes / (copies - products) / 1e9
+    return f"limits of a core: {gflops:.0f} GFLOP/s in matrix products, {bandwidth:.1f} GB/s read and written in copies"
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -294,7 +312,8 @@ def main() -> None:
     console.print(table)
     for name, profile in profiles.items():
         console.print(f"\n{name}, Agent-R1\n{profile}")
-    console.print(f"\n{os.cpu_count()} cores, load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
+    console.print(f"\n{machine_limits(threads=1)}")
+    console.print(f"{os.cpu_count()} cores, load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
 
 
 if __name__ == "__main__":
