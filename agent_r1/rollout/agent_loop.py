@@ -188,22 +188,14 @@ class _AgentRollout:
         if summary_prompt is not None:
             await self._summarize(summary_prompt)
         with _environment_code():
-            return self._first_that_fits(continued)
-
-    def _first_that_fits(self, continued: SessionPrompt) -> SessionPrompt:
-        """Return the prompt for the next action.
-
-        The context policy proposes several contexts. The first context that leaves room for a whole action is used. If
-        no context leaves room, the last context is used. ``continued`` is the prompt for the context with the whole
-        history.
-        """
-        prompt = continued
-        for messages in self.agent.context_policy.candidates(self.history):
-            unchanged = messages == continued.messages
-            prompt = continued if unchanged else self.session.new_branch(messages, self.env.tools)
-            if self.session.fits(prompt):
-                break
-        return prompt
+            # Take the first context that leaves room for a whole action, or the last one if no context leaves room.
+            prompt = continued
+            for messages in policy.candidates(self.history):
+                unchanged = messages == continued.messages
+                prompt = continued if unchanged else session.new_branch(messages, self.env.tools)
+                if session.fits(prompt):
+                    break
+            return prompt
 
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
         """Return a prompt that asks for a summary, or None if no context leaves room for the summary.
