@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -190,13 +190,10 @@ def _explain(error: click.UsageError) -> str:
     see = f"see {context.command_path if context else PROGRAM} --help"
     if isinstance(error, click.NoSuchOption) and context is not None:
         name = underscored(error.option_name.lstrip("-"))
-        hint = suggest(name, _option_names(context.command)).replace("'", "'--", 1)
+        options = {one.lstrip("-") for option in context.command.params for one in option.opts if one.startswith("--")}
+        hint = suggest(name, options).replace("'", "'--", 1)
         return f"unknown option: got --{name}; {hint or see}"
     return f"{shorten(error.format_message().rstrip('.'))}; {see}"
-
-
-def _option_names(command: click.Command) -> Iterable[str]:
-    return {name.lstrip("-") for option in command.params for name in option.opts if name.startswith("--")}
 
 
 if __name__ == "__main__":

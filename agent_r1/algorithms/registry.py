@@ -184,7 +184,8 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
     value: Any = dict(component)[name]
     options = choices(component, name)
     if "" in given:
-        value = _choose(given[""], options, _is_optional(component, name), prefix + name)
+        is_optional = type(None) in get_args(type(component).model_fields[name].annotation)
+        value = _choose(given[""], options, is_optional, prefix + name)
     below = {key: new for key, new in given.items() if key}
     if not below:
         return value
@@ -220,10 +221,6 @@ def _choose(value: object, options: Mapping[str, type[Component]], optional: boo
     below = ", ".join(f"algorithm.{key}.{name}" for choice in options.values() for name in choice.model_fields)
     do = f"set its parameters: {below}" + (", or give none" if optional else "")
     raise InvalidInput(f"algorithm.{key}", got=value, do=do)
-
-
-def _is_optional(component: Component, name: str) -> bool:
-    return type(None) in get_args(type(component).model_fields[name].annotation)
 
 
 def choices(component: Component, name: str) -> Mapping[str, type[Component]]:

@@ -138,8 +138,11 @@ class ModelRunner:
         self._llama = LlamaDecoder.of(model)
         is_large = model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL
         self.prefill_shape = NARROW_PASS if is_large else WIDE_PASS
-        by_rows = native is None and is_large and self._rows_are_independent()
-        self._row_decoder = self._llama if by_rows else None
+        # computes only the running rows; None if the bits of a row can depend on the number of rows
+        self._row_decoder: LlamaDecoder | None = None
+        if native is None and is_large and self._llama is not None:
+            head = model.get_output_embeddings()
+            self._row_decoder = self._llama if self._llama.has_independent_rows(head, rows) else None
 
     @property
     def vocab_size(self) -> int:
@@ -279,10 +282,6 @@ class ModelRunner:
         rows = rows.to(self.model.device)
         block.lengths[rows] += 1
         return logits[rows].float()
-
-    def _rows_are_independent(self) -> bool:
-        head = self.model.get_output_embeddings()
-        return self._llama is not None and self._llama.has_independent_rows(head, self.rows)
 
     def _additive_mask(self, visible: Tensor) -> Tensor:
         zeros = torch.zeros(visible.shape, dtype=self.model.dtype)

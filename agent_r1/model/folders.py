@@ -162,17 +162,14 @@ def _local_folder(folder: Path, kind: Kind) -> Path:
     if not folder.is_dir():
         raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")
     try:
-        special = [path.name for path in sorted(folder.iterdir()) if path.exists() and not _is_ordinary(path)]
+        existing = [path for path in sorted(folder.iterdir()) if path.exists()]
+        special = [path.name for path in existing if not path.is_file() and not path.is_dir()]
     except OSError as error:
         raise InvalidInput(kind, got=f"{folder}: {error.strerror}", do="name a folder that can be read") from error
     if special:
         got = f"{folder}, in which {special[0]} is a pipe, a socket or a device"
         raise InvalidInput(kind, got=got, do="remove it: a model consists of files")
     return folder
-
-
-def _is_ordinary(path: Path) -> bool:
-    return path.is_file() or path.is_dir()
 
 
 def first_line(error: Exception) -> str:

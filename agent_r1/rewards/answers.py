@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Trajectory, Turn
+from agent_r1.core.trajectory import Trajectory
 from agent_r1.tools import INVALID_CALL_KINDS
 
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
@@ -91,12 +91,9 @@ def calls_are_valid(trajectory: Trajectory) -> bool:
 
     A valid call stays valid if its tool fails. If a call of the last turn was not run, only its syntax is checked.
     """
-    return not any(_has_invalid_call(turn) for turn in trajectory.env_turns)
-
-
-def _has_invalid_call(turn: Turn) -> bool:
-    is_malformed = any(call.error is not None for call in turn.action.message.calls)
-    return is_malformed or any(result.error in INVALID_CALL_KINDS for result in turn.results)
+    turns = trajectory.env_turns
+    is_malformed = any(call.error is not None for turn in turns for call in turn.action.message.calls)
+    return not is_malformed and all(result.error not in INVALID_CALL_KINDS for turn in turns for result in turn.results)
 
 
 def gold_answers(task: Task) -> Sequence[str]:

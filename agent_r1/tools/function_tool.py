@@ -232,7 +232,8 @@ def _image_parts(value: object) -> tuple[ContentPart, ...] | None:
     values: Any = value if isinstance(value, list | tuple) else (value,)
     if not any(_is_image(one) for one in values) or not all(isinstance(one, str) or _is_image(one) for one in values):
         return None
-    return tuple(Text(one) if isinstance(one, str) else _to_image(one) for one in values)
+    images = (Image.from_pil(one) if _is_picture(one) else one for one in values)
+    return tuple(Text(one) if isinstance(one, str) else one for one in images)
 
 
 def _is_image(value: object) -> bool:
@@ -243,7 +244,3 @@ def _is_picture(value: object) -> bool:
     """Return whether a value is an image of pillow. If no code has imported pillow yet, return False."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
-
-
-def _to_image(value: Any) -> Image:
-    return Image.from_pil(value) if _is_picture(value) else value

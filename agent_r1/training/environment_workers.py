@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -73,15 +73,11 @@ def environments_of(taskset: TaskSet) -> dict[str, Env]:
 def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
     """Return the facts that must be equal for worker and run: version of agent-r1, hashes of tasks, tools and files."""
     hashes = dict(data_hashes(config, taskset))
-    hashes["tools"] = _hash_tools(environments_of(taskset))
+    tools = {name: [tool.to_openai() for tool in env.tools] for name, env in environments_of(taskset).items()}
+    hashes["tools"] = hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
     if taskset.file is not None:
         hashes["file"] = hash_file(Path(taskset.file))
     return WorkerDescription(version=version("agent-r1"), taskset=taskset.name, fingerprints=hashes)
-
-
-def _hash_tools(envs: Mapping[str, Env]) -> str:
-    tools = {name: [tool.to_openai() for tool in env.tools] for name, env in envs.items()}
-    return hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
 
 
 def serve_environments(

@@ -138,7 +138,7 @@ class SmokeChecks:
         async with aclosing(collector.collect(requests, no_gate)) as groups:
             self._groups = [group async for group in groups]
         attempts = [trajectory for group in self._groups for trajectory in group.trajectories]
-        bad = [attempt for attempt in attempts if STATUS_POLICY[attempt.status] != "train" or not _is_scored(attempt)]
+        bad = [one for one in attempts if STATUS_POLICY[one.status] != "train" or None in one.rewards.values()]
         if bad:
             reason = bad[0].reason or "a reward is missing"
             return reject(f"{len(bad)} of {len(attempts)} attempts cannot be trained: {bad[0].status.value}: {reason}")
@@ -345,10 +345,6 @@ def _arguments(tool: ToolSpec) -> dict[str, Any]:
         name: schema["enum"][0] if schema.get("enum") else EXAMPLES.get(str(schema.get("type")), "1")
         for name, schema in required.items()
     }
-
-
-def _is_scored(attempt: Trajectory) -> bool:
-    return all(value is not None for value in attempt.rewards.values())
 
 
 def _alternating(first: int) -> Iterator[float]:

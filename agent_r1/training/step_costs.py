@@ -115,10 +115,6 @@ def _load_of(trajectory: Trajectory) -> AttemptLoad:
     return tuple(loads)
 
 
-def _tokens_of(group: GroupLoad) -> int:
-    return sum(turn.new_tokens + turn.action_tokens for attempt in group for turn in attempt)
-
-
 def schedule_of(config: Mapping[str, Any]) -> Schedule:
     """Return the schedule in the settings of a run."""
     return Schedule(config["groups_per_step"], config["max_staleness"], config["concurrency"])
@@ -140,7 +136,8 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
         return [sum(_seconds(profile, part, clock) for part in parts) for _, _, profile in observed]
 
     around = (Part.RENDERING, Part.REWARDS, Part.STORE, Part.OTHER, *((Part.TOOLS,) if clock == "cpu" else ()))
-    trained = sum(_tokens_of(group) for _, groups, _ in observed for group in groups)
+    turns = [turn for _, groups, _ in observed for group in groups for attempt in group for turn in attempt]
+    trained = sum(turn.new_tokens + turn.action_tokens for turn in turns)
     trainer = TrainerCost(
         update=fmean(seconds(Part.OPTIMIZER)),
         token=sum(seconds(Part.PACKING, Part.FORWARD, Part.BACKWARD)) / trained,
