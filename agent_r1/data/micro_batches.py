@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agent_r1.core.inference import PromptMedia
-from agent_r1.data.sequences import TokenSequence
+from agent_r1.data.prefix_sharing import PrefixSharing
+from agent_r1.data.sequences import Block, TokenSequence
 
 MAX_PADDING = 0.1
 """A block is added to a micro-batch only if the share of padding tokens remains below this number."""
-
-Block = Sequence[TokenSequence]
-"""Token sequences that must be in the same micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +102,18 @@ class PassPlan:
 
     prefix: Tensor
     micro_batches: Iterator[MicroBatch]
+
+
+def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
+    """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
+
+    A block is never divided. If ``sharing`` is None, no prefix is shared. See :func:`make_micro_batches`.
+    """
+    prefix = torch.zeros(0, dtype=torch.int64)
+    if sharing is not None and blocks:
+        prefix, blocks = sharing.share(blocks, max_tokens)
+    make = make_single_rows if sharing is not None and sharing.by_parts else make_micro_batches
+    return PassPlan(prefix, make(blocks, max_tokens, len(prefix)))
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1.data.micro_batches import Block, PassPlan, make_micro_batches, make_single_rows
-from agent_r1.data.sequences import TokenSequence
+from agent_r1.data.sequences import Block, TokenSequence
 
 MIN_COMMON_PREFIX = 64
 """Smallest number S of tokens that are computed before all micro-batches. A shorter prefix does not justify an
@@ -50,6 +49,19 @@ class PrefixSharing:
     across_micro_batches: bool
     by_parts: bool = False
 
+    def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
+        """Return (the first tokens of all sequences, the blocks of what remains, merged if this saves time).
+
+        The first tokens (S,) are read before the blocks. A merged sequence has at most ``max_tokens`` tokens, including
+        the tokens before it.
+        """
+        sequences = [sequence for block in blocks for sequence in block]
+        prefix = torch.zeros(0, dtype=torch.int64)
+        if self.across_micro_batches and not any(sequence.media for sequence in sequences):
+            prefix = common_prefix(sequences)
+        rest = [tuple(sequence.without_first(len(prefix)) for sequence in block) for block in blocks]
+        return prefix, merge_blocks(rest, self, max_tokens, len(prefix))
+
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
         """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
 
@@ -61,23 +73,6 @@ class PrefixSharing:
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
-
-
-def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
-    """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
-
-    A block is never divided. If ``sharing`` is None, no prefix is shared. See
-    :func:`agent_r1.data.micro_batches.make_micro_batches`.
-    """
-    prefix = torch.zeros(0, dtype=torch.int64)
-    if sharing is not None and blocks:
-        sequences = [sequence for block in blocks for sequence in block]
-        if sharing.across_micro_batches and not any(sequence.media for sequence in sequences):
-            prefix = common_prefix(sequences)
-        rest = [tuple(sequence.without_first(len(prefix)) for sequence in block) for block in blocks]
-        blocks = merge_blocks(rest, sharing, max_tokens, len(prefix))
-    make = make_single_rows if sharing is not None and sharing.by_parts else make_micro_batches
-    return PassPlan(prefix, make(blocks, max_tokens, len(prefix)))
 
 
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:

@@ -75,6 +75,10 @@ class TokenSequence:
         )
 
 
+Block = Sequence[TokenSequence]
+"""Token sequences that must be in the same micro-batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class TurnPlace:
     """The place of a turn in the training batch.

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.data import MicroBatch, by_sequence
-from agent_r1.data.micro_batches import PassPlan
-from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
+from agent_r1.data.micro_batches import PassPlan, plan_passes
+from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, supports_tree_mask, token_logprobs
 from agent_r1.model.value_head import ValueModel
 from agent_r1.reward_models.config import Kind, LossName

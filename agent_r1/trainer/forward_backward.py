@@ -19,10 +19,10 @@ from agent_r1.algorithms.types import StateValues, TokenOutputs, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, by_sequence, by_trajectory
-from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
+from agent_r1.data.micro_batches import MicroBatch, PassPlan, by_sequence, by_trajectory, plan_passes
+from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.segments import unique_ids
-from agent_r1.data.sequences import TokenSequence
+from agent_r1.data.sequences import Block, TokenSequence
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
 from agent_r1.model.vision import ImageProcessor, PassImages

@@ -20,7 +20,8 @@ from agent_r1.algorithms.registry import as_algorithm
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import Block, by_sequence
+from agent_r1.data.micro_batches import by_sequence
+from agent_r1.data.sequences import Block
 from agent_r1.model.adapter import has_adapter, without_adapter
 from agent_r1.model.tensor_files import write_rows
 from agent_r1.model.value_head import ValueModel, build_value_model

@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.core.weights import Dtype
-from agent_r1.data.micro_batches import Block, MicroBatch, PassPlan, make_micro_batches
+from agent_r1.data.micro_batches import MicroBatch, PassPlan, make_micro_batches
+from agent_r1.data.sequences import Block
 from agent_r1.model.tensor_files import Rows, TensorFiles
 from agent_r1.model.value_head import ValueModel
 from agent_r1.model.weights import DTYPES

@@ -18,8 +18,9 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import Block, by_sequence
-from agent_r1.data.prefix_sharing import PrefixSharing, plan_passes
+from agent_r1.data.micro_batches import by_sequence, plan_passes
+from agent_r1.data.prefix_sharing import PrefixSharing
+from agent_r1.data.sequences import Block
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask, use_tree_attention
 from agent_r1.model.value_head import ValueModel, build_value_model

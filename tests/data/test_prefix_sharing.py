@@ -21,8 +21,8 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
 from agent_r1.data.batch import TrainingBatch, assemble_batch
-from agent_r1.data.micro_batches import by_sequence
-from agent_r1.data.prefix_sharing import PrefixSharing, common_prefix, merge_sequences, plan_passes
+from agent_r1.data.micro_batches import by_sequence, plan_passes
+from agent_r1.data.prefix_sharing import PrefixSharing, common_prefix, merge_sequences
 from agent_r1.data.sequences import TokenSequence, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.forward import PrefixStates, use_tree_attention

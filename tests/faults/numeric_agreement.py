@@ -18,7 +18,7 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
-from agent_r1.data import prefix_sharing
+from agent_r1.data import micro_batches
 from agent_r1.inference import torch_engine
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
@@ -153,8 +153,8 @@ def drop_micro_batch(*arguments: Any) -> Any:
     return iter(micro[:1] if len(micro) == 1 else micro[1:])
 
 
-MICRO_BATCHES = prefix_sharing.make_micro_batches
-DROPPED_MICRO_BATCH = patch.object(prefix_sharing, "make_micro_batches", drop_micro_batch)
+MICRO_BATCHES = micro_batches.make_micro_batches
+DROPPED_MICRO_BATCH = patch.object(micro_batches, "make_micro_batches", drop_micro_batch)
 FORCED_END = patch.object(torch_engine, "_resolve", force_end_token)
 
 NUMERIC_AGREEMENT: tuple[Case, ...] = (
