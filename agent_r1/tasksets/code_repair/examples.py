@@ -55,8 +55,14 @@ _SOLVED = (
     SolvedTask(
         "Check if a text has more than n words.\nassert has_words('to be', 1) == True\n\n"
         "def has_words(text, n):\n    return len(text.split()) < n",
-        ("return len(text.split()) > n", "return len(text.split()) <= n"),
-        (("return len(text.split()) > n", PASSED),),
+        ("return len(text.split()) <= n", "return len(text.split()) == n", "return len(text.split()) > n"),
+        (
+            (
+                "return len(text.split()) <= n",
+                "has_words('to be', 1) should give True, and gives False\n0 of 1 examples pass.",
+            ),
+            ("return len(text.split()) > n", PASSED),
+        ),
     ),
 )
 
