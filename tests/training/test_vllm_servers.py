@@ -32,6 +32,8 @@ OPTIONS = [
     *("--splits", "style-a", "--pass_k", "0", "--quiet"),
 ]
 
+LORA = ["--trainer.lora.rank", "4", "--trainer.learning_rate", "0.01"]
+
 
 @pytest.fixture
 def servers() -> Iterator[list[FakeVllm]]:
@@ -78,7 +80,19 @@ def test_a_run_completes_although_a_server_dies_in_the_middle(
     assert not list(Path("/dev/shm").glob(f"agent-r1-weights-{os.getpid()}-*"))
 
 
-LORA = ["--trainer.lora.rank", "4", "--trainer.learning_rate", "0.01"]
+def test_a_run_on_one_server_repeats_bit_for_bit(
+    servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without staleness, and with a server whose samples do not depend on other requests. The server is used twice."""
+    digests = []
+    for name in ("first", "second", "other"):
+        run = tmp_path / name
+        seed = ["--seed", "1"] if name == "other" else []
+        assert main(["train", *OPTIONS, *seed, *vllm(servers[:1]), "--run", str(run)]) == 0
+        capsys.readouterr()
+        assert main(["verify", str(run), "--digest"]) == 0
+        digests.append(capsys.readouterr().out)
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_run_with_an_adapter_sends_the_adapter_alone(
