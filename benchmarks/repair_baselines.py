@@ -22,6 +22,7 @@ from rich.table import Table
 
 from agent_r1.core.messages import Message
 from agent_r1.core.reference_solution import Responder, tool_call
+from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_agent import ScriptedAgent
@@ -76,7 +77,7 @@ POLICIES: dict[str, Policy] = {
 
 async def fix_rate(taskset: TaskSet, split: str, turns: int, policy: Policy, repeats: int) -> list[float]:
     """Return the share of the repairs of each task, over ``repeats`` attempts with other random numbers."""
-    tasks: Sequence = [task for task in taskset.tasks(split) for _ in range(repeats)]
+    tasks: Sequence[Task] = [task for task in taskset.tasks(split) for _ in range(repeats)]
     agent = ScriptedAgent(
         taskset.env, lambda a: policy(bug_of(tasks[a.group_id]), random.Random(f"{a.group_id}"), turns)
     )
