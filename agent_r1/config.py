@@ -102,7 +102,7 @@ def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Laye
     """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
 
     ``whole`` is a larger settings class, such as TrainConfig. Settings that only ``whole`` has are left out. So several
-    commands can use the same file. Raise InvalidInput for a key that neither class has.
+    commands can use the same file. Raise InvalidInput for a key that is in neither of the two classes.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:

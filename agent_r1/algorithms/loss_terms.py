@@ -20,7 +20,7 @@ from agent_r1.data.segments import segment_mean, segment_sum
 
 
 class Masks(Component):
-    """Switches for the advantage mask and the loss mask of paper 2511.14460. Both are on by default."""
+    """Switches for the advantage mask and the loss mask of paper 2511.14460. Both masks are on by default."""
 
     advantage: bool = True
     """Whether advantages are computed over action tokens only. If not, observation tokens are time steps too."""

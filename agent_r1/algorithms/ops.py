@@ -27,7 +27,7 @@ MIN_STD = 1e-6
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
-    """Return, for each element, the sample standard deviation (Bessel) of its group: (N,). In a group of 1, it is 0.
+    """Return, for each element, the sample standard deviation (Bessel) of its group: (N,); 0 in a group of 1.
 
     ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element.
     """

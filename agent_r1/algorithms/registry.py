@@ -41,7 +41,7 @@ def as_algorithm(value: object, default: str) -> Algorithm:
     other keys of the table are parameters as in :func:`build_algorithm`.
 
     Raises:
-        InvalidInput: if ``value`` has another type, or is not a valid algorithm.
+        InvalidInput: if ``value`` has none of these three types, or is not a valid algorithm.
 
     Example:
         as_algorithm({"name": "grpo", "loss.clip_high": 0.3}, default="dapo")  # GRPO with another clip_high

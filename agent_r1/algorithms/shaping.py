@@ -66,7 +66,7 @@ class Filters(Component):
         return selection
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return one entry per sample: the reason why the filters exclude it from the loss, or None if they do not."""
+        """Return one entry per sample: the reason why a filter excludes the sample from the loss, else None."""
         active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
         by_filter = [filter_fn(samples) for filter_fn in active]
         return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]

@@ -23,9 +23,10 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
     ``origin`` identifies the inputs from which the files are made, such as ``{"conversion": 2, "sha256": "9f86d0.."}``.
     ``make`` is called if the folder is missing or damaged, or was made from another ``origin``. The argument of
     ``make`` is a temporary folder, which becomes ``folder`` after ``make`` returns. So a killed process leaves no
-    incomplete folder. If several processes call this function, one of them calls ``make``, and the others wait.
+    incomplete folder. If several processes call this function, one process calls ``make``, and the other processes
+    wait.
 
-    Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised, too.
+    Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised unchanged.
     """
     if is_valid(folder, origin):
         return folder

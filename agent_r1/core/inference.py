@@ -16,8 +16,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class PromptMedia:
     """An image in a prompt, and the placeholder tokens that stand for it.
 
-    The model reads the features of the image at these tokens, one feature at each token. The placeholders are several
-    ranges if the model puts other tokens between them.
+    The model reads the features of the image at these tokens, one feature at each token. The placeholders are in
+    several ranges if the model puts other tokens between placeholders.
 
     Attributes:
         image: the image.

@@ -74,7 +74,7 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """The time of each part of a step, or of an average step. The sum is the wall time of the step.
+    """The time of each part of a step, or of an average step. The parts' wall times add up to the time of the step.
 
     ``parts`` is empty if nothing was measured.
 
@@ -91,7 +91,7 @@ class StepProfile:
         return PartTime(sum(time.seconds for time in times), sum(time.cpu_seconds for time in times))
 
     def timings(self) -> dict[str, float]:
-        """Return the numbers that a run records, by name. :meth:`from_timings` reads them."""
+        """Return the numbers that a run records, by name. :meth:`from_timings` reads these numbers."""
         wall = {f"{SECONDS}{part.value}": time.seconds for part, time in self.parts.items()}
         return wall | {f"{CPU_SECONDS}{part.value}": time.cpu_seconds for part, time in self.parts.items()}
 
@@ -156,7 +156,7 @@ class Profiler(Protocol):
     """An object that measures the parts of training steps."""
 
     def measure(self, part: Part) -> AbstractContextManager[object]:
-        """Return a context manager. ``part`` is active inside of it. Several threads can be inside at the same time.
+        """Return a context manager inside which ``part`` is active. Several threads can use it at the same time.
 
         Do not nest parts that compute, such as FORWARD, in each other.
         """

@@ -36,7 +36,7 @@ class TaskSet:
         measures: computes further measures of scored attempts, by name.
         agent: an agent that acts instead of the agent loop, and calls the policy over HTTP; None for the agent loop.
         sandbox: the isolation of code that the policy writes, as text; None if no such code is executed.
-        file: the Python file of the user that defines the task set; None if it is not defined in such a file.
+        file: the Python file of the user that defines the task set; None if no file of the user defines the task set.
     """
 
     name: str

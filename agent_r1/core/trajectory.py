@@ -221,7 +221,7 @@ class Trajectory:
         return self.prompt_ids(before) + before.action_ids + turn.new_ids
 
     def known_messages(self, turn: Turn) -> tuple[Message, ...]:
-        """Return the opening messages if ``turn`` has no parent; otherwise the observation of its parent.
+        """Return the observation of the turn's parent. If ``turn`` has no parent, return the opening messages.
 
         These messages differ from ``turn.new_messages`` if the context was rewritten, if a sub-agent has a conversation
         of its own, or if an agent continues one action in two ways.
@@ -272,7 +272,7 @@ class Trajectory:
 
     @property
     def last_text(self) -> str:
-        """The raw text of the last action that the environment got; '' if it got none."""
+        """The raw text of the last action that the environment got; '' if the environment got no action."""
         return self.env_turns[-1].action.text if self.env_turns else ""
 
     @property

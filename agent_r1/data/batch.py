@@ -47,7 +47,7 @@ class TrainingBatch:
 
     All tensors are on the CPU.
 
-    Usually the batch holds action tokens only, and ``action_mask`` is true for all of them. If an algorithm trains on
+    Usually the batch holds action tokens only, and ``action_mask`` is true for every token. If an algorithm trains on
     observations, the batch also holds observation tokens, for which ``action_mask`` is false. Turns without action
     tokens are not in the batch. ``sequences`` holds all tokens that the model reads, including prompts.
 
@@ -250,7 +250,8 @@ def assemble_batch(
     Args:
         samples: The training samples, with their rewards.
         packing: The function that converts a trajectory to token sequences for the model.
-        scope: The tokens that the batch holds: "actions" for action tokens only, "all" for observation tokens too.
+        scope: The tokens that the batch holds: "actions" for action tokens only, "all" for action and observation
+            tokens.
         reward_weights: Weights by the name of a reward. A reward without a weight has weight 1.
         loss_excluded: For each sample, the reason why the loss excludes the sample, or None. Excluded samples still
             count in baselines.

@@ -140,9 +140,10 @@ def _equal_tokens(one: TokenSequence, other: TokenSequence) -> int:
 def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common tokens only once.
 
-    The result is a tree of tokens in depth-first order. Two tokens are merged if they are equal and all tokens before
-    them on their branches are equal. The result predicts every token of the batch that one of ``sequences`` predicts.
-    Two of these predicted tokens can become one token. The field ``trajectory`` is copied from the first sequence.
+    The result is a tree of tokens in depth-first order. Two tokens are merged if they are equal, and the tokens that
+    precede them on their branches are equal. The result predicts every token of the batch that one of ``sequences``
+    predicts. Two of these predicted tokens can become one token. The field ``trajectory`` is copied from the first
+    sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """

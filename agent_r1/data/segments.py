@@ -74,7 +74,7 @@ def index_within(unit: Tensor) -> Tensor:
 
 
 def previous_within(unit: Tensor) -> Tensor:
-    """Return the position of the previous element of the same unit, or -1 if there is none: (N,).
+    """Return the position of the previous element of the same unit, or -1 for the first element of a unit: (N,).
 
     ``unit`` (N,) holds the number of each element's turn, trajectory or group. Units must be contiguous and not empty.
 

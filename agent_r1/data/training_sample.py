@@ -71,8 +71,9 @@ class Selection:
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
     """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
-    Greedy attempts are in neither part. They only set ``greedy_return`` of the samples in their group. The result is
-    the same for every order of the groups, and for every order of the trajectories in a group.
+    Greedy attempts are neither training samples nor excluded attempts. They only set ``greedy_return`` of the samples
+    in their group. The result is the same for every order of the groups, and for every order of the trajectories in a
+    group.
 
     Args:
         groups: The groups of an update.

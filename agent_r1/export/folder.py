@@ -18,7 +18,7 @@ MARKER = "export.json"
 
 @contextmanager
 def new_export(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder to write the export to. At the end of the ``with`` block, it becomes ``out``.
+    """Yield a temporary folder to write the export to. At the end of the ``with`` block, this folder becomes ``out``.
 
     If the block raises an exception, ``out`` does not change.
 

@@ -67,7 +67,7 @@ class ChatRequest:
 
     @property
     def conversation(self) -> Messages:
-        """``instructions`` as a system message if they are given, followed by ``messages``."""
+        """``messages``, preceded by a system message with ``instructions`` if the request has instructions."""
         return self.messages if self.instructions is None else (Message.system(self.instructions), *self.messages)
 
 

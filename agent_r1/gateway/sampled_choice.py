@@ -72,7 +72,7 @@ def _can_be_sent(call: ToolCall) -> bool:
 
 
 def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
-    """Return (the message before the first stop string, this stop string). Without one, return (the message, None)."""
+    """Return (the message before the first stop string, this stop string); (the message, None) if none occurs."""
     found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
     if not found:
         return message, None

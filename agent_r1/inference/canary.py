@@ -69,8 +69,8 @@ class CanaryReading:
 
     Attributes:
         logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the most likely next tokens, by token id. The server chooses the tokens,
-            and uses its prefix cache if it has one.
+        next_logprobs: the log-probabilities of the most likely next tokens, by token id. The server chooses these
+            tokens. If the server has a prefix cache, it uses the cache.
     """
 
     logprobs: tuple[float, ...]

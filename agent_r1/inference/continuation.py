@@ -31,7 +31,7 @@ MAX_ABORT_SECONDS = 5.0
 class Piece:
     """The answer to one request: a part of a completion.
 
-    ``finish_reason`` is "abort" if the server ended the request for a reason of its own.
+    ``finish_reason`` is "abort" if the server ended the request before the answer was complete.
     """
 
     token_ids: tuple[int, ...]
@@ -86,7 +86,7 @@ def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReas
 
 
 def join(first: Completion, more: Completion) -> Completion:
-    """Return one completion: the tokens of ``first``, and then the tokens of ``more``, which continue them."""
+    """Return one completion: the tokens of ``first``, followed by the tokens of ``more``."""
     shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
     parts = (first.prefilled_tokens, more.prefilled_tokens)
     is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version

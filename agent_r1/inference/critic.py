@@ -56,7 +56,7 @@ class TokenTree:
         return depths
 
     def visible(self) -> Tensor:
-        """Return which nodes each node attends to, (n, n) bool: itself and its ancestors."""
+        """Return a mask (n, n) bool: [i, j] is true if node j is node i or an ancestor of node i."""
         mask = torch.eye(len(self.parents), dtype=torch.bool)
         for node, parent in enumerate(self.parents[1:], start=1):
             mask[node] |= mask[parent]

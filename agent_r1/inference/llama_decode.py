@@ -36,7 +36,7 @@ and values to the cache."""
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """The modules of one decoder layer. The model has the same modules, so its weight updates also change this layer.
+    """The modules of one decoder layer of a model. A weight update of the model changes this layer.
 
     ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
     """

@@ -61,7 +61,8 @@ def wants_native(choice: DecodeStep, parameters: int) -> bool:
 class NativeDecoder:
     """The native decode step of a model. :meth:`of` makes an instance.
 
-    The step reads a copy of the weights in another layout. The copy is made again after the model's weights change.
+    The step reads a copy of the weights, in a layout that suits the step. The copy is made again after the model's
+    weights change.
     """
 
     def __init__(self, model: PreTrainedModel, llama: LlamaDecoder, library: NativeLibrary) -> None:

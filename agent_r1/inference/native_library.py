@@ -40,16 +40,16 @@ class NativeLibrary:
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C++ compiler, or None if there is none."""
+    """Return the path of a C++ compiler, or None if no compiler is found."""
     names = (os.environ.get("CXX", ""), *COMPILERS)
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 @functools.cache
 def load_library(compiler: str | None) -> NativeLibrary | Unavailable:
-    """Return the library. Compile it if it was never compiled on this processor with the same compiler.
+    """Return the library. It is compiled if it was never compiled on this processor with the same compiler.
 
-    Several processes can call this function at the same time: one of them compiles, and the others wait.
+    Several processes can call this function at the same time: one process compiles, and the other processes wait.
     """
     if compiler is None:
         return Unavailable("no C++ compiler was found: install g++ or clang++, or set CXX")

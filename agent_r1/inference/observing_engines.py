@@ -34,7 +34,7 @@ class ForwardingEngine:
 
 
 class EngineMeter:
-    """Counters of an engine for each training step. Any thread can use them.
+    """Counters of an engine for each training step. Any thread can use the counters.
 
     Args:
         clock: returns the time in seconds.

@@ -103,7 +103,7 @@ class PolicyEngine:
 
     @property
     def pool(self) -> EnginePool:
-        """The pool of servers, which other policies use too."""
+        """The pool of servers. Other policies can use the same pool."""
         return self._shared.pool
 
     @property

@@ -184,8 +184,8 @@ class Scheduler:
     def plan_prefill(self) -> PrefillPlan:
         """Return the prefill that the running requests need. No sequence or prefix is computed twice.
 
-        Requests that were cancelled leave the running batch first.
-        Afterwards, the slot of every running request must hold all tokens of its sequence except the last one.
+        Requests that were cancelled leave the running batch before the prefill is planned. After the prefill, the slot
+        of every running request holds all tokens of its sequence except the last token.
         """
         self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
         new: list[tuple[_Session, Request, PrefillChunk]] = []

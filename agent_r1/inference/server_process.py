@@ -24,7 +24,7 @@ FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class Server(Protocol):
-    """A server that a run started, on this machine or on another one."""
+    """A server that a run started, on this machine or on another machine."""
 
     @property
     def log(self) -> Path:

@@ -59,7 +59,7 @@ class TorchEngine:
         context: maximum number of tokens of a prompt and its completion together.
         config: data type, batch size and memory. None: the default settings.
         profiler: measures prefill, decode steps and sampling.
-        images: the image processor of the model; None if it has no vision.
+        images: the image processor of the model; None if the model has no vision.
 
     Raises:
         InvalidInput: the model fails with the KV cache, or its logits with the KV cache differ from the logits of a

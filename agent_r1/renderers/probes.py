@@ -65,7 +65,7 @@ class RenderText(Protocol):
 def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, ...]:
     """Return the special token that the template writes after an answer, and the special token after a call.
 
-    If both are the same token, or no token follows a call, return one token.
+    Return a single token if the two tokens are equal, or if no token follows a call.
 
     Args:
         render: renders a conversation as text with the chat template.

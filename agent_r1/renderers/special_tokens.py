@@ -27,8 +27,8 @@ def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
 def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
     """Return the token that occurs first in ``text``; None if ``text`` contains none of ``tokens``.
 
-    ``tokens`` are the texts of tokens, such as "<|im_end|>". If several of them begin at the same position, return the
-    longest.
+    ``tokens`` are the texts of tokens, such as "<|im_end|>". If several tokens begin at the same position, return the
+    longest of these tokens.
     """
     found = [(text.find(token), -len(token), token) for token in tokens if token in text]
     return min(found)[2] if found else None

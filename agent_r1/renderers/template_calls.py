@@ -87,10 +87,10 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a call. If the first argument is an iterator, it is replaced by a list of its values.
+    """Return the arguments ``args`` of a call of the filter or method ``name``, with a list in place of an iterator.
 
-    The cost of a call depends on the number of these values, and an iterator has no length. The argument is replaced
-    only if the filter or method ``name`` reads all values.
+    Only the first argument is replaced, and only if ``name`` reads all its values. The cost of the call depends on the
+    number of these values, which an iterator does not know.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])

@@ -16,7 +16,7 @@ class ShuffledScorer:
 
     The mean and the spread of the rewards stay the same, but a policy can learn nothing from the rewards. Training with
     this scorer shows the effect of updates without information. A reward with one number per turn becomes the sum of
-    its numbers, because another attempt can have another number of turns. All scorers of a task set shuffle a group in
+    its numbers, because the attempts can have different numbers of turns. All scorers of a task set shuffle a group in
     the same way.
 
     Example:

@@ -66,7 +66,7 @@ class ContextPolicy(ABC):
     """Base class of context policies.
 
     Attributes:
-        keep_turns: how many of the latest exchanges are not rewritten, if the context has room for all of them.
+        keep_turns: how many of the latest exchanges are not rewritten, if the context has room for these exchanges.
         after_tokens: nothing is rewritten until the context is longer than this number of tokens, or has no room for an
             action.
     """

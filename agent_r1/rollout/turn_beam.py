@@ -121,7 +121,7 @@ class RepeatingEngine:
         """Do nothing: actions are sampled without a session."""
 
     async def close(self) -> None:
-        """Do nothing, because other attempts use the engine, too."""
+        """Do nothing, because other attempts use the same engine."""
 
 
 @dataclass(frozen=True, slots=True)

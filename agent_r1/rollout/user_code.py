@@ -43,9 +43,9 @@ def format_error(error: BaseException) -> str:
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
     """Convert every exception in the ``with`` block to the exception ``failure(reason)``.
 
-    A BaseException is converted too, because some native libraries raise BaseExceptions (a panic of Rust, for example).
-    Two exceptions are not converted: an interrupt by a signal, and the cancellation of the current task. If the user's
-    code raises CancelledError although the current task was not cancelled, this error is converted.
+    This includes every BaseException, because some native libraries raise BaseExceptions (a panic of Rust, for
+    example). Two exceptions are not converted: an interrupt by a signal, and the cancellation of the current task. If
+    the user's code raises CancelledError although the current task was not cancelled, this error is converted.
     """
     task = current_task()
     try:

@@ -47,8 +47,8 @@ class Output:
 class ExecutionResult:
     """The result of one call.
 
-    The status and the output come from the program's own process, so an untrusted program can forge both. To decide
-    whether a function is correct, use :meth:`Sandbox.grade`.
+    The status and the output come from the program's own process, so an untrusted program can forge the status and the
+    output. To decide whether a function is correct, use :meth:`Sandbox.grade`.
 
     Attributes:
         status: how the call ended.

@@ -25,7 +25,7 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 def find_unconfined_sandbox() -> str | None:
     """Return ``"none: nothing"`` if this process has a sandbox of level ``none``; otherwise None.
 
-    The text is the sandbox's :attr:`Sandbox.isolation`. Sandboxes that no tool or environment declares are found too.
+    The text is the sandbox's :attr:`Sandbox.isolation`. Sandboxes that no tool or environment declares are also found.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more

@@ -43,7 +43,8 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
     Raises:
         CorruptCheckpoint: if a file of the checkpoint is missing, additional or changed; if the run has no metrics up
             to the checkpoint's step; or if the weights or the seal differ from the records of the run.
-        InvalidInput: if another version of agent-r1 wrote the checkpoint, so that the manifest has another format.
+        InvalidInput: if a different version of agent-r1 wrote the checkpoint, in a format that this version does not
+            read.
     """
     manifest, step, last = check_manifest(checkpoint), checkpoint_step(checkpoint), last_step(connection)
     if step > last:

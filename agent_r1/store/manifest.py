@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         CorruptCheckpoint: if the manifest cannot be read.
-        InvalidInput: if the manifest has another format. Other formats are not converted.
+        InvalidInput: if the manifest has a format that this version of agent-r1 does not read.
     """
     try:
         data: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def check_manifest(folder: Path) -> Manifest:
 
     Raises:
         CorruptCheckpoint: if a file is missing, additional or changed, or the manifest cannot be read.
-        InvalidInput: if the manifest has another format.
+        InvalidInput: if the manifest has a format that this version of agent-r1 does not read.
     """
     manifest = read_manifest(folder)
     try:

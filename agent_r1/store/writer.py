@@ -194,7 +194,7 @@ def _lock(folder: Path) -> int:
 
 
 def writing_process(folder: Path) -> int | None:
-    """Return the id of the process that writes a run; None if there is none, or if the system does not list locks."""
+    """Return the id of the process that writes a run; None if no process writes it, or if the id is not known."""
     found = folder.stat()
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError):

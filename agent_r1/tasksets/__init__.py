@@ -21,8 +21,8 @@ class TaskSetEntry:
     Attributes:
         description: one line about the task set.
         build: builds the task set from (data, corpus, seed). ``data`` is a file, a folder or the name of a data set on
-            the hub. ``corpus`` is a file or the address of a retrieval server. Each of the two is None if the user
-            did not give it.
+            the hub. ``corpus`` is a file or the address of a retrieval server. An argument that the user did not give
+            is None.
     """
 
     description: str
@@ -61,7 +61,7 @@ def build(
     Args:
         name: the name of the task set, as ``agent-r1 tasksets`` lists it.
         data: a file, a folder, or the name of a data set on the hub; None for a task set that generates its tasks.
-        corpus: a file of passages, or the address of a retrieval server; None if there is none.
+        corpus: a file of passages, or the address of a retrieval server; None if no corpus is given.
         seed: determines the training tasks or their order.
         sandbox: the sandbox level for code that the policy writes; None for the default level.
         encoder: the sentence encoder of the search; "" for a search with BM25.

@@ -27,7 +27,7 @@ def answer_solutions(
         other: a wrong answer, for example the answer of another task.
         max_turns: the largest number of turns of an episode.
         full: the full value of each reward, by name. Every right solution must reach all of these values. No wrong
-            solution may reach any of them.
+            solution may reach one of these values.
     """
     first, *aliases = gold_answers(task)
     gold = (

@@ -292,8 +292,8 @@ def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
     The right solutions ask the customer, look up the order, change or cancel the order, and state the price. Examples
-    of wrong solutions: the agent does not change the order, does not state the price, changes another order as well, or
-    never ends the conversation.
+    of wrong solutions: the agent does not change the order, does not state the price, changes a second order, or never
+    ends the conversation.
     """
     wish: Wish = task.data["wish"]
     orders: Database = task.data["orders"]

@@ -190,7 +190,7 @@ def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
 def hash_order(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
     """Return the questions in an order that looks random but is the same on every machine.
 
-    The questions are sorted by a hash of ``salt`` and their text. Another ``salt`` gives another order.
+    The questions are sorted by a hash of ``salt`` and their text. Different salts give different orders.
     """
     return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
 

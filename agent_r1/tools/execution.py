@@ -162,8 +162,8 @@ def user_code_location(error: BaseException) -> str:
 async def run_detached(work: Awaitable[T]) -> T:
     """Run ``work`` in an asyncio task of its own. Return the result of ``work``, or raise its exception.
 
-    If the caller is cancelled, ``work`` is cancelled too. If ``work`` then does not end within ``GRACE_SECONDS``, it is
-    abandoned. So the caller ends even if ``work`` catches the cancellation, for example with a bare ``except:``.
+    If the caller is cancelled, ``work`` is also cancelled. If ``work`` then does not end within ``GRACE_SECONDS``, it
+    is abandoned. So the caller ends even if ``work`` catches the cancellation, for example with a bare ``except:``.
     ``work`` cannot cancel the caller (see :mod:`agent_r1.core.tasks`).
     """
     task = user_code_task(_capture(work))

@@ -76,7 +76,7 @@ class Resources:
     async def close(self) -> None:
         """Close all open resources, even if the caller is cancelled.
 
-        If closing a resource fails, the error is logged, and the other resources are closed too.
+        If closing a resource fails, the error is logged, and the other resources are still closed.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

@@ -9,7 +9,7 @@ from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun
 
 
 class TensorBoardTracker:
-    """A tracker that writes event files to ``RUN/tensorboard``. To see them, run ``tensorboard --logdir runs``.
+    """A tracker that writes event files to ``RUN/tensorboard``. Show the files with ``tensorboard --logdir runs``.
 
     A resumed run writes to the same folder. TensorBoard then hides the steps that the stopped run had logged after the
     checkpoint, because the resumed run logs these steps again.

@@ -128,7 +128,7 @@ class ModelSet:
         return StateValues(before_token, after_action)
 
     def read_images(self, micro: MicroBatch) -> PassImages | None:
-        """Return the images of a micro-batch; None if it has none."""
+        """Return the images of a micro-batch; None if it has no images."""
         if not micro.media:
             return None
         if self.images is None:

@@ -195,7 +195,7 @@ class Trainer(Protocol):
         """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``.
 
         Raises:
-            InvalidInput: the state belongs to other weights, another algorithm or another model.
+            InvalidInput: the state was saved for different weights, a different algorithm or a different model.
         """
         ...
 

@@ -169,7 +169,7 @@ class RankGroup(Generic[T]):
 
     Args:
         ranks: the number of processes.
-        device: the type of their devices, ``cpu`` or ``cuda``.
+        device: the type of the processes' devices, ``cpu`` or ``cuda``.
         launcher: starts the processes.
     """
 
@@ -204,9 +204,9 @@ class RankGroup(Generic[T]):
         The request and the results are pickled.
 
         Raises:
-            AgentR1Error: the error that the request raised on a rank, if it has this type.
+            AgentR1Error: the request raised this error on a rank.
             RankDied: the process of a rank ended.
-            RankFailed: a rank raised another error.
+            RankFailed: the request raised an error of a different type on a rank.
         """
         return self._request(request)
 

@@ -37,8 +37,9 @@ T = TypeVar("T")
 class OneForward(nn.Module):
     """A module around a model. A whole pass of the model runs inside the ``forward`` of this module.
 
-    A pass calls the backbone and the head of the model one after the other. Both can use the same weights (tied
-    embeddings). FSDP gathers weights at the beginning of a ``forward``, so one ``forward`` must contain both calls.
+    A pass calls the backbone and the head of the model one after the other. Backbone and head can use the same weights
+    (tied embeddings). FSDP gathers weights at the beginning of a ``forward``, so one ``forward`` must contain both
+    calls.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -282,7 +282,7 @@ class SingleProcessTrainer:
 
 
 def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Sequence[PreTrainedModel]) -> str | None:
-    """Return why the models cannot share prefixes; None if they can."""
+    """Return why the models cannot share prefixes; None if the models can share prefixes."""
     if config.critic_reads_logprobs and "critic" in algorithm.needs:
         return "the critic reads log-probabilities, which differ between attempts with equal tokens"
     refused = [model for model in models if not supports_tree_mask(model)]

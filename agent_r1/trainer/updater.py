@@ -198,7 +198,8 @@ class PolicyUpdater:
     def publish(self) -> WeightUpdate:
         """Return a weight update with the policy's current weights, without copying the weights.
 
-        If a checksum is due (setting ``checksum_every``), the first call after a change of the weights computes it.
+        If a checksum is due (setting ``checksum_every``), the first call after a change of the weights computes the
+        checksum.
         """
         if self._published is None:
             self._published = self._trainer.publish(self._version, self._step)
@@ -224,7 +225,7 @@ class PolicyUpdater:
         """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``.
 
         Raises:
-            InvalidInput: the state belongs to other weights, another algorithm or another model.
+            InvalidInput: the state was saved for different weights, a different algorithm or a different model.
         """
         self._trainer.load_state(state)
         self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])

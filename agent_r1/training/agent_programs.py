@@ -25,7 +25,7 @@ def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
     """Return a copy of ``taskset`` with an agent program as its agent.
 
     The agent program is ``config.agent``, or the task set's own agent program if ``config.agent`` is empty. If there is
-    neither, return the task set unchanged. Baselines keep their own environments.
+    no agent program, return the task set unchanged. Baselines keep their own environments.
 
     Raises:
         InvalidInput: the agent program cannot be loaded; ``config`` has a context policy although there is an agent

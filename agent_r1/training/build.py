@@ -211,7 +211,7 @@ def build_runtime(
     Args:
         config: the settings of the run.
         taskset: the task set, with the environment and the scorers.
-        placement: makes the engine and the trainer; None: both run in this process.
+        placement: makes the engine and the trainer; None: engine and trainer run in this process.
         profiler: measures where the time of a step goes.
         folder: the folder of the run, which need not exist yet; None if there is no run.
 

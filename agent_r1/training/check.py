@@ -31,7 +31,7 @@ from agent_r1.training.reward_totals import sum_rewards
 class SolutionCheck:
     """A reference solution, and the rewards that are expected for it.
 
-    A right (gold) solution must earn all ``expected_rewards``. A wrong solution must earn none of them.
+    A right (gold) solution must earn all ``expected_rewards``. A wrong solution must earn none of these rewards.
 
     Example:
         SolutionCheck(task, ReferenceSolution("the answer", respond), is_gold=True, expected_rewards={"em": 1.0})

@@ -154,7 +154,7 @@ async def measure_pass_at_k(
         taskset: has the tasks and the scorers.
         count: how many tasks of each split are used: the first ``count`` tasks.
         k: the k of pass@k. It is at most ``size``.
-        size: the number of attempts at each task. pass@1 and pass@k are estimated from all of them.
+        size: the number of attempts at each task. pass@1 and pass@k are estimated from all of these attempts.
         limits: the limits of an attempt.
         progress: shows how many attempts are finished.
     """
@@ -245,7 +245,7 @@ async def make_table(
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return the task set's own measures of scored attempts, such as {"fix_rate": 0.4}; {} if it has none."""
+    """Return the task set's own measures of scored attempts, such as {"fix_rate": 0.4}; {} without such measures."""
     return {} if taskset.measures is None else taskset.measures(trajectories)
 
 

@@ -55,7 +55,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         config: the settings of the run.
         taskset: the task set.
         progress: shows the steps of the run.
-        placement: makes the engine and the trainer; None: both run in this process.
+        placement: makes the engine and the trainer; None: engine and trainer run in this process.
 
     Raises:
         InvalidInput: the input cannot be used. Nothing was written.

@@ -135,8 +135,8 @@ class Timeline:
     def step_seconds(self) -> float:
         """The mean duration of a step in seconds.
 
-        If there are several steps, the first step is not counted, because it is not typical: it cannot use attempts
-        that were sampled during an earlier step.
+        If there are several steps, the first step is not counted. It takes longer than a typical step, which can use
+        attempts that were sampled during an earlier step.
         """
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)

@@ -225,10 +225,11 @@ class SmokeChecks:
         return accept(f"{len(requests) + len(again)} requests completed; {engine.pool.reasons()}")
 
     async def check_ranks(self) -> CheckOutcome:
-        """Check that one rank computes the loss and the gradient that all ranks computed for the sampled batch.
+        """Check that one rank alone computes the same loss and gradient for the sampled batch as several ranks.
 
-        The gradients are compared by their norms, and by the first moments of AdamW, which are proportional to the
-        clipped gradients after one step. The trainer is closed, and a trainer of one rank takes its place.
+        The gradients are compared by their norms, and by the first moments of AdamW. After one step, these moments are
+        proportional to the clipped gradients. The trainer of several ranks is closed, and a trainer of one rank takes
+        its place.
         """
         config = self._runtime.config
         if config.trainer.ranks == 1:

@@ -84,7 +84,7 @@ def read_profiled_run(folder: Path) -> RecordedRun:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Return the attempts of the run in ``folder``, and its profiles, if it has any.
+    """Return the attempts of the run in ``folder``, and the profiles that the run recorded, if any.
 
     Raises InvalidInput if the run has no step.
     """

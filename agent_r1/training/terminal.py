@@ -20,7 +20,7 @@ class Terminal:
         self._console = console
 
     def print(self, text: str) -> None:
-        """Print a text. Control characters are replaced, so that the text of a page cannot control the terminal."""
+        """Print a text. Control characters are replaced, so that an untrusted text cannot control the terminal."""
         safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
         self._console.print(Line(safe), soft_wrap=True)
 

@@ -223,7 +223,10 @@ def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Ten
 
 @torch.no_grad()
 def measure_fit(model: ValueModel, recorded: Sequence[RecordedReturns], mean: float) -> tuple[CriticFit, CriticFit]:
-    """Return (fit on all states, fit on the states at the ends of actions). ``mean`` is the baseline's prediction."""
+    """Return (fit on all states, fit on the states at the ends of actions).
+
+    ``mean`` is the mean return of the training tasks, which the baseline predicts for every state.
+    """
     parts = [predict(model, recorded[i : i + MEASURED_ROWS]) for i in range(0, len(recorded), MEASURED_ROWS)]
     values, returns, is_end = (torch.cat(column).double() for column in zip(*parts, strict=True))
 

@@ -217,7 +217,7 @@ class WorkerPool:
 
     Args:
         config: the addresses of the workers, and their limits.
-        expected: the description that a worker must have when it comes back.
+        expected: the description that a failed worker must have when it answers again.
     """
 
     def __init__(self, config: EnvironmentConfig, expected: WorkerDescription) -> None:

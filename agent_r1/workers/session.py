@@ -77,7 +77,7 @@ class WorkerSession:
         return await self._start(work)
 
     async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
-        """Give the environment the answer of a model, and return its next query or the outcome of the request."""
+        """Give the environment a model's answer. Return the environment's next query, or the request's outcome."""
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:
             raise EnvironmentFailure(f"no query {answer.query} waits for an answer")

@@ -165,7 +165,7 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
 
 
 def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
-    """Return the first of ``delimiters`` that occurs in the arguments, or None if none of them occurs.
+    """Return the first of ``delimiters`` that occurs in the arguments, or None if no delimiter occurs.
 
     The function searches the values of the arguments, not the text of the call, in which JSON can escape a delimiter.
 

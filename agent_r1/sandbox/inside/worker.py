@@ -90,7 +90,7 @@ def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, st
     """Run source code and return its report as (letter, text).
 
     The letter is ``o`` if the code ended normally, ``e`` if it raised an exception, and ``m`` if memory ran out. The
-    text is the error, or "" if there is none.
+    text is the error, or "" without an error.
 
     Args:
         kind: ``c`` for a cell, ``p`` for a whole program.

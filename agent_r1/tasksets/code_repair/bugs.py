@@ -97,8 +97,8 @@ def plant_bugs(
 
     A function is left out if it does not pass its own tests, if it has fewer than two tests, or if none of its
     mutations is a bug. A mutation is a bug if the visible test and at least one hidden test fail, no test runs too
-    long, and the original line repairs the function. The kind of a bug is drawn first, because some kinds have many
-    more mutations than others.
+    long, and the original line repairs the function. The kind of a bug is drawn before the bug, because some kinds have
+    many more mutations than other kinds.
 
     Args:
         proposals: the largest number of proposals of each bug: the right function, and mutations of the function with

@@ -58,7 +58,7 @@ class RepairScorer:
 
 
 def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function after the edit in the final answer; None if there is no answer or it is not an edit."""
+    """Return the function after the edit in the final answer; None if the answer is missing or not an edit."""
     text = final_answer(trajectory)
     return None if text is None else apply_edit(bug.source, bug.proposals, text)
 

@@ -59,7 +59,7 @@ class AnswerChecker:
 
         ``question`` is the text of the question. If the comparison fails or exceeds the time limit, ``gold`` is
         compared with itself. If this second comparison works, the agent's answer cannot be computed, and is wrong. If
-        the second comparison fails too, ``correct`` of the result is None.
+        the second comparison also fails, ``correct`` of the result is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

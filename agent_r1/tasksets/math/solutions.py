@@ -90,7 +90,7 @@ def uncomputed_sum(answer: str) -> str:
 def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
     """Return the mathematical expressions of a question. A wrong solution copies one of these expressions.
 
-    Expressions that equal the answer ``gold``, after both are normalized, are left out.
+    An expression is left out if it equals the answer ``gold`` after normalization.
     """
     return tuple(
         each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))

@@ -158,7 +158,7 @@ def save_model(
 ) -> Path:
     """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
 
-    The image processor ``images`` of a model with vision is written too.
+    The image processor ``images`` of a model with vision is also written.
 
     A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
     Return the folder ``run/model``. ``disk`` has the file system operations.
@@ -189,7 +189,7 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, then remove old ones. Return the new folder.
 
-    The newest ``keep`` checkpoints are kept. Each of these checkpoints records which step is the best so far, and the
+    The newest ``keep`` checkpoints are kept. Each of these checkpoints records the best step at its time, and the
     checkpoints of these best steps are kept too. A checkpoint with missing files, or with files of a wrong size, does
     not count as one of the newest.
 
@@ -229,7 +229,8 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
     """Read the checkpoint in ``folder``, which was saved for ``model`` and ``tokenizer``.
 
     Raises:
-        InvalidInput: if the checkpoint is corrupt, or was saved with another format, model, tokenizer or chat template.
+        InvalidInput: if the checkpoint is corrupt, or was saved with a different format, model, tokenizer or chat
+            template.
     """
     try:
         saved = check_manifest(folder).fingerprint
@@ -249,7 +250,7 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def saved_tensors(folder: Path) -> TensorFiles:
-    """Return the tensors of the trainer's state in a checkpoint. They are read from the files when they are needed."""
+    """Return the tensors of the trainer's state in a checkpoint. Each is read from a file when it is needed."""
     return TensorFiles(sorted(folder.glob(TRAINER_TENSORS)))
 
 
@@ -270,7 +271,7 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
         check: raises CorruptCheckpoint if the checkpoint in the given folder is not intact.
 
     Raises:
-        InvalidInput: if another version of agent-r1 wrote a checkpoint in another format.
+        InvalidInput: if a different version of agent-r1 wrote a checkpoint in a format that this version does not read.
     """
     skipped: list[SkippedCheckpoint] = []
     for folder in list_checkpoints(run):
@@ -375,7 +376,7 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
     """Return the old checkpoints to remove after a checkpoint with the progress ``progress`` was saved.
 
-    The newest ``keep`` complete checkpoints are kept. Each of these checkpoints records which step is the best so far,
+    The newest ``keep`` complete checkpoints are kept. Each of these checkpoints records the best step at its time,
     and the checkpoints of these best steps are kept too.
     """
     folders = list_checkpoints(run)

@@ -55,9 +55,9 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
     """Return a finding if the true reward fell while the reward that is trained on rose; otherwise None.
 
-    The means of the last ``window`` steps are compared with the earlier ``window`` steps that have the highest true
-    reward. The rise and the fall must each exceed two standard errors, which are estimated from the spread of the
-    steps.
+    The means of the last ``window`` steps are compared with the means of ``window`` consecutive earlier steps: of the
+    steps with the highest mean true reward. The rise and the fall must each exceed two standard errors, which are
+    estimated from the spread of the steps.
 
     Args:
         history: (mean reward, mean true reward) of each step, the oldest first.
