@@ -86,7 +86,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with LoRA, validated and saved after each step."""
-    settings = {"trainer.lora.rank": 4, "trainer.learning_rate": 1e-2, "steps": 2, "algorithm": "grpo"}
+    settings = {
+        "model": "tiny-base",
+        "trainer.lora.rank": 4,
+        "trainer.learning_rate": 1e-2,
+        "steps": 2,
+        "algorithm": "grpo",
+    }
     settings |= {"groups_per_step": 1, "evaluate_every": 1, "evaluate_n": 2}
     folder = tmp_path_factory.mktemp("adapted") / "adapted"
     return run.train(config_of(micro_taskset(), folder, settings), micro_taskset(), SilentProgress()).run
