@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.inference import ScoredTokens
@@ -24,8 +23,8 @@ from agent_r1.model.value_head import ValueModel
 class TokenTree:
     """The continuations of a context as a tree of tokens: tokens that several continuations share occur once.
 
-    Node 0 is the last token of the context. The parent of each other node has a smaller index. ``ends`` holds the last
-    node of each continuation.
+    Node 0 is the last token of the context. The nodes are in depth-first order: the descendants of a node follow it.
+    ``ends`` holds the last node of each continuation.
 
     Example:
         the continuations (7, 8) and (7, 9): token_ids [.., 7, 8, 9], parents [-1, 0, 1, 1], ends [2, 3]
@@ -55,19 +54,25 @@ class TokenTree:
             depths.append(depths[parent] + 1)
         return depths
 
-    def visible(self) -> Tensor:
-        """Return a mask (n, n) bool: [i, j] is true if node j is node i or an ancestor of node i."""
-        mask = torch.eye(len(self.parents), dtype=torch.bool)
-        for node, parent in enumerate(self.parents[1:], start=1):
-            mask[node] |= mask[parent]
-        return mask
+    def subtree_ends(self) -> list[int]:
+        """Return the end of the subtree of each node.
+
+        Node i and its descendants are the nodes from i to the end - 1.
+        """
+        ends = [node + 1 for node in range(len(self.parents))]
+        for node in range(len(ends) - 1, 0, -1):
+            ends[self.parents[node]] = max(ends[self.parents[node]], ends[node])
+        return ends
 
 
 def make_tree(last: ScoredTokens, branches: Sequence[ScoredTokens]) -> TokenTree:
     """Return the tree of ``branches`` under ``last``, the last token of their context."""
     tree, children = TokenTree([*last.token_ids], [*last.logprobs], [-1]), dict[tuple[int, int], int]()
-    for branch in branches:
-        tree.add(branch, children)
+    # In the order of their tokens, so that the descendants of a node follow it without a gap.
+    order = sorted(range(len(branches)), key=lambda index: branches[index].token_ids)
+    for index in order:
+        tree.add(branches[index], children)
+    tree.ends = [end for _, end in sorted(zip(order, tree.ends, strict=True))]
     return tree
 
 
@@ -109,13 +114,13 @@ class Critic:
         ids = [*context.token_ids[kept:-1], *tree.token_ids]  # C - 1 + n
         logprobs = [*context.logprobs[kept:-1], *tree.logprobs]
         positions = [*range(kept, kept + count - 1), *(kept + count - 1 + depth for depth in tree.depths())]
-        mask = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
-        mask[count - 1 :, count - 1 :] = tree.visible()
+        # All tokens after a token of the context attend to it.
+        subtree_end = [len(ids)] * (count - 1) + [count - 1 + end for end in tree.subtree_ends()]
         device = self._model.head.weight.device
         values = self._model(
             torch.tensor([ids], device=device),
             torch.tensor([positions], device=device),
-            mask[None].to(device),
+            torch.tensor([subtree_end], device=device),
             torch.tensor([logprobs], device=device),
             prefix,
         )[0]  # (C - 1 + n,)

@@ -272,6 +272,7 @@ def test_branches_in_one_pass_have_the_values_of_separate_passes(tiny_model: Pre
         ScoredTokens((4, 5), (-0.3, -0.2)),
         ScoredTokens((4, 6, 7), (-0.3, -1.2, -0.7)),
         ScoredTokens((8,), (-3.0,)),
+        ScoredTokens((4, 9), (-0.3, -0.4)),  # shares a token with branches before the one that precedes it
     ]
 
     async def run() -> None:
