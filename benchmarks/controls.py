@@ -29,6 +29,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.config import Layer, resolve
+from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
@@ -202,7 +203,7 @@ class TellingEngine:
         return await engine.generate(prompt, params, session_id=session_id)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        raise NotImplementedError("an untrained model has no updates")
+        raise EngineError("this engine serves an untrained model, which has no updates")
 
     async def release(self, session_id: str) -> None:
         await self.searching.release(session_id)

@@ -2,9 +2,9 @@
 
     python -m research.sample_efficiency --folder runs/efficiency --reward_model runs/rm --picture efficiency.svg
 
-Each row trains from tiny-base for ``--steps`` steps of 16 questions with another reward. Exact match is that of the
-training attempts, sampled at temperature 1: no question is asked twice in a run, so that the policy was trained on none
-of them before. A run reaches one half at the first step at which the mean over it and the step before is at least 0.5.
+Each row trains from tiny-base for ``--steps`` steps of 16 questions with another reward. Exact match is measured on
+the training attempts, sampled at temperature 1: no question is asked twice in a run, so that the policy was trained on
+none of them before. A run reaches one half at the first step at which the mean over it and the step before is at least 0.5.
 Runs that the folder already holds are not made again. Needs matplotlib (the extra ``paper``).
 """
 
@@ -59,7 +59,7 @@ _QUALITY = {"extra_rewards.quality": MODEL}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A reward: its settings beside those of the demo, and the color of its curve (Okabe and Ito)."""
+    """A reward: its settings beside the settings of the demo, and the color of its curve (Okabe and Ito)."""
 
     name: str
     settings: Mapping[str, Any]
@@ -141,7 +141,7 @@ class Options:
 
 
 def config_of(row: Row, seed: int, folder: Path, options: Options, taskset: TaskSet) -> TrainConfig:
-    """Return the settings of a run: those of the demo with the reward of the row, and without evaluations."""
+    """Return the settings of a run: the settings of the demo with the reward of the row, and without evaluations."""
     wanted: dict[str, Any] = {
         "seed": seed,
         "run": str(folder),

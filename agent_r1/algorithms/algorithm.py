@@ -195,13 +195,6 @@ class Algorithm(Component):
         if (self.token_mask is not None or self.kl_cov is not None) and bool(loss_mask.any()):
             kept, drift_weight = self._apply_token_rules(batch, outputs, advantage, loss_mask)  # (N,)
             importance_weight = importance_weight * kept
-        # Loss weight: 1 / denominator on the tokens of the loss mask.
-        loss_weight = torch.zeros(len(batch.ids), dtype=torch.float64)  # (N,)
-        if bool(loss_mask.any()):
-            unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory  # (N,)
-            unit = batch.token_group if self.aggregation == "group_mean" else unit
-            loss_weight.masked_scatter_(loss_mask, aggregation_weights(unit[loss_mask], self.aggregation, self.length))
-
         # Supervised terms: -log pi of successful trajectories, and of observations.
         sft_weight = None
         if self.sft_coef or self.observation_nll_coef:
@@ -218,13 +211,22 @@ class Algorithm(Component):
             targets = replace(targets, weight=StateValues(before, after))
         return TokenWeights(
             advantage=advantage,
-            loss_weight=loss_weight,
+            loss_weight=self._loss_weights(batch, loss_mask),
             importance_weight=importance_weight,
             sft_weight=sft_weight,
             value_targets=targets,
             kl_coef=kl_coef,
             drift_weight=drift_weight,
         )
+
+    def _loss_weights(self, batch: TrainingBatch, loss_mask: Tensor) -> Tensor:
+        """Return 1 / denominator for the tokens of the loss mask, and 0 for the other tokens. Shapes: (N,)."""
+        weights = torch.zeros(len(batch.ids), dtype=torch.float64)
+        if bool(loss_mask.any()):
+            unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory
+            unit = batch.token_group if self.aggregation == "group_mean" else unit
+            weights.masked_scatter_(loss_mask, aggregation_weights(unit[loss_mask], self.aggregation, self.length))
+        return weights
 
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
         """Compute the loss and the metrics of a micro-batch. The loss of a batch is the sum over its micro-batches.

@@ -235,7 +235,7 @@ def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_gif(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, end of the file). The size is that of the whole picture: all frames must fit into it."""
+    """Return (width, height, end of the file). All frames must fit into this size."""
     width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]
     position = 13 + (3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0)
     while (block := data[position]) != 0x3B:

@@ -269,10 +269,9 @@ def assemble_batch(
     greedy = [float("nan") if sample.greedy_return is None else sample.greedy_return for sample in samples]
     states = [(sample.group, state) for sample in samples for state in _states(sample.trajectory)]
     weights = reward_weights or {}
-    names = sorted({name for sample in samples for name in sample.named_rewards})
     named = {  # a trajectory without a reward of a name has the return 0 for this name: (M,)
         name: torch.tensor([sample.named_rewards.get(name, 0.0) for sample in samples], dtype=torch.float64)
-        for name in names
+        for name in sorted({name for sample in samples for name in sample.named_rewards})
     }
     return TrainingBatch(
         ids=torch.tensor(tokens.ids),  # (N,)

@@ -146,7 +146,7 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients. The kernel computes those of a part if it is given the result of all parts."""
+        """Return the gradients. The kernel computes the gradients of a part from the result of all parts."""
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
         for part in (*ctx.parts.own, *ctx.parts.above):

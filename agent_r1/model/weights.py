@@ -1,4 +1,4 @@
-"""The weights of models: data types, modules that compute in another type than that of their weights, checksums."""
+"""The weights of models: data types, modules whose computations have another type than their weights, checksums."""
 
 from __future__ import annotations
 

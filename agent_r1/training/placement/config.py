@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class PlacementConfig(BaseModel):
-    """What starts the ranks of the trainer and the vLLM servers of a run, and what is reserved for them.
+    """Settings: the program that starts ranks and vLLM servers, and the resources that it reserves for each of them.
 
     Example:
         PlacementConfig(launcher="ray", cpus=0.5)
