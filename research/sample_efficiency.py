@@ -3,9 +3,9 @@
     python -m research.sample_efficiency --folder runs/efficiency --reward_model runs/rm --picture efficiency.svg
 
 Each row trains from tiny-base for ``--steps`` steps of 16 questions with another reward. Exact match is measured on
-the training attempts, sampled at temperature 1: no question is asked twice in a run, so that the policy was trained on
-none of them before. A run reaches one half at the first step at which the mean over it and the step before is at least 0.5.
-Runs that the folder already holds are not made again. Needs matplotlib (the extra ``paper``).
+the training attempts, sampled at temperature 1: no question is asked twice in a run, so that the policy was trained
+on none of them before. A run reaches one half at the first step at which the mean over it and the step before is at
+least 0.5. Runs that the folder already holds are not made again. Needs matplotlib (the extra ``paper``).
 """
 
 from __future__ import annotations
