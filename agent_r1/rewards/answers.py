@@ -2,9 +2,9 @@
 
 The functions read the gold answers from ``task.data["answers"]``, a tuple of strings.
 
-Answers are normalized. If a question has several gold answers, the score is the highest score over the gold answers.
-The normalization comes from SQuAD's evaluation script (Rajpurkar et al. 2016): lower case, no ASCII punctuation, no
-articles, single spaces. HotpotQA (Yang et al. 2018) uses the same normalization.
+Before answers are compared, they are normalized. If a question has several gold answers, the score is the highest score
+over the gold answers. The normalization comes from SQuAD's evaluation script (Rajpurkar et al. 2016): lower case, no
+ASCII punctuation, no articles, single spaces. HotpotQA (Yang et al. 2018) uses the same normalization.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def sub_match(trajectory: Trajectory, task: Task) -> float:
 
 
 def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
-    """Return the exact match (1 or 0) if the format is right, else a penalty of -0.5 or -1 (2511.14460, equation 6).
+    """Return the exact match (1 or 0) if the format is right, else a penalty (arXiv:2511.14460, eq. 6).
 
     The format has two parts: the attempt gives a final answer, and no tool call was invalid. If both parts are right,
-    the format is right. If one part is right, the penalty is -0.5. If both parts are wrong, the penalty is -1.
+    the format is right. If only one part is right, the penalty is -0.5. If both parts are wrong, the penalty is -1.
     """
     format_score = (float(final_answer(trajectory) is not None) + float(calls_are_valid(trajectory))) / 2
     return exact_match(trajectory, task) if format_score == 1.0 else format_score - 1.0
@@ -87,9 +87,10 @@ def final_text(trajectory: Trajectory) -> str | None:
 
 
 def calls_are_valid(trajectory: Trajectory) -> bool:
-    """Return whether every call could be parsed, named a known tool, and gave the tool valid arguments.
+    """Return whether every tool call could be parsed, named a known tool, and gave this tool valid arguments.
 
-    A valid call stays valid if its tool fails. If a call of the last turn was not run, only its syntax is checked.
+    A call is also valid if its arguments are valid but the tool fails. If a call of the last turn was not run, only its
+    syntax is checked.
     """
     turns = trajectory.env_turns
     is_malformed = any(call.error is not None for turn in turns for call in turn.action.message.calls)
@@ -99,7 +100,7 @@ def calls_are_valid(trajectory: Trajectory) -> bool:
 def gold_answers(task: Task) -> Sequence[str]:
     """Return ``task.data["answers"]``.
 
-    Raises InvalidInput if ``task.data["answers"]`` is not a list or tuple of at least one string.
+    Raise InvalidInput if this value is not a list or a tuple of strings, or if it is empty.
     """
     answers = task.data.get("answers")
     if isinstance(answers, list | tuple) and answers and all(isinstance(answer, str) for answer in answers):
@@ -122,7 +123,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without punctuation and articles, with single spaces.
+    """Return the text in lower case, without ASCII punctuation, without articles, and with single spaces.
 
     Example:
         >>> normalize("The  Beatles' album, a classic!")
@@ -142,10 +143,11 @@ def exact_match_score(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return the F1 over words between the prediction and a gold answer, in [0, 1]. The best gold answer counts.
+    """Return the F1 over words between the prediction and the gold answer for which it is highest, in [0, 1].
 
-    As in HotpotQA's script, "yes", "no" and "noanswer" match only themselves. Texts that are equal after normalization
-    have F1 1.0, even if normalization leaves no words (as in SQuAD 2.0). Therefore F1 is never below the exact match.
+    As in HotpotQA's script, the answers "yes", "no" and "noanswer" have F1 0 with every other answer. Texts that are
+    equal after normalization have F1 1.0, even if normalization leaves no words (as in SQuAD 2.0). Therefore F1 is
+    never below the exact match.
 
     Example:
         >>> f1_score("Walt Disney Company", ["Walt Disney"])

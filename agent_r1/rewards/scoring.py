@@ -1,6 +1,6 @@
 """A scorer that runs reward functions.
 
-If a function fails, its reward is Unscored and not 0.0, because the policy must not learn from a failed function.
+If a function fails, its reward is ``Unscored`` and not 0.0. So the policy does not learn from the failure.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from agent_r1.tools.execution import (
 )
 
 RewardFunction = Callable[[Trajectory, Task], Any]
-"""A sync or async function that returns the reward of a trajectory at a task.
+"""A sync or async function ``(trajectory, task)`` that returns the reward of the trajectory, or several rewards.
 
-The function returns a number, a tuple with one number per turn, or a mapping from reward names to numbers or tuples.
+A reward is a number, or a tuple with one number per turn. Several rewards are a mapping from their names to rewards.
 """
 
 
@@ -42,11 +42,11 @@ class FunctionScorer:
 
     A reward is Unscored if its function raises, takes longer than ``timeout`` seconds, or returns a value that is not a
     finite number. A reward is also Unscored if two functions return a reward of the same name. A function that runs
-    code of the policy has an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
+    code written by the policy must have an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
 
     Attributes:
-        functions: the functions by the name of their reward. If a function returns a mapping, the keys of the mapping
-            are the names of its rewards.
+        functions: the functions by the name of their reward, such as ``{"em": exact_match}``. If a function returns a
+            mapping, the keys of the mapping are the names of its rewards.
         timeout: the time limit of one function call, in seconds.
 
     Example:
@@ -58,7 +58,9 @@ class FunctionScorer:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation level of the functions that run code of the policy; None if no function does."""
+        """The weakest isolation of the policy's code that the functions run, as text; None if no function runs such
+        code.
+        """
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
             sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)
@@ -78,10 +80,10 @@ class FunctionScorer:
 
 
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
-    """Return a mapping from the name of each function to the function, such as {"exact_match": exact_match}.
+    """Return a mapping from the name of each function to the function, such as ``{"exact_match": exact_match}``.
 
-    Raises InvalidInput if two functions have the same name. Also raises InvalidInput for a lambda, or for a callable
-    object that is not a function.
+    Raise InvalidInput if two functions have the same name, or if an element is a lambda or a callable object that is
+    not a function.
     """
     by_name: dict[str, RewardFunction] = {}
     for function in functions:

@@ -1,7 +1,7 @@
-"""Rewards that need no gold answer: what an attempt costs, whether its form is right, whether its answer has a source.
+"""Rewards that need no gold answer: the cost of an attempt, its form, and whether its answer has a source.
 
-They are terms of a reward of several parts, such as exact match minus a cost for each tool call. A cost is a positive
-number, so its weight is negative.
+Use these rewards together with others, for example exact match minus a cost for each tool call. A cost is a positive
+number, so give it a negative weight.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from agent_r1.rewards.scoring import RewardFunction
 
 
 def calls(trajectory: Trajectory, task: Task) -> float:
-    """Return the number of tool calls."""
+    """Return the number of tool calls in the attempt."""
     return float(sum(len(turn.action.message.calls) for turn in trajectory.env_turns))
 
 
 def repeated_calls(trajectory: Trajectory, task: Task) -> float:
-    """Return the number of tool calls with the same tool and the same arguments as an earlier call of the attempt."""
+    """Return how many tool calls have the same tool and the same arguments as an earlier call of the attempt."""
     made = [
         (call.name, call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str))
         for turn in trajectory.env_turns
@@ -32,25 +32,25 @@ def repeated_calls(trajectory: Trajectory, task: Task) -> float:
 
 
 def failed_calls(trajectory: Trajectory, task: Task) -> float:
-    """Return the number of tool calls that failed, by an error of the agent or of the tool."""
+    """Return the number of tool calls that failed, because of an error of the agent or of the tool."""
     return float(sum(not result.ok for turn in trajectory.env_turns for result in turn.results))
 
 
 def tokens(trajectory: Trajectory, task: Task) -> float:
-    """Return the number of sampled tokens."""
+    """Return the number of tokens that the policy sampled in the attempt."""
     return float(sum(len(turn.action_ids) for turn in trajectory.turns))
 
 
 def format(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the attempt gives a final answer, and no tool call was invalid; otherwise 0.0."""
+    """Return 1.0 if the attempt gives a final answer and no tool call is invalid; otherwise 0.0."""
     return float(final_answer(trajectory) is not None and calls_are_valid(trajectory))
 
 
 def grounded(trajectory: Trajectory, task: Task) -> float:
     """Return 1.0 if the final answer occurs in the result of a tool call of the attempt, after normalization.
 
-    Return 0.0 if no result contains the final answer, or if there is no final answer. The reward is a rule for
-    reasoning quality: an answer that no result contains was guessed, or comes from memory.
+    Return 0.0 if no result contains the final answer, or if there is no final answer. An answer that no result contains
+    was guessed, or comes from the memory of the model.
     """
     answer = normalize(final_answer(trajectory) or "")
     results = (result for turn in trajectory.env_turns for result in turn.results)
@@ -61,4 +61,4 @@ def grounded(trajectory: Trajectory, task: Task) -> float:
 TERMS: Mapping[str, RewardFunction] = {
     function.__name__: function for function in (calls, repeated_calls, failed_calls, tokens, format, grounded)
 }
-"""The rewards of this module by name, as ``--extra_rewards.NAME`` takes them."""
+"""The rewards of this module by name. The option ``--extra_rewards.NAME`` accepts these names."""

@@ -1,4 +1,4 @@
-"""Rollouts: sessions that make turns, the agent loop and other rollouts, context policies, and the collector.
+"""Rollouts: sessions, which make turns; the agent loop and other rollouts; context policies; and the collector.
 
 Each name is imported when it is first used. So an import of ``agent_r1.rollout.config`` does not load torch and
 transformers.

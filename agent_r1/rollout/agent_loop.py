@@ -1,7 +1,7 @@
 """The agent loop: one attempt of a policy in an environment.
 
-An exception of the environment or the engine becomes the status and the reason of the trajectory. The agent loop raises
-an exception only if it is cancelled.
+If the environment or the engine raises an exception, the trajectory gets a status and a reason that describe the
+failure. The agent loop itself raises an exception only if it is cancelled.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A policy with all parts that are needed to act: an engine, a renderer, and sampling parameters.
+    """A policy and everything that it needs to act: an engine, a renderer, and sampling parameters.
 
     Attributes:
         params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
         context_length: the largest number of tokens of a prompt and its action together.
         seed: the root seed of the run. The seed of each turn is derived from the root seed.
         context_policy: how much of a long episode the policy sees.
-        profiler: measures the time of environments.
+        profiler: measures how much time environments take.
     """
 
     engine: InferenceEngine
@@ -51,18 +51,19 @@ class Agent:
     profiler: Profiler = NO_PROFILER
 
     def open_session(self, attempt: AttemptId) -> Session:
-        """Return a session in which this agent makes the attempt."""
+        """Return a new session, in which this agent can make the attempt ``attempt``."""
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
 
 
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
     """Return a client that answers a conversation with a message sampled from ``engine``.
 
-    ``renderer`` converts the conversation to tokens, and the sampled tokens to the message.
+    ``renderer`` converts the conversation to tokens, and the sampled tokens to the message. ``params`` are the sampling
+    parameters of every message.
 
-    The seed of a sample depends only on ``params.seed`` and on the text and the images of the conversation. So a
-    repeated episode gets the same answers from the same weights. For a frozen model, use an engine whose weights are
-    not updated. The client raises EngineError if the engine cannot answer.
+    The seed of a sample depends only on ``params.seed`` and on the text and the images of the conversation. So if an
+    episode is repeated with the same weights, the client gives the same answers. For a frozen model, use an engine
+    whose weights are not updated. The client raises EngineError if the engine cannot answer.
     """
 
     async def complete(messages: tuple[Message, ...], /) -> Message:
@@ -89,7 +90,7 @@ class AgentLoop:
     env: Env
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task and return a tuple with its trajectory.
+        """Make one attempt at the task, and return a tuple that holds only the trajectory of this attempt.
 
         If the attempt failed, the trajectory holds the turns that were completed before the failure.
         """
@@ -171,9 +172,10 @@ class _AgentRollout:
         return result
 
     async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
-        """Return the prompt for the next action.
+        """Return the prompt for the next action, after ``action`` and ``observation``.
 
-        The prompt continues the last prompt, or is a new branch if the context policy rewrites the context.
+        The result continues ``prompt``, the last prompt. If the context policy rewrites the context, the result starts
+        a new branch of the trajectory.
         """
         policy, session = self.agent.context_policy, self.session
         self.history = self.history.append(action.message, observation)
@@ -198,7 +200,7 @@ class _AgentRollout:
             return prompt
 
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
-        """Return a prompt that asks for a summary, or None if no context leaves room for the summary.
+        """Return a prompt that asks the policy for a summary, or None if no context leaves room for the summary.
 
         The context with the whole history is tried first, then the contexts of the context policy.
 
@@ -217,7 +219,7 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Sample a summary from the policy, and replace the exchanges of the history by the text of the summary.
+        """Sample a summary from the policy with ``prompt``, and replace the exchanges of the history by its text.
 
         If the summary has no text, the history does not change.
         """

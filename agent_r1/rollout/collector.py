@@ -1,4 +1,6 @@
-"""The collector, which runs groups of attempts concurrently, scores and records the attempts, and yields the groups."""
+"""The collector: a service that makes groups of attempts concurrently, scores and records the attempts, and yields the
+groups.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from agent_r1.tools.execution import run_detached
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A request for ``size`` attempts at ``task``. ``group_id`` is the number of the group in the run."""
+    """A request for ``size`` attempts at ``task``. ``group_id`` is the number of the group in the run, from 0."""
 
     group_id: int
     task: Task
@@ -47,9 +49,9 @@ class RolloutLimits:
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
-"""How long after its deadline a rollout can release its session and close its episode, in seconds.
+"""The seconds after its deadline in which a rollout can still release its session and close its episode.
 
-After this time, the rollout is cancelled.
+After these seconds, the rollout is cancelled.
 """
 
 Acquire = Callable[[GroupRequest], Awaitable[int]]
@@ -66,9 +68,9 @@ class Collector:
         run: the name of the run, which is a part of the id of each attempt.
         limits: the limits of the attempts.
         seed: the root seed. The seed of each attempt is derived from the root seed.
-        greedy: a second rollout, which makes one additional attempt for each group. If None, there is no additional
-            attempt. The sample index of the additional attempt is the size of the group. This attempt is scored
-            separately, so that scorers do not compare it with the group.
+        greedy: a second rollout, which makes one additional attempt for each group, without random sampling. If None,
+            there is no additional attempt. The sample index of the additional attempt is the size of the group. This
+            attempt is scored separately, so that scorers do not compare it with the group.
         models: the models that environments can query, by role.
         profiler: measures the time of the scorers.
     """
@@ -148,10 +150,10 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt. If it fails with a status that is retried, repeat it, at most ``limits.retries`` times.
+        """Make an attempt, and repeat it at most ``limits.retries`` times while its status asks for a repetition.
 
-        Return the trajectories of all tries, in order. This method records the end of each try except the last. The
-        caller scores and records the last trajectory.
+        ``STATUS_POLICY`` lists the statuses to repeat. Return the trajectories of all tries, in order. This method
+        records the end of each try except the last. The caller scores and records the last trajectory.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -162,7 +164,10 @@ class Collector:
         return trajectories
 
     async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
-        """Make an attempt when fewer than ``limits.concurrency`` attempts run. Measure its times."""
+        """Wait until fewer than ``limits.concurrency`` attempts run, and then make an attempt.
+
+        The trajectory holds the start time, the seconds of waiting before the start, and the seconds of the attempt.
+        """
         arrival = time.perf_counter()
         async with self._slots:
             start_time, start = time.time(), time.perf_counter()
@@ -182,9 +187,9 @@ class Collector:
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return all trajectories, in the same order, with rewards for the trajectories that can be trained.
+        """Return all trajectories, in the same order. The trajectories that can be trained on get rewards.
 
-        If a scorer fails, the trajectories that can be trained get the status REWARD_FAILED instead.
+        If a scorer fails, the trajectories that can be trained on get the status REWARD_FAILED instead.
         """
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
@@ -215,11 +220,11 @@ class Collector:
 
 
 def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajectory:
-    """Return the single trajectory that a rollout returned for the attempt ``id``.
+    """Return the trajectory in ``trajectories``, the result of a rollout for the attempt ``id``.
 
     Raises:
-        ValueError: the rollout returned no trajectory, several trajectories, or the trajectory of another attempt. Only
-            the attempt ``id`` belongs to the group, so a second trajectory would be lost.
+        ValueError: the rollout returned no trajectory, several trajectories, or the trajectory of another attempt. A
+            second trajectory would be lost, because only the attempt ``id`` belongs to the group.
     """
     ids = [trajectory.attempt for trajectory in trajectories]
     if ids != [id]:
@@ -233,7 +238,7 @@ class _UserCodeFailure(Exception):
 
 
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
-    """Return the trajectory with its rewards, or with the status REWARD_FAILED if the rewards are invalid.
+    """Return the trajectory with the rewards ``scores``, or with the status REWARD_FAILED if these rewards are invalid.
 
     The rewards are invalid in each of these cases:
 

@@ -67,7 +67,7 @@ class ContextPolicy(ABC):
 
     Attributes:
         keep_turns: how many of the latest exchanges are not rewritten, if the context has room for these exchanges.
-        after_tokens: nothing is rewritten until the context is longer than this number of tokens, or has no room for an
+        after_tokens: the whole history is used until it is longer than this number of tokens, or leaves no room for an
             action.
     """
 
@@ -112,8 +112,9 @@ class Window(ContextPolicy):
 class Truncate(ContextPolicy):
     """A context policy that cuts old observations to ``max_characters`` characters, and leaves out their images.
 
-    The observations of the latest ``keep_turns`` exchanges are not cut at first. If the context has no room for an
-    action, more and more of these observations are cut. If this is not enough, the oldest exchanges are dropped.
+    First, only the observations before the latest ``keep_turns`` exchanges are cut. If the context then has no room for
+    an action, the observations of these exchanges are cut too, the oldest first; the latest observation is never cut.
+    If this is not enough, the oldest exchanges are dropped.
     """
 
     max_characters: int = 200
@@ -250,7 +251,7 @@ def _shortened(message: Message, max_characters: int) -> Message:
 
 
 def _countdown(count: int) -> range:
-    """Return count, count - 1, .., 1."""
+    """Return the range from ``count`` down to 1."""
     return range(count, 0, -1)
 
 

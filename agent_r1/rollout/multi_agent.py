@@ -1,4 +1,4 @@
-"""Games between several agents: one match gives a trajectory for each player."""
+"""Games between several agents. A match gives one trajectory for each player."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Return the trajectory, with the status COMPLETED if it failed only because the player got no question."""
+    """Return the trajectory. If it failed only because the player got no question, its status becomes COMPLETED."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

@@ -19,14 +19,14 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 LOGPROB = math.log(0.5)
-"""The log-probability of every token."""
+"""The log-probability that this engine reports for every token."""
 
 
 def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
-    """Return the completion of a model that generates ``text``.
+    """Return a completion, as if a model had generated ``text``.
 
-    The completion has the tokens of ``text`` and the end token. It ends early if the stop condition of ``params`` is
-    met, or after ``params.max_tokens`` tokens.
+    The completion has the tokens of ``text`` and the end token. It ends early at the first token that meets the stop
+    condition of ``params``, or after ``params.max_tokens`` tokens.
 
     Args:
         renderer: converts the text to tokens.
@@ -43,17 +43,17 @@ def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams,
 
 
 def _up_to_stop(condition: StopCondition, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tokens up to the first token that meets the stop condition, or all tokens if none meets it."""
+    """Return the tokens up to and including the first one that meets the stop condition, or all tokens."""
     count = next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))
     return ids[:count]
 
 
 class ScriptedEngine:
-    """A fake InferenceEngine for tests: ``reply(prompt text)`` returns the text of each completion.
+    """A fake InferenceEngine for tests: ``reply(prompt)`` returns the text of the completion for the text of a prompt.
 
     The prompt and the reply are converted with the tokenizer and the chat template of ``renderer``. Every token has the
-    log-probability log 0.5. A reply ends after ``max_tokens`` tokens, or when the stop condition of the tool format is
-    met.
+    log-probability log 0.5. A completion ends early after ``max_tokens`` tokens, or at the first token that meets the
+    stop condition of the request.
 
     Example:
         ScriptedEngine(renderer, lambda prompt: "<answer>Bruno</answer>")

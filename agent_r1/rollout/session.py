@@ -30,10 +30,8 @@ from agent_r1.tools.execution import run_detached
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-"""The time limit for the release of a session, and for the close of an episode, in seconds.
-
-After this time, the release or the close is cancelled.
-"""
+"""The time limit for releasing a session, and for closing an episode, in seconds. After this time, the call is
+cancelled."""
 
 
 class Rollout(Protocol):
@@ -64,7 +62,8 @@ class _KnownConversation:
     def begins(self, messages: Messages) -> bool:
         """Return whether ``messages`` begin with the messages of this conversation.
 
-        If ``has_end`` is False, the message of the action can have more text in ``messages``.
+        If ``has_end`` is False, the action was cut off. Then its message in ``messages`` may continue the text of the
+        action.
         """
         given = messages[: len(self.messages)]
         if given and not self.has_end and given[-1].text.startswith(self.action.text):
@@ -183,8 +182,8 @@ class Session:
     ) -> Sample | Stopped:
         """Sample an action for the prompt without recording it. Return the sample, or Stopped if there is no action.
 
-        :meth:`accept` records a sample. Several calls can run at the same time. The seed of a call depends on the
-        number of earlier calls.
+        :meth:`accept` records a sample. Several calls can run at the same time. Each call has another seed, which
+        depends on the number of earlier calls.
 
         Args:
             kind: "act" for an action in the environment, "summary" for a summary of the context.
@@ -236,7 +235,7 @@ class Session:
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
-        ``tools`` is recorded with the turn (see Turn). Raise RuntimeError if no sampled action waits for its outcome.
+        ``tools`` is stored in the field ``Turn.tools``. Raise RuntimeError if no sampled action waits for its outcome.
         """
         sample = self._pending
         if sample is None:
@@ -296,11 +295,11 @@ class Session:
         )
 
     async def close(self) -> None:
-        """Release the session at the engine. A failure is logged and not raised, because the attempt has ended."""
+        """Tell the engine to release the session. If this fails, log a warning and raise nothing."""
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
 
     def _seconds(self) -> float:
-        """Return how many seconds ago the attempt began."""
+        """Return the seconds since the attempt began."""
         return time.perf_counter() - self._started
 
     def _parse(
@@ -324,7 +323,7 @@ class Session:
         return self._renderer.render(known.messages[:-1], known.tools)
 
     def _tokens_through(self, index: int) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
-        """Return (tokens, images) from the beginning of a branch to the end of the action of the turn ``index``."""
+        """Return (tokens, images) from the beginning of the branch of turn ``index`` to the end of its action."""
         path: list[Turn] = []
         current: int | None = index
         while current is not None:
@@ -364,7 +363,8 @@ def _truncate(completion: Completion, length: int) -> Completion:
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:
     """Await the coroutine ``closing`` for at most CLOSE_SECONDS.
 
-    If it fails or takes longer, log a warning that contains the text ``action``.
+    If ``closing`` fails or takes longer, log a warning and raise nothing. The text ``action`` names the action in the
+    warning.
     """
     try:
         with isolate(RuntimeError):

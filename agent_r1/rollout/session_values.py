@@ -1,4 +1,4 @@
-"""The values of a session: a conversation as the policy sees it, a sampled action, and the end without an action."""
+"""Types that a session takes and returns: a prompt, a sampled action, and the reason why there is no action."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The result of a session that returns no action: the status of the attempt, and the reason."""
+    """The result of a session if it has no action to return: the status of the attempt, and the reason."""
 
     status: Status
     reason: str | None = None
@@ -23,7 +23,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class SessionPrompt:
-    """A conversation in the form in which the policy sees it.
+    """A conversation, with its text and its tokens as the policy sees them.
 
     Attributes:
         messages: the conversation.
@@ -31,7 +31,7 @@ class SessionPrompt:
         rendered: the text of the conversation, and the tokens that follow the action of the parent turn. In a new
             branch, ``rendered`` has all tokens of the conversation.
         token_ids: all tokens of the conversation.
-        parent: the index of the turn that the prompt continues; None for a new branch.
+        parent: the index of the turn that the prompt continues, the parent turn; None for a new branch.
         new_messages: the messages after the action of the parent turn. In a new branch, all messages.
         media: all images of the conversation, at their placeholder tokens in ``token_ids``.
     """

@@ -1,4 +1,4 @@
-"""Staleness control: when a group is allowed to start, and how many groups an optimizer step takes."""
+"""Staleness control: when a group is allowed to start, and how many groups each optimizer step takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StalenessController:
         groups_per_step: the number of groups that a step takes without refills.
         max_staleness: the largest allowed staleness, in optimizer steps.
         refill: limits the groups of a step to ``1 + refill`` times ``groups_per_step``.
-        taken: the number of groups that earlier segments of a resumed run have used.
+        taken: the number of groups that the run used before it was resumed; 0 for a new run.
         version: the version of the weights that the engine serves.
     """
 
@@ -86,7 +86,7 @@ class StalenessController:
     async def on_step_end(self, version: int) -> None:
         """End the current step, which took ``groups_wanted`` groups, and begin the next step.
 
-        ``version`` is the version of the weights that the engine serves in the next step.
+        ``version`` is the version of the weights with which the engine samples from now on.
         """
         async with self._changed:
             self._taken += self._wanted

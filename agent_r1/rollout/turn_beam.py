@@ -1,9 +1,11 @@
 """Beam search over turns: the conversations with the largest predicted values are continued.
 
-In each turn, the policy samples actions for every kept conversation, and the environment answers each action. Then the
-B conversations with the largest V(s) are kept. The state s ends with the answer of the environment. An episode cannot
-be copied, so each continuation opens a new episode and repeats the recorded actions in it. The environment has to give
-the same answers again.
+In each turn, the policy samples several actions for every conversation that was kept, and the environment answers each
+action. A value function predicts the value V(s) of each result: the sum of the rewards that follow the state s, which
+ends with the answer of the environment. The B conversations with the largest values are kept.
+
+An episode cannot be copied. So each continuation opens a new episode and repeats the recorded actions in it. The
+environment has to give the same answers again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ NOT_REPEATED = "an environment answered the same actions differently: beam searc
 
 @dataclass(frozen=True, slots=True)
 class RecordedAction:
-    """A prompt, and the action that was sampled for it."""
+    """The tokens of a prompt, and the action that was sampled for this prompt."""
 
     prompt: tuple[int, ...]
     completion: Completion
@@ -46,7 +48,7 @@ class Conversation:
 
     Attributes:
         actions: the actions of the conversation.
-        value: V, the predicted sum of the rewards after its last state.
+        value: the predicted sum of the rewards after the last state; minus infinity if the attempt failed.
         trajectory: the trajectory if the episode has ended, otherwise None.
     """
 
@@ -56,21 +58,21 @@ class Conversation:
 
 
 class _TurnEnd(Exception):
-    """Raised when an action after the new action is requested, because this turn of the beam search is over."""
+    """Raised to end an attempt when the agent loop requests a second new action."""
 
 
 @dataclass(slots=True)
 class RepeatingEngine:
-    """An engine that returns recorded actions, then samples one action, and then ends the attempt.
+    """An engine that returns the recorded actions in order, then samples one new action, and then ends the attempt.
 
     Attributes:
         engine: samples the new action.
-        number: the number of the continuation among all continuations of this turn. Number 0 samples like plain
-            decoding.
-        temperature: the temperature of all continuations except number 0, if plain decoding is greedy.
-        actions: the recorded actions. The new action is added at the end.
-        repeated: how many recorded actions were returned.
-        state: the tokens after the new action, with the answer of the environment if the episode goes on.
+        number: the number of this continuation among all continuations in a turn of the search. Number 0 uses the
+            sampling parameters of the policy without a change.
+        temperature: the temperature of the other continuations if the policy samples with temperature 0.
+        actions: the recorded actions. When the new action is sampled, it is added at the end.
+        repeated: the number of recorded actions that were returned until now.
+        state: all tokens of the conversation up to now.
         is_sampled: whether the new action was sampled.
         goes_on: whether the episode goes on after the new action.
     """
@@ -129,10 +131,11 @@ class BeamSearch:
     """The settings of a beam search over turns.
 
     Attributes:
-        values: predicts the rewards that follow a state.
+        values: predicts the sum of the rewards that follow a state.
         beams: B, the number of conversations that are kept after each turn.
-        candidates: the number of continuations of all kept conversations together; a multiple of ``beams``.
-        temperature: if decoding is greedy, the temperature of all continuations except the first one.
+        candidates: the number of continuations that are sampled in a turn, for all kept conversations together; a
+            multiple of ``beams``.
+        temperature: if the policy samples with temperature 0, the temperature of all continuations except the first.
     """
 
     values: ValueFunction
@@ -143,9 +146,9 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class TurnBeam:
-    """A rollout that searches for the conversation with the largest predicted reward.
+    """A rollout that searches for the conversation with the largest predicted sum of rewards.
 
-    The predicted reward does not include rewards that the environment has already given.
+    The prediction does not include rewards that the environment has already given.
     """
 
     agent: Agent
@@ -175,7 +178,7 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return the conversation with one more turn. A failed attempt has the value minus infinity."""
+        """Return the conversation with one more turn. If the attempt fails, the value is minus infinity."""
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)
         if STATUS_POLICY[trajectory.status] != "train" and not engine.goes_on:

@@ -1,4 +1,4 @@
-"""Isolation of user code: exceptions of user code are converted, and values that user code returns are validated."""
+"""Isolation of user code: exceptions of this code are converted, and the values that it returns are validated."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from agent_r1.tools.tool_errors import describe_type, part_errors, validation_er
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
 MAX_ERROR_CHARACTERS = 500
-"""The largest number of characters of an exception's text. Longer text is cut, because each failed attempt stores
-it."""
+"""The maximum number of characters of an exception's text. Longer text is cut, because each failed attempt stores the
+text."""
 
 
 def format_error(error: BaseException) -> str:
-    """Return one line with the type, the text and the place of an exception.
+    """Return one line with the type of an exception, its text, and the line of code that raised it.
 
-    The place is the innermost line of the user's own code in the traceback. Of an exception group, only the first
-    exception is formatted.
+    The line of code is the innermost line of the user's own code in the traceback. Of an exception group, only the
+    first exception is formatted.
 
     Example:
         ValueError: no such page (env.py:12, in find)
@@ -41,11 +41,11 @@ def format_error(error: BaseException) -> str:
 
 @contextmanager
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
-    """Convert every exception in the ``with`` block to the exception ``failure(reason)``.
+    """Return a context manager that converts each exception of its ``with`` block to the exception ``failure(reason)``.
 
-    This includes every BaseException, because some native libraries raise BaseExceptions (a panic of Rust, for
-    example). Two exceptions are not converted: an interrupt by a signal, and the cancellation of the current task. If
-    the user's code raises CancelledError although the current task was not cancelled, this error is converted.
+    Every BaseException is converted, because some native libraries raise BaseExceptions (a panic of Rust, for example).
+    Two exceptions are not converted: an interrupt by a signal, and the cancellation of the current task. If the user's
+    code raises CancelledError although the current task was not cancelled, this error is converted.
     """
     task = current_task()
     try:
