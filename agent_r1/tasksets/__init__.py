@@ -16,7 +16,7 @@ __all__ = ["TASKSETS", "build"]
 
 @dataclass(frozen=True, slots=True)
 class TaskSetEntry:
-    """A task set that a user can name.
+    """A task set that a user can select by name, as an entry of ``TASKSETS``.
 
     Attributes:
         description: one line about the task set.
@@ -31,9 +31,10 @@ class TaskSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SearchEntry:
-    """A task set that searches passages.
+    """A task set whose agent searches passages, as an entry of ``TASKSETS``.
 
-    The fourth argument of ``build`` is the sentence encoder of the search; "" means BM25.
+    The function ``build`` gets (data, corpus, seed) and a fourth argument: the sentence encoder of the search; "" means
+    a search with BM25.
     """
 
     description: str
@@ -42,7 +43,10 @@ class SearchEntry:
 
 @dataclass(frozen=True, slots=True)
 class SandboxedEntry:
-    """A task set that runs code written by the policy. The fourth argument of ``build`` is the sandbox level."""
+    """A task set that runs code written by the policy, as an entry of ``TASKSETS``.
+
+    The function ``build`` gets (data, corpus, seed) and a fourth argument: the sandbox level.
+    """
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, SandboxLevel], TaskSet]

@@ -1,4 +1,7 @@
-"""Read rows from files and from data sets on the Hugging Face hub. Only data sets need the package ``datasets``."""
+"""Read rows from files and from data sets on the Hugging Face hub.
+
+The package ``datasets`` is needed only for data sets on the hub.
+"""
 
 from __future__ import annotations
 

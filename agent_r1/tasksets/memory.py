@@ -37,7 +37,7 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
 the distance 8."""
 
 TASKS = 400
-"""Number of tasks of a split. The split ``train`` has four times this number."""
+"""The number of tasks of a split. The split ``train`` has four times as many tasks."""
 
 MAX_TURNS = 16
 

@@ -1,10 +1,11 @@
 """Shapes: generated pictures with colored shapes, and questions about them. Two tools return pictures.
 
-A picture has four places, each of which can hold a circle, a square or a triangle. Questions of three kinds:
+A picture has four places, each of which can hold a circle, a square or a triangle. Every question asks for a color.
+There are three kinds of questions:
 
-- color: the picture has one shape, and its color is asked for. One look is enough.
-- place: all places hold shapes, and the color at one place is asked for. ``crop`` shows this place alone.
-- turned: the color at a place after a rotation is asked for. ``rotate`` shows the picture rotated.
+- color: the picture has only one shape. No tool is needed.
+- place: all places hold shapes, and the question names a place. ``crop`` shows this place alone.
+- turned: the question asks for the color at a place after a rotation. ``rotate`` shows the rotated picture.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PLACES = ("top left", "top right", "bottom right", "bottom left")
 """The places of a picture, clockwise. A rotation by 90 degrees moves each shape to the next place."""
 
 SIDE = 32
-"""The side of a place, in pixels. A picture has twice this side."""
+"""The width and height of a place, in pixels. A picture is twice as wide and twice as high."""
 
 Kind = Literal["color", "place", "turned"]
 KINDS: tuple[Kind, ...] = ("color", "place", "turned")
@@ -50,14 +51,14 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
     **{kind: (kind,) for kind in KINDS},
     "shuffled-images": KINDS,
 }
-"""The kinds of questions of each split, which repeat over its tasks.
+"""The kinds of questions of each split. The kinds repeat over the tasks of the split.
 
-In ``shuffled-images``, each task has the picture of another task. There, a policy that looks at the pictures is right
-only as often as a policy that guesses.
+In ``shuffled-images``, each task has the picture of another task. So a policy that looks at the pictures is right only
+as often as a policy that guesses.
 """
 
 TASKS = 300
-"""Number of tasks of a split. The split ``train`` has four times this number."""
+"""The number of tasks of a split. The split ``train`` has four times as many tasks."""
 
 MAX_TURNS = 4
 RECIPE: Mapping[str, Any] = {

@@ -41,12 +41,16 @@ The function raises InvalidInput, which names the row, if a row cannot be read.
 """
 
 HELD_BACK = ("validation", "dev", "test")
-"""The parts of a data set to test on, if the answers of its test part are not public. The first part that exists is
-used."""
+"""The parts of a data set that can hold the test questions, if the answers of its part "test" are not public.
+
+The first of these parts that exists is used.
+"""
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""The parts of a data set to test on, if the answers of its test part are public. The first part that exists is
-used."""
+"""The parts of a data set that can hold the test questions, if the answers of its part "test" are public.
+
+The first of these parts that exists is used.
+"""
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:

@@ -44,9 +44,10 @@ a question needs at most 3 pages, and the last turn is the answer.
 """
 
 FRESH = 3
-"""Of every three searches for a page, at least one returns the true edition, so that every task can be solved.
+"""The length of a block of searches for a page. At least one search of a block returns the true edition.
 
-The position of this search among the three is random, so that the agent must compare the results.
+So every task can be solved. The position of this search in its block is random, so that the agent must compare the
+results.
 """
 
 Fortune = Literal["fresh", "old", "failed"]
@@ -54,7 +55,7 @@ Fortune = Literal["fresh", "old", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The probabilities that a search fails, and that a search returns an outdated page.
+    """The probability that a search fails, and the probability that a search returns an outdated page.
 
     One of every three searches for a page always returns the true page (see ``FRESH``). The probabilities apply to the
     other two searches.
@@ -263,7 +264,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return how many searches for a page are needed until two of them have returned the true page."""
+    """Return how many searches for the page ``title`` are needed until two searches have returned the true page."""
     fresh = time = 0
     while fresh < 2:
         time += 1

@@ -70,7 +70,7 @@ _FILES = ("given.py", "solution.py", "after.py")
 
 
 def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
-    """Return the folders of the packages that the exams import. For example, the tests of EvalPlus import numpy.
+    """Return the folders of the packages that the exams import, such as numpy, which the tests of EvalPlus import.
 
     A program in the sandbox can read these folders only if they are in ``SandboxConfig.packages``. Raises InvalidInput
     if a package is not installed.

@@ -1,4 +1,4 @@
-"""The scorer of code, which grades the solutions of an attempt with the exam of the task."""
+"""The scorer of the task set ``code``. It grades the solutions of an attempt with the hidden tests of the task."""
 
 from __future__ import annotations
 

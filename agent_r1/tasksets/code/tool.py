@@ -45,7 +45,10 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
 
 
 def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
-    """Return the source of a program that runs the solution ``code`` on the examples and prints which examples fail."""
+    """Return the source of a program that runs the solution ``code`` on the examples and prints which examples fail.
+
+    ``exam`` contains the code that runs before and after the solution. The hidden tests of ``exam`` are not run.
+    """
     pairs = [(example.call, example.wanted) for example in examples]
     before = exam.given or exam.setup  # imports and helper functions for the examples, without tests
     return f"{_TRIAL}\ntry_out({before!r}, {code!r}, {exam.after!r}, {pairs!r})"
@@ -54,8 +57,8 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 def format_trial(outcome: ExecutionResult) -> ToolResult:
     """Convert the outcome of a :func:`trial_program` to a tool result. The agent sees the output of the program.
 
-    A solution that fails examples is not an error of the call. The call has an error only if the program does not end
-    normally, for example because it exceeds the time limit.
+    If a solution fails examples, the call still succeeds. The call fails only if the program does not end normally, for
+    example because it exceeds the time limit.
     """
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:

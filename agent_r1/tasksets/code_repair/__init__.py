@@ -1,4 +1,4 @@
-"""``code-repair``: one bug is planted into a function of MBPP, and the agent repairs it. Hidden tests decide."""
+"""``code-repair``: the agent repairs a function of MBPP that contains one bug. Hidden tests grade the repair."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.gained": 0.0,
     "reward_weights.first_fixed": 0.0,
 }
-"""Default settings. Only the outcome is rewarded; the other rewards are measured, but have weight 0."""
+"""Default settings. All rewards except ``fixed`` are measured, but have weight 0."""
 
 MAX_OUTPUT = 300
-"""The largest number of characters of a result: enough for a failed test, but not for long tracebacks."""
+"""The largest number of characters of a tool result: enough for a failed test, but not for a long traceback."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
@@ -37,7 +37,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 
     Args:
         data: a file, a folder or a data set on the hub, with functions and their tests; or a TOML file of settings (see
-            ``settings``). None is refused.
+            ``settings``). If it is None, InvalidInput is raised.
         corpus: must be None, because the task set has no search.
         seed: determines the bugs that are planted in the functions of the training tasks, and the order of these tasks.
         level: the sandbox level in which the functions run.
@@ -85,9 +85,10 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 
 
 def _tasks(splits: Splits[Problem], settings: Settings, seed: int, sandbox: Sandbox) -> Mapping[str, tuple[Task, ...]]:
-    """Return the tasks of each split. Splits are divided by function, before bugs are planted.
+    """Return the tasks of each split, by split. Each task has one bug in one function.
 
-    The training tasks are in the order of their number of the bug, so that a function comes again late.
+    ``splits`` are the functions of each split, so all bugs of a function are in the same split. A split begins with one
+    task of every function. Then it has a second task of the functions with a second bug, and so on.
     """
     tasks = {}
     for split, problems in splits.items():

@@ -1,4 +1,4 @@
-"""Functions with one planted bug each, verified in a sandbox."""
+"""Plant one bug into a function, and run the tests in a sandbox to verify that the function now fails."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ from agent_r1.tasksets.code_repair.mutations import Mutation, mutations, plain_s
 
 _TRIALS = (Path(__file__).parent / "inside" / "trials.py").read_text()
 _AT_ONCE = 25
-"""Functions per program in the sandbox. The start of a program takes longer than the tests of one function."""
+"""The number of functions that one program in the sandbox tests.
+
+One program for each function would take longer, because the start of a program takes longer than the tests of one
+function.
+"""
 
 _LIMITS = Limits(seconds=300.0, cpu_seconds=5)
-"""The limits of such a program. Tests are limited by steps; the limit on CPU time is for a single step that hangs."""
+"""The limits of a program that tests up to ``_AT_ONCE`` functions.
+
+The program itself limits the number of steps of each test. The limit on CPU time ends a single step that never ends.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +45,9 @@ class Bug:
         right: the source of the function without the bug.
         line: the index of the line with the bug, from 0.
         tests: all tests. The first test is shown to the agent, and all further tests are hidden.
-        passes: for each hidden test, whether the function with the bug passes it. At least one is False.
-        proposals: sources from which the agent chooses one. One proposal is ``right``. (): the agent writes the new
-            line.
+        passes: for each hidden test, whether the function with the bug passes it. At least one value is False.
+        proposals: versions of the whole function, of which the agent chooses one. One of these versions is ``right``.
+            If ``proposals`` is (), the agent writes the right line itself.
     """
 
     problem: Problem
@@ -54,19 +61,23 @@ class Bug:
 
     @property
     def repair(self) -> str:
-        """What the agent has to write: the right line, or the number of ``right`` among the proposals."""
+        """The right answer: the right line, or the number of ``right`` among the proposals, counted from 1."""
         if self.proposals:
             return str(self.proposals.index(self.right) + 1)
         return self.right.splitlines()[self.line].strip()
 
     @property
     def exams(self) -> tuple[Exam, ...]:
-        """One exam for each hidden test."""
+        """The exams of the function, one for each hidden test."""
         exam = self.problem.exam
         return tuple(Exam(exam.calls, test, exam.setup, exam.given) for test in self.problem.tests[1:])
 
     def task(self, split: str, number: int) -> Task:
-        """Return the task to repair the function. The agent sees the request, one test, the function and proposals."""
+        """Return the task to repair the function.
+
+        The text of the task has the request, the first test, the function and the proposals. ``number`` distinguishes
+        the tasks with different bugs of the same function, and is a part of the task's id.
+        """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))
         visible = self.problem.tests[0].strip()
@@ -75,7 +86,7 @@ class Bug:
 
 
 def _changed_line(source: str, other: str) -> str:
-    """Return the line of ``other`` that differs from ``source``. Exactly one line differs."""
+    """Return the only line of ``other`` that differs from the line at the same place in ``source``."""
     pairs = zip(source.splitlines(), other.splitlines(), strict=True)
     return next(new.strip() for old, new in pairs if old != new)
 
@@ -95,16 +106,17 @@ def plant_bugs(
 ) -> tuple[Bug, ...]:
     """Return up to ``count`` bugs of each function, for the functions with at most ``lines`` lines.
 
-    A function is left out if it does not pass its own tests, if it has fewer than two tests, or if none of its
-    mutations is a bug. A mutation is a bug if the visible test and at least one hidden test fail, no test runs too
-    long, and the original line repairs the function. The kind of a bug is drawn before the bug, because some kinds have
-    many more mutations than other kinds.
+    A mutation of a function changes one place in it. A mutation counts as a bug if the visible test and at least one
+    hidden test fail, no test runs too long, and the original line repairs the function.
+
+    No bug is planted in a function that fails its own tests, has fewer than two tests, or has no mutation that counts
+    as a bug. To choose a bug, first its kind is drawn, because some kinds have many more mutations than other kinds.
 
     Args:
-        proposals: the largest number of proposals of each bug: the right function, and mutations of the function with
-            the bug. 0: there are no proposals, and the agent writes the line itself.
+        proposals: the largest number of proposals of each bug. Proposals are the right function and mutations of the
+            function with the bug. 0: there are no proposals, and the agent writes the line itself.
         seed: determines which bugs and proposals are drawn. Equal arguments give equal bugs on every machine.
-        sandbox: where all variants of the functions are run.
+        sandbox: the sandbox in which the functions and their mutations are tested.
     """
     functions = [function for problem in problems if (function := _function(problem, lines)) is not None]
     with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop
@@ -118,7 +130,11 @@ def plant_bugs(
 
 
 def _function(problem: Problem, lines: int) -> _Function | None:
-    """Return the function of a problem; None if it is too long or its tests have an unsuitable form."""
+    """Return the function that solves a problem, with its tests and mutations.
+
+    Return None if the function has more than ``lines`` lines, has fewer than two tests, or has a test that is not a
+    single assertion, or if code must run after the solution.
+    """
     source = plain_source(problem.solution)
     if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:
         return None
@@ -130,7 +146,10 @@ def _function(problem: Problem, lines: int) -> _Function | None:
 
 
 def _bugs(function: _Function, outcomes: Sequence[str]) -> Iterator[Bug]:
-    """Yield the mutations that are bugs. ``outcomes`` has the outcome of each mutation."""
+    """Yield a bug for each mutation that counts as a bug (see :func:`plant_bugs`).
+
+    ``outcomes`` has one text for each mutation of ``function``, with one letter per test (see ``inside/trials.py``).
+    """
     for mutation, outcome in zip(function.mutations, outcomes, strict=True):
         visible, hidden = outcome[0], outcome[1:]
         passes = tuple(letter == "p" for letter in hidden)
@@ -152,7 +171,10 @@ def _draw(bugs: list[Bug], count: int, rng: random.Random) -> list[Bug]:
 
 
 def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
-    """Return the bug with ``count`` proposals in random order. Each changes one line, but not always the same line."""
+    """Return ``bug`` with at most ``count`` proposals, in random order. Each proposal changes one line of the function.
+
+    The proposals need not change the same line. If ``count`` is 0, return ``bug`` unchanged.
+    """
     if count == 0:
         return bug
     others = [one.source for one in mutations(bug.source) if one.source != bug.right]
@@ -162,9 +184,10 @@ def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
 
 
 async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
-    """Return the outcomes of the tests of each function: a text for the function, and one for each mutation.
+    """Test each function and each of its mutations. Return one list per function.
 
-    A text has one letter per test (see ``inside/trials.py``).
+    A list has one text for the function, and then one text for each of its mutations. A text has one letter per test
+    (see ``inside/trials.py``).
     """
     parts = [functions[start : start + _AT_ONCE] for start in range(0, len(functions), _AT_ONCE)]
     results = await asyncio.gather(*(_run(part, sandbox) for part in parts))
@@ -172,9 +195,10 @@ async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[li
 
 
 async def _run(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
-    """Run the functions in one program; if it fails, each function in a program of its own.
+    """Test the functions and their mutations in one program. If the program fails, use one program for each function.
 
-    The letter of every test of a function whose own program fails is "x".
+    If the program of a single function fails too, the letter of each of its tests is "x". The result has the form that
+    :func:`_outcomes` describes.
     """
     variants = [[one.source, *(mutation.source for mutation in one.mutations)] for one in functions]
     tests = [[(test.call, test.wanted) for test in one.tests] for one in functions]

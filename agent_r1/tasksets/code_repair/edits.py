@@ -1,11 +1,11 @@
-"""Edits: what an agent writes to repair a function. An edit is a new line, or the number of a proposed line."""
+"""Edits: texts that an agent writes to repair a function. An edit is a new line, or the number of a proposed line."""
 
 from __future__ import annotations
 
 from difflib import SequenceMatcher
 
 SIMILAR = 0.5
-"""The smallest similarity of a new line to the line that it replaces, as ``SequenceMatcher.ratio`` measures it."""
+"""The smallest similarity of a new line to the line that it replaces, as a ratio of ``SequenceMatcher`` (0 to 1)."""
 
 
 def replace_line(source: str, index: int, line: str) -> str:
@@ -33,12 +33,13 @@ def most_similar_line(source: str, line: str) -> int | None:
 
 
 def apply_edit(source: str, proposals: tuple[str, ...], text: str) -> str | None:
-    """Return the source after an edit; None if the text is not an edit, or if the edit changes nothing.
+    """Return the source of a function after an edit; None if the edit is invalid or changes nothing.
 
     Args:
-        proposals: sources from which the agent chooses one by its number, from 1. (): the agent writes a line, which
-            replaces the most similar line.
-        text: what the agent wrote.
+        source: the source of the function before the edit.
+        proposals: versions of the whole function. The agent chooses a version by its number, from 1. If ``proposals``
+            is (), the agent writes a line, which replaces the most similar line of ``source``.
+        text: the edit, as the agent wrote it.
     """
     text = text.strip()
     if proposals:

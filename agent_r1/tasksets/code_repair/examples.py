@@ -1,4 +1,4 @@
-"""The prompt of ``code-repair``: the instruction and solved tasks. No benchmark has their functions."""
+"""The prompt of ``code-repair``: the instruction and two solved tasks. The functions in them are in no benchmark."""
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ CHOOSING = (
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """A task in the prompt: its text, the proposed lines, and (edit, result) of each try. The last try passes."""
+    """A solved task for the prompt, in which the agent tries edits until the test passes.
+
+    Attributes:
+        text: the text of the task.
+        proposals: the proposed lines.
+        tries: a pair (line, result of the tool) for each edit that the agent tries. The last line passes the test.
+    """
 
     text: str
     proposals: tuple[str, ...]
     tries: tuple[tuple[str, str], ...]
 
     def messages(self, choosing: bool) -> tuple[Message, ...]:
-        """Return the conversation. If ``choosing``, the agent writes the number of a proposed line, else the line."""
+        """Return the conversation. With ``choosing``, the agent writes numbers of proposed lines; otherwise, lines."""
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
         calls = [

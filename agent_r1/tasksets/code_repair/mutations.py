@@ -1,6 +1,6 @@
-"""Mutations: changes of one place in a Python function, such as ``<`` to ``<=``, made in its syntax tree.
+"""Mutations: changes of one place in a Python function, such as ``<`` to ``<=``.
 
-A mutation plants a bug, and one of the mutations of the function with the bug repairs it again in most cases.
+A mutation plants a bug. In most cases, another mutation of the function with the bug repairs it again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OPERATORS: Mapping[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 
 ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-"""Operators whose two sides are swapped. For other operators, swapped sides mostly mean the same."""
+"""The operators whose operands a mutation swaps. For other operators, swapped operands mostly give equal values."""
 
 NAMES: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any", "upper": "lower", "lower": "upper"}
 
@@ -67,8 +67,8 @@ class Mutation:
 def mutations(source: str) -> tuple[Mutation, ...]:
     """Return all mutations of a function, without repetitions, in the order of the syntax tree.
 
-    A mutation is left out if it changes the number of lines, or more than one line. ``source`` is the source of the
-    function, and has to be in the form that ``ast.unparse`` writes (see :func:`plain_source`).
+    A change is left out if it changes the number of lines, or more than one line. ``source`` must have the form that
+    ``ast.unparse`` writes (see :func:`plain_source`).
 
     Example:
         >>> [mutation.source.splitlines()[1].strip() for mutation in mutations("def f(x):\\n    return x < 2")]
@@ -92,7 +92,10 @@ def plain_source(source: str) -> str:
 
 
 def _changed_sources(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield (kind, source) for each change of one node. ``tree`` is changed, unparsed, and restored."""
+    """Yield (kind of the change, source of the changed function) for each change of one node of ``tree``.
+
+    Each change is made in ``tree`` itself, and is undone afterwards.
+    """
     for parent in list(ast.walk(tree)):
         for name, value in list(ast.iter_fields(parent)):
             if isinstance(value, list):
@@ -109,7 +112,10 @@ def _changed_sources(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _alternatives(node: object) -> Iterator[tuple[str, ast.AST]]:
-    """Yield (kind, other node) for each node that can stand in place of ``node``; nothing for a value of no node."""
+    """Yield (kind of the change, replacement) for each syntax node that can replace ``node``.
+
+    Yield nothing if ``node`` is not a syntax node, or if no change is known for it.
+    """
     match node:
         case ast.Compare(ops=ops):
             for index, op in enumerate(ops):
@@ -154,7 +160,7 @@ def _is_negated(test: ast.expr) -> bool:
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:
-    """Return a copy of a node with other values of some fields."""
+    """Return a copy of a syntax node in which ``fields`` have new values."""
     other = copy(node)
     for name, value in fields.items():
         setattr(other, name, value)

@@ -1,4 +1,4 @@
-"""The scorer of ``code-repair``, which grades the edits of an attempt with the hidden tests of the task."""
+"""The scorer of ``code-repair``. It grades the edits of an attempt with the hidden tests of the task."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from agent_r1.tasksets.code_repair.tool import TRY, bug_of
 _log = logging.getLogger(__name__)
 
 Results = tuple[bool | None, ...]
-"""For each hidden test, whether a function passes it; None if the test could not be run."""
+"""The result of each hidden test of a function: True if it passes, False if it fails, None if it could not be run."""
 
 
 class RepairScorer:
-    """A scorer (core ``Scorer``) with three rewards. Each is None if the sandbox failed.
+    """A scorer (core ``Scorer``) with three rewards. A reward is None if the sandbox failed.
 
-    - ``fixed``: 1 if the function of the final answer passes all hidden tests; else 0.
-    - ``gained``: how many more hidden tests this function passes than the function with the bug, as a share of the
-      hidden tests that the function with the bug fails. At least 0.
-    - ``first_fixed``: the same as ``fixed``, but for the first edit of the attempt, tried or answered.
+    The final function is the function after the edit in the final answer. Without a valid edit, ``fixed`` and
+    ``gained`` are 0.
+
+    - ``fixed``: 1 if the final function passes all hidden tests; else 0.
+    - ``gained``: (p - b) / (n - b), but at least 0. Of the n hidden tests, the final function passes p tests, and the
+      function with the bug passes b tests.
+    - ``first_fixed``: the same as ``fixed``, but for the first edit of the attempt. The first edit is the first edit
+      that was tried; if no edit was tried, the edit in the final answer.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -58,7 +62,10 @@ class RepairScorer:
 
 
 def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function after the edit in the final answer; None if the answer is missing or not an edit."""
+    """Return the function after the edit in the final answer.
+
+    Return None if there is no answer, or if the answer is not a valid edit.
+    """
     text = final_answer(trajectory)
     return None if text is None else apply_edit(bug.source, bug.proposals, text)
 
@@ -66,7 +73,7 @@ def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
 def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
     """Return the function after the first edit that was tried. If no edit was tried, use the edit in the final answer.
 
-    Return None if the edit cannot be applied, or if there is no edit.
+    Return None if this edit is invalid or changes nothing, or if there is no edit.
     """
     for turn in trajectory.env_turns:
         for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run

@@ -12,7 +12,7 @@ from agent_r1.tasksets.hub import is_hub
 
 
 class Settings(BaseModel):
-    """The settings in a file.
+    """The settings of ``code-repair`` in a TOML file.
 
     Example of a file:
         data = "mbpp.jsonl"
@@ -22,31 +22,38 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data: Path
-    """The functions with their tests, as files of MBPP. A path is relative to the folder of the file of settings."""
+    """The files with the functions and their tests, in the format of MBPP.
+
+    A path is relative to the folder of the file of settings.
+    """
 
     lines: int = Field(default=8, ge=2)
-    """The largest number of lines of a function."""
+    """The largest number of lines of a function. Longer functions are left out."""
 
     bugs: int = Field(default=3, ge=1)
-    """The largest number of bugs that are planted into each training function, each in a task of its own. Functions of
-    validation and test have one."""
+    """The largest number of bugs that are planted into a training function.
+
+    Each bug is a task of its own. A function of validation or test gets one bug.
+    """
 
     proposals: int = Field(default=0, ge=0, le=99)
-    """The number of proposed lines of which the agent chooses; 0: the agent writes the line itself."""
+    """The largest number of proposed lines, of which the agent chooses one. 0: the agent writes the line itself."""
 
     turns: int = Field(default=4, ge=2)
     """The largest number of actions in an episode."""
 
     shuffle_feedback: bool = False
-    """Whether the tool shows what another edit of another function gives. This is a control: it shows what the
-    feedback is worth."""
+    """Whether the tool returns the result of a random edit of another function, as a control experiment.
+
+    The control measures the value of true results.
+    """
 
 
 def read_settings(data: Path | None) -> Settings:
     """Return the settings in the TOML file ``data``.
 
-    If ``data`` is not a TOML file, ``data`` itself has the functions: a file, a folder or a name on the hub. Then
-    return ``Settings(data=data)``, in which all other settings have their defaults.
+    If ``data`` is not a TOML file, it is the source of the functions: a file, a folder or a name on the hub. The result
+    is then ``Settings(data=data)``, in which all other settings have their defaults.
 
     Raises:
         InvalidInput: ``data`` is None; the TOML file cannot be read; or the file has an unknown or invalid setting.

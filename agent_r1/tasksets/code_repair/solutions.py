@@ -1,4 +1,4 @@
-"""Right and wrong reference solutions of a repair. The task set is checked with these solutions."""
+"""Right and wrong reference solutions of a task of ``code-repair``. They are used to check the task set."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def _unchanged(bug: Bug) -> str:
-    """Return an answer that leaves the bug in: the line with the bug, or a number that no proposal has."""
+    """Return an answer that does not repair the function: the line with the bug, or a number that no proposal has."""
     return str(len(bug.proposals) + 1) if bug.proposals else bug.source.splitlines()[bug.line].strip()

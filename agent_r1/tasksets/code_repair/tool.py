@@ -1,4 +1,4 @@
-"""The tool ``try``: the agent tries an edit on the visible test. The tool never runs a hidden test."""
+"""The tool ``try`` runs an edited function on the visible test of the task. It never runs a hidden test."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def try_tool(sandbox: Sandbox) -> Tool:
 
 
 def shuffled_try_tool(sandbox: Sandbox, others: Sequence[Bug]) -> Tool:
-    """Return a tool ``try`` for a control experiment. Its results do not depend on the effect of the edit.
+    """Return a tool ``try`` for a control experiment. Its results do not depend on the effect of the agent's edit.
 
-    The tool applies a random edit to a random function of ``others``, and returns the result of the visible test of
-    this function. For an edit that cannot be applied, the result is the same as with :func:`try_tool`.
+    The tool draws a function from ``others`` and a random edit of this function. The result of a call is the result of
+    the visible test of the drawn function after the drawn edit. If the agent's edit is invalid, the tool returns the
+    same error as the tool of :func:`try_tool`.
     """
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)

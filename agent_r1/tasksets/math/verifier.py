@@ -39,7 +39,7 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute the gold answer: whether it finds ``gold`` equal to itself.
+        """Return whether math-verify can compute the gold answer, that is, whether it finds ``gold`` equal to itself.
 
         ``gold`` is first normalized as in :meth:`check`. The notation of ``said`` affects this normalization.
         """

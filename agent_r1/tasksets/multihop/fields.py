@@ -82,7 +82,7 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Return the rows of a field in which a data set on the hub stores columns.
+    """Return a field as a list of rows, if a data set on the hub stores the field as columns.
 
     ``names`` are the names of the columns, in the order of the values in a row. If ``value`` is not a mapping with
     these columns, all of the same length, return ``value`` unchanged.
@@ -99,13 +99,13 @@ def _columns(value: Any, *names: str) -> Any:
 
 
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
-    """Return ``value``, the value of a field, after a check of its type; [] if ``value`` is empty or None.
+    """Check the type of ``value``, the value of a field, and return it. Return [] if ``value`` is empty or None.
 
     Args:
         row: the row with the field.
         name: the name of the field, such as "paragraphs".
         kind: the type that the value must have.
-        whose: the owner of the format, such as "MuSiQue's".
+        whose: the owner of the format in the error, such as "MuSiQue's".
 
     Raises:
         InvalidInput: the value has another type. The message names the row and the field, and contains advice such as

@@ -110,7 +110,7 @@ class _Draw:
             split: the name of the split, for error messages.
             portions: the portion of each data set, by its name.
             salt: determines which questions are drawn, and their order.
-            held: questions that other splits use. They are not drawn.
+            held: questions that are reserved for other splits. These questions are not drawn.
 
         Raises:
             InvalidInput: a data set has too few questions for its portion.
@@ -129,10 +129,10 @@ class _Draw:
 
 
 def _source(path: Path, data: str) -> Path:
-    """Return the source of a data set that the mixture file ``path`` names as ``data``.
+    """Return the path or the hub name of a data set that the mixture file ``path`` names as ``data``.
 
-    If ``data`` is a name on the hub, return the name unchanged. Otherwise ``data`` is a path relative to the folder of
-    the mixture file. Then return the path of the file itself.
+    A name on the hub is returned unchanged. A path in a mixture file is relative to the folder of this file, so the
+    folder is put before the path.
 
     Example:
         Path("recipes/hotpot.json") for path "recipes/mix.toml" and data "hotpot.json"

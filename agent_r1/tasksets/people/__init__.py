@@ -71,7 +71,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def _with_tool(name: str) -> tuple[Message, ...]:
-    """Return the messages of the solved examples for the prompt. Every call in them calls the tool ``name``."""
+    """Return the messages of the solved examples for the prompt, with ``name`` as the name of the search tool."""
     return tuple(
         replace(message, calls=tuple(replace(call, name=name) for call in message.calls)) for message in EXAMPLES
     )

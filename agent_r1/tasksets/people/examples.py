@@ -1,4 +1,4 @@
-"""The prompt of ``people``: the instruction and a solved question. No world contains the people of this question."""
+"""The prompt of ``people``: the instruction and solved questions. Their people are in no world of the task set."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ EXAMPLES: tuple[Message, ...] = (
     *_solve("Where was the rival of Rose Okafor born?", "Cairo", _ROSE, _IVAN),
     *_solve("Which animal did the teacher of Ivan Petrov keep?", "spaniel", _IVAN, _ROSS),
 )
-"""Three solved questions, of one, two and two hops.
+"""Three solved questions: one question of one hop and two questions of two hops.
 
-Two examples of two hops make a second search more probable than one example.
+With only one example of two hops, a model would search a second time less often.
 """
 
 READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_IVAN, _VERA))}\n\nWhere was Ivan Petrov born?"),
     Message.assistant("<answer>Cairo</answer>"),
 )
-"""The example for the naive RAG baseline, which gets the pages in its prompt and does not search."""
+"""The solved question for the baseline naive RAG. Its prompt contains the pages, so the agent does not search."""

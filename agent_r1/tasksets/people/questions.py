@@ -92,7 +92,7 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
     Args:
         prefix: the beginning of the ``number`` of each world, such as "0/".
         recipe: determines how the questions of the split are drawn.
-        asked: the questions of earlier tasks. The new question is added.
+        asked: the questions of earlier tasks. The function adds the new question to this set.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"

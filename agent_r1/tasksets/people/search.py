@@ -27,8 +27,8 @@ def _index(world: WorldKey) -> BM25Index:
 def search_tool(pages: int, name: str = "search") -> Tool:
     """Return the search tool of an agent. The name of the tool is ``name``.
 
-    A call returns at most ``pages`` pages about the people of the task. After the pages, the result repeats the
-    question. Otherwise a small model answers with any value on the pages.
+    A call returns at most ``pages`` pages about the people of the task, and then the question again. Without the
+    question at the end, a small model often answers with the wrong value from the pages.
     """
 
     @tool(name=name)

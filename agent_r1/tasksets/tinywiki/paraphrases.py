@@ -52,7 +52,9 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""The wordings by name. All words are known to tiny-base, so that the questions test the wording, not the vocabulary.
+"""The wordings, by name.
+
+The model tiny-base knows all words of these wordings. So the questions test the wording and not the vocabulary.
 """
 
 

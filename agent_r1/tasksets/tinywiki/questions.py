@@ -122,7 +122,8 @@ def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str
     Args:
         prefix: the beginning of the names of the wikis, such as "test".
         made: determines how the questions of the split are drawn.
-        asked: the questions of earlier tasks, as pairs (wiki, question). The new question is added.
+        asked: the questions of earlier tasks, as pairs (wiki, question). The function adds the new question to this
+            set.
     """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"

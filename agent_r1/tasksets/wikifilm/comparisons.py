@@ -31,7 +31,7 @@ class Comparison:
         last: wordings of questions that ask for the film with the later year.
         year: returns the year of a given film, such as the year of its release; None if the pages do not state this
             year.
-        reads_directors: whether the years are on the pages of the directors.
+        reads_directors: whether the years are on the pages of the directors, and not on the pages of the films.
 
     Example:
         Comparison("release", ("Which film came out first, {a} or {b}?",), (..), lambda one: one.film.year)

@@ -46,13 +46,13 @@ EXAMPLES: tuple[Message, ...] = (
     *_solve("When was the director of film The Quay Wardens born?", "9 March 1921", _WARDENS, _OTTILIE),
     *_solve("Where was the director of film Salt on the Quay born?", "Visby", _SALT, _EDDA),
 )
-"""Three solved questions, of one, two and two hops.
+"""Three solved questions: one question of one hop and two questions of two hops.
 
-Two examples of two hops make a second search more probable than one example.
+With only one example of two hops, a model would search a second time less often.
 """
 
 READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_EDDA, _OLLE))}\n\nWhere was Edda Lindqvane born?"),
     Message.assistant("<answer>Visby</answer>"),
 )
-"""The example for the naive RAG baseline, which gets the pages in its prompt and does not search."""
+"""The solved question for the baseline naive RAG. Its prompt contains the pages, so the agent does not search."""

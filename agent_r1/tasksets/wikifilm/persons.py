@@ -15,11 +15,14 @@ from agent_r1.tasksets.wikifilm.words import read_person, read_place, tidy, titl
 _IS = re.compile(r"\b(?:is|was) (?:(?:first )?an?|the|one of the) ")
 _DIRECTS = re.compile(r"\b(?:directors?|film-?makers?|film makers?|directed)\b", re.IGNORECASE)
 _RANGE = re.compile(r"[\u2013\u2014]|(?<=[\d ])-|-(?=[\d ])|^ ?$")
-"""The words between the date of birth and the date of death. In some passages the dash is missing."""
+"""The pattern of the text between the date of birth and the date of death: a dash.
+
+An empty text and a single space also match, because the dash is missing in some passages.
+"""
 
 _UNCERTAIN = re.compile(r"\b(?:c|ca|circa|about|around|or|before|after|between|baptised|baptized|fl)\b|\?|/")
 _BORN_AS = re.compile(r"(?:,? and (?:raised|grew up|brought up|educated)| as [A-Z][^,.;()]*?(?= in | on ))?")
-"""Words between "born" and the date or the place. The pattern also matches the empty text."""
+"""Words that can stand between "born" and the date or the place. The pattern also matches the empty text."""
 
 _WHEN = re.compile(r",? (?:on |in )?(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,? )?")
 _WHERE = re.compile(r",? (?:at (?:his|her) home )?in (?:the )?")

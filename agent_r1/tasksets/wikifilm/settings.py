@@ -39,8 +39,11 @@ class Settings(BaseModel):
     """The largest number of pages that a search returns."""
 
     turns: int = Field(default=7, ge=1)
-    """The largest number of actions in an episode. A question of one hop needs a search and an answer; a bridge
-    comparison needs four searches and an answer."""
+    """The largest number of actions in an episode.
+
+    A question of one hop needs a search and an answer. A question of the kind ``bridge-comparison`` needs four searches
+    and an answer.
+    """
 
 
 def read_settings(data: Path | None) -> Settings:

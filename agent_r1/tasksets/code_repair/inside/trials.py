@@ -1,4 +1,4 @@
-"""Trials: run variants of functions on the tests of their tasks, and print which tests pass."""
+"""Test several versions of functions with the tests of their tasks, and print which tests pass."""
 
 import ast
 import io
@@ -9,20 +9,26 @@ from types import FrameType
 from typing import Any
 
 STEPS = 20_000
-"""The largest number of lines and calls that a test may run. A number of steps does not depend on the machine's speed,
-as a time limit would."""
+"""The largest number of steps of a test. A step is an event of ``sys.settrace``, such as a call or an executed line.
+
+Unlike a time limit, a limit on steps has the same effect on every machine.
+"""
 
 
 class _TooLong(BaseException):
-    """Raised if a test runs more than STEPS steps. It is no Exception, so that a function does not catch it."""
+    """Raised if a test runs more than STEPS steps.
+
+    The base class is BaseException, so that an ``except Exception`` in the tested function does not catch the
+    exception.
+    """
 
 
 def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]) -> None:
-    """Print the outcomes of several functions as JSON: [[text of each variant] for each function].
+    """Print the outcomes of several functions as JSON: for each function, a list with one text per version.
 
     Args:
-        functions: for each function, (code that runs before it, the sources of its variants, its tests). A test is a
-            pair of a call and its expected value. :func:`outcome_of` makes the text of a variant.
+        functions: for each function, a tuple (code that runs before it, the sources of its versions, its tests). A test
+            is a pair of a call and its expected value. :func:`outcome_of` makes the text of a version.
     """
     outcomes = []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -32,9 +38,10 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 
 
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
-    """Return one letter per test: "p" (passes), "f" (fails) or "x" (the variant of the function cannot be used).
+    """Return one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
 
-    A variant cannot be used if it runs too long or exits, or if it returns an expected value that is not plain data.
+    A test is unusable if it runs too long or exits, or if its right result is not plain data. If ``given`` or
+    ``source`` cannot be executed, all tests are unusable. ``given`` is code that runs before ``source``.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
@@ -46,7 +53,10 @@ def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
 
 
 def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
-    """Return the letter of one test (see :func:`outcome_of`)."""
+    """Return the letter of one test (see :func:`outcome_of`).
+
+    ``call`` and ``wanted`` are the source of the call and of its expected value. ``names`` holds the global variables.
+    """
     steps = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
@@ -70,7 +80,7 @@ def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is plain data, which a grader in another process can compare."""
+    """Return whether a value is plain data: data that can be sent to a grader in another process and compared there."""
     try:
         return bool(ast.literal_eval(repr(value)) == value)
     except Exception:
