@@ -1,7 +1,7 @@
 """The command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (143 by SIGTERM).
 
-An error is printed as one line on stderr. Only RunStopped (a health check stopped the run) prints a diagnosis of
-several lines.
+Errors are printed on stderr. Each error is one line, except RunStopped (a health check stopped the run), which is a
+diagnosis of several lines.
 
 Modules that import torch are imported inside the commands, after all checks that do not need torch.
 """

@@ -26,7 +26,9 @@ from agent_r1.core.suggest import suggest
 COMMAND_LINE = "command line"
 
 LARGEST_INTEGER, LARGEST_NUMBER = 2**32 - 1, 1e9
-"""The largest integer and floating-point number of a setting. Larger numbers cause OverflowError in some libraries."""
+"""The largest integer and the largest floating-point number that a setting can have. Larger numbers cause OverflowError
+in some libraries.
+"""
 
 RENAMED: Mapping[str, str] = {
     "task": "taskset",
@@ -35,7 +37,7 @@ RENAMED: Mapping[str, str] = {
     "learner": "trainer",
     "doctor": "monitor",
 }
-"""The names of settings and tables in the first version, each with its present name."""
+"""The names of settings and tables in the first version of this package, each with its present name."""
 
 MAX_FILE, MAX_DEPTH = 1_000_000, 20
 """The largest size of a TOML file in bytes, and the largest depth of its nested tables and lists."""
@@ -44,10 +46,11 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class NestedByName:
-    """The annotation of a setting that is chosen by name and has settings of its own, such as ``algorithm``.
+    """A mark in the type annotation of a setting such as ``algorithm``: its value is the name of a component, and the
+    component has settings of its own.
 
-    The validator of such a setting gets one flat table, with the name and all other settings. Example:
-    ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
+    The validator of such a setting gets one flat table, with the name and all other settings. Example: ``{"name":
+    "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 
 
@@ -68,10 +71,11 @@ class Layer:
 
 
 def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
-    """Return the configuration for layers of settings. A value in an earlier layer has priority.
+    """Return a configuration of the class ``cls``, made from layers of settings. A value in an earlier layer has
+    priority.
 
-    A setting that no layer sets keeps its default in the settings class ``cls``. Values are validated strictly: for
-    example, text is not accepted as a number.
+    A setting that no layer sets keeps its default in ``cls``. Values are validated strictly: for example, text is not
+    accepted as a number.
 
     Raises:
         InvalidInput: if a key is unknown, or if a value is missing, has a wrong type or is out of range. The error
@@ -286,7 +290,7 @@ def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") 
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
-    """Return ``key`` without a last part ``name`` that chooses a component.
+    """Return ``key`` without its last part if this part is ``name`` and chooses a component. Otherwise return ``key``.
 
     Example:
         algorithm.loss.name -> algorithm.loss
@@ -351,7 +355,7 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
-    """Convert a ValidationError of the class ``cls`` to an InvalidInput: one line about its first problem.
+    """Return an InvalidInput that describes the first problem of a ValidationError of the class ``cls`` in one line.
 
     ``sources`` maps each dotted key that a layer set to the name of the layer, such as "config.toml".
     """

@@ -88,7 +88,8 @@ def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str,
     Args:
         component: the component.
         prefix: the beginning of each option, such as ``--algorithm.loss.``.
-        is_on: False if the algorithm does not use the component. Its parameters are then shown with default values.
+        is_on: False if the algorithm does not use the component. The explanations then show the default values of the
+            parameters.
     """
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices

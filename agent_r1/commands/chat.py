@@ -96,7 +96,10 @@ def chat(
 
 
 def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary:
-    """Return the attempt of the run in ``folder`` that ``name`` names. Raise InvalidInput if there is none."""
+    """Return the attempt of the run in ``folder`` that ``name`` names.
+
+    Raise InvalidInput if there is no such run or attempt, or if ``config`` also sets ``split`` or ``number``.
+    """
     if not is_run(folder):
         raise InvalidInput("attempt", got=f"{name}, and {folder} is no run", do="give RUN, or leave it out")
     for key in ("split", "number"):

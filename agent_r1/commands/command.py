@@ -1,4 +1,4 @@
-"""The base of the commands: options for the settings of a configuration class, and common output."""
+"""Common parts of the commands: options for the settings of a configuration class, and functions that print results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ ENTRIES = f"{__name__}.entries"
 
 
 class EncodableText(click.ParamType):
-    """The type of an option whose text is looked up in the database of a run. Half characters are refused."""
+    """The type of an option whose text is looked up in the database of a run.
+
+    Raise InvalidInput if the text contains a lone surrogate (half a character), which cannot be encoded.
+    """
 
     name = "text"
 

@@ -15,7 +15,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.store.atomic_fs import atomic_dir
 
 SUFFIX = ".template"
-"""The end of the names of the templates. Without it, a template would be a module of this package."""
+"""The suffix of the file names of the templates. Without this suffix, a template would be a module of this package."""
 
 
 @click.command()

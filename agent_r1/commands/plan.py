@@ -16,7 +16,9 @@ from agent_r1.training.plan_config import PlanConfig
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings of the GPUs, of the attempts if they are not drawn from a recorded run, and of recorded costs."""
+"""Three groups of settings: settings of the GPUs, settings of attempts that are not drawn from a recorded run, and
+settings of the costs that are measured in recorded runs.
+"""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)
@@ -59,7 +61,12 @@ def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_j
 
 
 def _without_effect(has_run: bool, has_gpu: bool) -> dict[str, str]:
-    """Return advice for each setting that has no effect, by its name. The user gets it if the setting is given."""
+    """Return the settings that have no effect, each with advice for a user who gives the setting.
+
+    Args:
+        has_run: whether the user gives a recorded run.
+        has_gpu: whether the user gives the type of a GPU.
+    """
     found = dict[str, str]()
     if has_run:
         found |= dict.fromkeys(OF_ATTEMPTS, "leave it out: the attempts are those of the recorded run")

@@ -46,7 +46,8 @@ class AttemptReport:
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
         record_tokens: the setting ``record_tokens`` of the run: the number of groups per step with token records.
-        values: the critic's value of the state before each action, by the index of the turn; {} if none was recorded.
+        values: the critic's value of the state before each action, by the index of the turn; {} if the run recorded no
+            values.
     """
 
     summary: AttemptSummary
@@ -80,7 +81,7 @@ class AttemptReport:
 def read_attempt(
     folder: Path, reader: RunReader, summary: AttemptSummary, model: Path | None, with_tokens: bool
 ) -> AttemptReport:
-    """Read the report of an attempt from the database of its run.
+    """Return the report of an attempt, read from the database of its run.
 
     Args:
         folder: the folder of the run.
@@ -210,7 +211,7 @@ def _facts(report: AttemptReport) -> Table:
 
 
 def _times(trajectory: Trajectory) -> str:
-    """Return when an attempt started, how long it waited before, and how long engine and environment took in all turns.
+    """Return a line with the start of an attempt, its waiting time, and the total times of engine and environment.
 
     Example:
         "from 2026-11-23 01:51:39 on, after 0.2 s of waiting; engine 1.9 s, environment 4.1 s"
@@ -261,7 +262,10 @@ def _turn_title(turn: Turn, context: int, value: float | None) -> str:
 
 
 def _message_lines(messages: Sequence[Message]) -> Iterator[tuple[str, Text]]:
-    """Yield the role and the text of each message, and the name and the arguments of each call that it makes."""
+    """Yield (label, text) of each line about messages: one line per message, and one line per tool call in the message.
+
+    The label of a message is its role. The text of a call is its name and its arguments.
+    """
     for message in messages:
         yield message.role, safe(parts_text(message.parts))
         for call in message.calls:

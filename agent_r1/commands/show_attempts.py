@@ -28,7 +28,7 @@ WORDS: Mapping[str, str] = {
     "longest": "the attempt with the most tokens",
     "last": "the newest attempt that has ended",
 }
-"""The words that name an attempt."""
+"""The words that name an attempt, each with its meaning."""
 
 
 def short_id(attempt: AttemptId) -> str:

@@ -20,7 +20,7 @@ from agent_r1.store import AttemptFilter, RunReader
 from agent_r1.viewer.text import number
 
 BINS = 5
-"""The number of bins of the calibration. Each has about the same number of states."""
+"""The number of bins of the calibration. Each bin has about the same number of states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,13 @@ class CriticRow:
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """The content of ``agent-r1 show RUN --critic``: rows for all states and for each turn, and bins of the value.
+    """The content of ``agent-r1 show RUN --critic``.
 
-    The error of a bin is the distance between its mean value and its mean following reward. ``calibration_error`` is
-    the mean over all predictions of the error of the prediction's bin.
+    Attributes:
+        rows: summaries of the predictions in all turns, in turn 0, in turn 1, and so on.
+        bins: summaries of the predictions in each range of critic values. A row of these is a bin.
+        calibration_error: the error of a bin is the distance between its mean value and its mean following reward. This
+            is the mean error over all predictions, each with the error of its bin.
     """
 
     rows: tuple[CriticRow, ...]
@@ -91,7 +94,10 @@ def read_critic(reader: RunReader) -> CriticReport:
 
 
 def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
-    """Yield a prediction for each turn with a finite value. The reward of the whole trajectory follows every turn."""
+    """Yield a prediction for each turn with a finite value.
+
+    A reward follows a turn if it is a reward of this turn, of a later turn, or of the whole trajectory.
+    """
     rewards = list(weighted_rewards(trajectory, weights))
     for turn, value in values.items():
         following = [one.value for one in rewards if one.turn is None or one.turn >= turn]

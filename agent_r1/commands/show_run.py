@@ -30,7 +30,7 @@ from agent_r1.viewer.text import duration, number, one_line
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
 _RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
-"""Kinds of events that other lines of the report show, or that are data."""
+"""Kinds of events that are not listed as last events. Other lines of the report show them, or they hold data."""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
 
@@ -122,7 +122,7 @@ class RunReport:
 
 
 def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) -> RunReport:
-    """Read the report of the run in ``folder`` from its open database ``reader``.
+    """Return the report of the run in ``folder``, read from its open database ``reader``.
 
     ``defaults`` holds the default of each setting by dotted key. Settings with other values are listed in the report.
     """
@@ -319,7 +319,7 @@ def _resume_command(report: RunReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricText:
-    """One curve that rich can print: a table as wide as the terminal, with a bar for each step."""
+    """One curve that rich can print: a table with the value and a bar for each step. The table fits the terminal."""
 
     name: str
     curve: Curve

@@ -16,10 +16,10 @@ from agent_r1.core.trajectory import Turn
 from agent_r1.viewer.text import visible
 
 NUMBERS = ("engine", "trainer", "gap", "advantage", "entropy", "value", "weight")
-"""The columns of numbers."""
+"""The names of the columns with numbers in the token table, from left to right."""
 
 _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "weight")
-"""The columns of numbers in the order in which a terminal that becomes wider shows them."""
+"""The columns with numbers, the most important column first. A narrow terminal shows only the first columns."""
 
 _NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH = 10, 38, 22
 
@@ -28,7 +28,7 @@ MAX_STATE_TOKENS = 200
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
 _RAISED = ("color(117)", "color(75)", "color(39)", "color(33)")
-"""The colors of negative and positive advantages, from small to large: orange and blue."""
+"""The colors of negative (orange) and of positive (blue) advantages, each from small to large absolute values."""
 
 
 @dataclass(frozen=True, slots=True)

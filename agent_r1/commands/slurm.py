@@ -20,10 +20,10 @@ from agent_r1.training.config import TrainConfig, TrainSettings
 def slurm(
     nodes: int, gpus_per_node: int, time: str, sbatch: tuple[str, ...], server_model: str, words: tuple[str, ...]
 ) -> None:
-    """Print a batch script for Slurm that trains on one node, and samples on vLLM servers on the others.
+    """Print a batch script for Slurm that trains on one node, and samples on vLLM servers on the other nodes.
 
-    After --, give the arguments of 'agent-r1 train'. Before the time limit, the run saves a checkpoint, and the job is
-    queued again and continues it.
+    After --, give the arguments of 'agent-r1 train'. Before the time limit, the run saves a checkpoint. Then the job is
+    queued again, and continues the run.
     """
     with train.make_context("train", list(words), parent=click.get_current_context()) as context:
         layers = with_file(context.params["settings"], context.params["config_file"])

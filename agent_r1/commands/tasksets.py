@@ -121,7 +121,7 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return how code of the policy is isolated, as a part of the JSON output of a command.
+    """Return the isolation of code that the policy writes, as a part of the JSON output of a command.
 
     Return {} if the task set runs no code of the policy.
 

@@ -159,9 +159,11 @@ def config_of_run(folder: Path) -> Layer:
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
     """Return the settings of a run that an evaluation of the run also uses. ``own`` holds all settings of the run.
 
-    If ``other_taskset`` is true, the evaluation uses another task set than the run. ``data``, ``corpus``, ``encoder``
-    and ``sandbox`` are then left out. ``sandbox = "none"`` is always left out, because only the user can choose to
-    evaluate without a sandbox. So is ``decode``: the critic that guided the training need not guide the evaluation.
+    If ``other_taskset`` is true, the evaluation uses another task set than the run. The settings ``data``, ``corpus``,
+    ``encoder`` and ``sandbox`` are then left out.
+
+    Two settings are always left out. ``sandbox = "none"`` is left out because only the user can choose to evaluate
+    without a sandbox. ``decode`` is left out because the critic that guided the training need not guide the evaluation.
     """
     left_out = ("decode", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ()))
     kept = {key: value for key, value in own.values.items() if key not in left_out}

@@ -59,9 +59,9 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
 def _opened_in_browser(address: str) -> Iterator[None]:
     """Return a context manager that opens ``address`` in the browser at its beginning.
 
-    The browser gets the path of a file that leads to the address, and that only this user can read. Otherwise all users
-    of the machine would see the token of the address on the command line of the browser. The file is removed at the end
-    of the block.
+    The browser gets the path of a temporary file that leads to the address. Only this user can read the file. If the
+    browser got the address itself on its command line, all users of the machine would see the token in the address. The
+    file is removed at the end of the block.
     """
     link = html.escape(address)
     with NamedTemporaryFile("w", prefix="agent-r1-view-", suffix=".html") as file:
@@ -72,7 +72,9 @@ def _opened_in_browser(address: str) -> Iterator[None]:
 
 
 def _folder(run: str) -> Path:
-    """Return the folder that ``run`` names: a run, or a folder of runs. Raise InvalidInput if it holds no run."""
+    """Return the folder that ``run`` names: a run, or a folder of runs. Raise InvalidInput if the folder holds
+    no run.
+    """
     from agent_r1.viewer import Catalog
 
     folder = named_folder(run)
@@ -95,7 +97,7 @@ def default_settings() -> Mapping[str, Any]:
 
 
 def find_model(name: str) -> Path | None:
-    """Return the folder of the model ``name`` on this machine, or None if it is not here. Nothing is downloaded.
+    """Return the folder of the model ``name``, or None if the model is not on this machine. Nothing is downloaded.
 
     ``name`` is a short name, a folder or a name on the Hugging Face hub.
     """

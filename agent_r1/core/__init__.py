@@ -1,4 +1,4 @@
-"""Values and protocols that all rooms share. This room imports only the standard library."""
+"""Values and protocols that all other subpackages share. This subpackage imports only the standard library."""
 
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext, Transition

@@ -49,7 +49,8 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether :func:`build_once` made a folder from ``origin``, and the files are unchanged since then.
+    """Return whether :func:`build_once` made ``folder`` from ``origin``, and no file of the folder has changed since
+    then.
 
     The manifest in the folder holds the origin and the checksums of the files.
     """

@@ -101,9 +101,10 @@ class ExecutesCode(Protocol):
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the first isolation level that begins with "none" (no isolation). Otherwise, return the first level.
+    """Return the weakest of the isolation levels ``levels``; None if all levels are None.
 
-    None stands for a component that executes no code, and is skipped. If all levels are None, return None.
+    This is the first level that begins with "none" (no isolation). If no level begins with "none", it is the first
+    level. A level None stands for a component that executes no code, and is skipped.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

@@ -20,7 +20,9 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The largest number of characters of a value, and of the remedy, in an error message."""
 
 MAX_ADDRESS = 10_000
-"""The largest number of characters of a value that is searched for credentials before it is shortened."""
+"""Credentials are removed from a value of at most this many characters before the value is shortened for an error
+message.
+"""
 
 
 class AgentR1Error(Exception):

@@ -58,10 +58,7 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """An event: an update made token records of the attempts of some groups.
-
-    ``records`` has one record per turn.
-    """
+    """An event: an update computed a :class:`TokenRecord` for each turn of the attempts of some groups."""
 
     records: tuple[TokenRecord, ...]
 

@@ -20,7 +20,7 @@ MAX_IMAGE_BYTES = 20 * 2**20
 """The largest number of bytes of an image file."""
 
 MAX_ASPECT_RATIO = 100
-"""The largest ratio of the two sides of an image. Image processors refuse images of larger ratios."""
+"""The largest ratio of the longer side of an image to the shorter side. Image processors refuse larger ratios."""
 
 MAX_IMAGE_PIXELS = 2**25
 """The largest number of pixels of an image: 33.5 million (7680 x 4320). The decoded image takes 100 MB."""
@@ -62,8 +62,8 @@ def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
         mime: the declared MIME type; None: any known format.
 
     Raises:
-        InvalidInput: the file is too large, has too many pixels, is truncated or damaged, has bytes after its end, or
-            is not of the declared type.
+        InvalidInput: the file is too large, has too many pixels or a too large ratio of its sides, is truncated or
+            damaged, has bytes after its end, or is not of the declared type.
 
     Example:
         read_header(png) == ImageHeader("image/png", 64, 48)
@@ -117,7 +117,7 @@ def decode_data_url(url: str) -> tuple[bytes, str]:
 
 
 def decode_base64(encoded: str) -> bytes:
-    """Return the bytes that a text in base64 stands for. Raises InvalidInput if the text is not base64."""
+    """Return the bytes that ``encoded``, a text in base64, stands for. Raise InvalidInput if the text is not base64."""
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -125,9 +125,9 @@ def decode_base64(encoded: str) -> bytes:
 
 
 def decode_image(data: bytes) -> Any:
-    """Decode an image file to an RGB image of pillow, as the image processors of transformers do.
+    """Return the image in a file as an RGB image of pillow, converted as the image processors of transformers do.
 
-    A transparent picture is put on white. Gray of 16 bits is scaled to 8 bits.
+    The image is rotated as its EXIF data say. A transparent image is put on white. 16-bit gray is scaled to 8 bits.
 
     Raises:
         InvalidInput: pillow is not installed, or the file cannot be decoded.
@@ -155,7 +155,7 @@ def encode_picture(picture: Any) -> bytes:
     If PNG does not support the mode of the image, such as CMYK, the image is first converted to RGB or RGBA.
 
     Raises:
-        InvalidInput: the range of the pixels is unknown (modes I and F), or pillow cannot convert the picture.
+        InvalidInput: the range of the pixel values is unknown (modes I and F), or pillow cannot convert the image.
     """
     do = "convert it to the mode RGB, L or RGBA"
     if picture.mode in ("I", "F"):

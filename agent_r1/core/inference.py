@@ -65,8 +65,8 @@ class StopCondition:
     After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. The generation ends if the
     result is true. The result is false for a stop string inside a thought.
 
-    An engine can also search for ``strings`` itself, as a server does. If it finds a string, it must still call
-    ``is_met``, and continue the generation if the result is false.
+    An engine can also search for ``strings`` itself, as a server does. If the engine finds a stop string, it must still
+    call ``is_met``, and continue the generation if the result is false.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
@@ -82,14 +82,15 @@ class SamplingParams:
 
     Attributes:
         temperature: the sampling temperature. 0: the most probable token is chosen (greedy).
+        top_p: only the most probable tokens are sampled whose probabilities add up to ``top_p``. 1: no limit.
         top_k: only the ``top_k`` most probable tokens are sampled. 0: no limit.
         max_tokens: the largest number of new tokens.
         stop_token_ids: tokens that end the generation. The completion includes the stop token.
         seed: determines the random numbers of the generation, independently of other prompts in the batch.
         stop_condition: ends the generation at a stop string. The completion includes the token that completes the
             string.
-        top_logprobs: how many of the most likely tokens ``Completion.top_logprobs`` has for each token. Only engines
-            with the capability ``top_logprobs`` accept a number above 0.
+        top_logprobs: for each sampled token, ``Completion.top_logprobs`` has this many of the most likely tokens. Only
+            engines with the capability ``top_logprobs`` accept a number above 0.
         on_tokens: a function that is called after each sampled token, with all tokens sampled so far. The call can be
             in a thread of the engine. An engine that returns only complete generations makes no such calls.
     """
@@ -117,7 +118,7 @@ class PolicyVersionSpan:
 
 
 TopLogprobs = tuple[tuple[int, float], ...]
-"""The most likely tokens in one place, as pairs (token, log-probability), the most likely token first."""
+"""The most likely tokens at one position, as pairs (token, log-probability), the most likely token first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,10 @@ class Completion:
     """The sampled tokens of one generation, with their log-probabilities.
 
     ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. For greedy sampling (temperature 0),
-    the formula uses temperature 1. ``version_spans`` says which weights sampled which tokens.
+    the formula uses temperature 1. ``version_spans`` says which version of the weights sampled each token.
 
     ``top_logprobs`` is empty if ``SamplingParams.top_logprobs`` is 0. Otherwise it has one tuple for each sampled
-    token: the most likely tokens in the place of the sampled token, with their log-probabilities, the most likely token
+    token. The tuple holds the most likely tokens at this position with their log-probabilities, the most likely token
     first.
 
     Two fields measure the work of the engine: ``first_token_seconds``, the time from the request to the first token,
@@ -151,7 +152,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """Tokens, each with the log-probability with which the policy sampled it; 0 for a token that was not sampled.
+    """Tokens with their log-probabilities under the policy that sampled them. A token that was not sampled has 0.
 
     Example:
         ScoredTokens((1, 17, 4), (0.0, -0.1, -0.7))
@@ -164,7 +165,8 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` as ScoredTokens. Tokens of the common prefix keep their log-probabilities; others get 0.
+        """Return ``token_ids`` as ScoredTokens. Tokens that also begin this sequence keep their log-probabilities here;
+        all following tokens get 0.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))
@@ -181,8 +183,8 @@ class ValueFunction(Protocol):
     async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return V(context + branch) for each branch: the predicted sum of the rewards after the branch.
 
-        ``context`` has at least one token. An empty branch gives V(context). The implementation can keep the KV cache
-        of the context under ``session_id`` for later calls.
+        A branch is a continuation of ``context``, which has at least one token. An empty branch gives V(context). The
+        implementation can keep the KV cache of the context under ``session_id`` for later calls.
         """
         ...
 
@@ -210,8 +212,8 @@ class Capabilities:
         media: whether the engine accepts prompts with images.
         dtype: the data type of the weights in the engine; None if the engine keeps the data type of the published
             weights.
-        checksum: whether the engine can compute a checksum of its weights. An engine that cannot do this must compare
-            its log-probabilities with the trainer's before it serves new weights.
+        checksum: whether the engine can compute a checksum of its weights. An engine without checksums must compare its
+            log-probabilities with the log-probabilities of the trainer before it serves new weights.
     """
 
     transports: frozenset[Transport]

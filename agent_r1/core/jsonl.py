@@ -18,7 +18,7 @@ class JsonRecord:
 
     Attributes:
         path: the data file.
-        number: the position of the object in a JSON list, or its line in a JSONL file, counted from 1.
+        number: the position of the object in a JSON list, or the line of the object in a JSONL file, counted from 1.
         values: the object.
 
     Example:

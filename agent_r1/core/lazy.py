@@ -1,6 +1,7 @@
-"""Import the public names of a package on first use.
+"""Import the submodules of a package at the first use of their public names.
 
-For example, ``import agent_r1.trainer.config`` then loads neither torch nor transformers.
+A package that uses :func:`lazy_names` loads only the submodules that are needed. For example, ``import
+agent_r1.trainer.config`` loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` function for a package. It imports the submodule of a public name on first use.
+    """Return a ``__getattr__`` function for a package. At the first use of a public name, the function imports its
+    submodule.
 
     Args:
         package: the package's ``__name__``.

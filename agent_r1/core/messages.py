@@ -27,8 +27,8 @@ class Text:
 class Image:
     """An image that is part of a message.
 
-    It is made by ``from_bytes``, ``from_file``, ``from_data_url`` or ``from_pil``. Two images are equal if their files
-    have equal bytes.
+    Make an image with ``from_bytes``, ``from_file``, ``from_data_url`` or ``from_pil``. Two images are equal if their
+    files have equal bytes.
 
     Attributes:
         sha256: the hash of the file, in hexadecimal.
@@ -77,7 +77,10 @@ class Image:
 
     @classmethod
     def from_pil(cls, picture: Any) -> Image:
-        """Return ``picture``, an image of the package pillow, as a PNG. Raise InvalidInput if a PNG cannot hold it."""
+        """Return an image of the package pillow as an Image with the bytes of a PNG.
+
+        Raise InvalidInput if ``picture`` cannot be stored as a PNG.
+        """
         return cls.from_bytes(encode_picture(picture))
 
     def to_data_url(self) -> str:
@@ -210,8 +213,8 @@ def to_openai(message: Message) -> dict[str, Any]:
 def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_bytes) -> Message:
     """Return the message that ``data``, an OpenAI-style dictionary, describes.
 
-    Its ``content`` is text, None, or a list of parts. A part is a dictionary of the type "text" or "image_url" (with a
-    data URL), a Text or an Image. The arguments of a call are a mapping or a JSON object as text.
+    ``data["content"]`` is text, None, or a list of parts. A part is a dictionary of the type "text" or "image_url"
+    (with a data URL), a Text or an Image. The arguments of a call are a mapping or a JSON object as text.
 
     Raises:
         ValueError: the role is unknown, or a part of the dictionary cannot be read.

@@ -21,19 +21,19 @@ class Part(Enum):
     GENERATION = "generation"
     """Decode steps of the embedded engine."""
     PREFILL = "prefill"
-    """Prompts and tool results in the embedded engine."""
+    """Forward passes over prompts and tool results in the embedded engine."""
     SAMPLING = "sampling"
     """Choice of tokens from logits, and stop strings."""
     SERVERS = "servers"
-    """Requests to an engine outside of this process."""
+    """Requests to an engine outside of this process, and waiting for the answers."""
     TOOLS = "tools"
     """Environments and their tools, and agent programs."""
     REWARDS = "rewards"
-    """Scorers."""
+    """Computation of rewards by scorers."""
     RENDERING = "rendering"
-    """Messages to tokens, and sampled tokens to messages."""
+    """Conversion of messages to tokens, and of sampled tokens to messages."""
     PACKING = "packing"
-    """Trajectories to micro-batches, with masks and advantages."""
+    """Conversion of trajectories to micro-batches, with masks and advantages."""
     FORWARD = "forward"
     """Forward passes of the trainer, with the loss."""
     BACKWARD = "backward"
@@ -41,13 +41,13 @@ class Part(Enum):
     OPTIMIZER = "optimizer"
     """Optimizer steps."""
     RANKS = "ranks"
-    """Requests to a trainer of several ranks."""
+    """Requests to a trainer that consists of several processes (ranks)."""
     PUBLISH = "publish"
-    """New weights for the engine."""
+    """Transfer of new weights to the engine."""
     STORE = "store"
-    """The run's database, and copies of weights for checkpoints."""
+    """Writing to the run's database, and copying of weights for checkpoints."""
     VALIDATION = "validation"
-    """Validation, with all that it generates."""
+    """Validation, including its generation, tools and rewards."""
     WAITING = "waiting"
     """Moments in which this process computed nothing, and no other part was active."""
     OTHER = "other"
@@ -97,7 +97,7 @@ class StepProfile:
 
     @classmethod
     def from_timings(cls, timings: Mapping[str, float]) -> StepProfile:
-        """Return the profile that :meth:`timings` has converted to numbers. All other numbers are ignored."""
+        """Return the profile for the numbers that :meth:`timings` returned. Numbers with other names are ignored."""
         parts = [part for part in Part if f"{SECONDS}{part.value}" in timings]
         return cls(
             {
@@ -108,7 +108,10 @@ class StepProfile:
 
 
 def read_profiles(curves: Mapping[str, Mapping[int, float]]) -> list[StepProfile]:
-    """Return the recorded profiles of a run, in the order of steps. ``curves`` holds the values by name and step."""
+    """Return the recorded profiles of a run, in the order of steps.
+
+    ``curves[name][step]`` is the value that the run recorded under ``name`` at a step.
+    """
     recorded = {name: curve for name, curve in curves.items() if name.startswith((SECONDS, CPU_SECONDS))}
     steps = sorted({step for curve in recorded.values() for step in curve})
     by_step = ({name: curve[step] for name, curve in recorded.items() if step in curve} for step in steps)
@@ -220,10 +223,11 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """A context manager that measures the time of one part. The part is active inside of it.
+    """A context manager that measures the time of one part. The part is active while a thread is inside the ``with``
+    block.
 
     Args:
-        profiler: distributes the time.
+        profiler: distributes the time over the active meters.
         active: the active meters of the same kind (exclusive, computing or in flight). This meter adds and removes
             itself.
     """

@@ -91,9 +91,9 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return the web address in ``match`` without its credentials. The address is part of another web address.
+    """Return the web address in ``match``, which is part of another web address, without its credentials.
 
-    If the address of ``match`` has an ``@`` and contains a third web address, only its scheme is kept:
+    Only the scheme is kept if the address in ``match`` has an ``@`` and contains a third web address:
     ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
     """
     rest = _redact_rest(match["rest"])
@@ -126,7 +126,7 @@ def _without_user(rest: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return the JSON value ``value`` with every text in it redacted, as :func:`redact` does.
+    """Return a copy of a JSON value in which :func:`redact` has removed the credentials from every text.
 
     Lone surrogates (half a character) are escaped.
 

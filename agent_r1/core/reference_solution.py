@@ -10,7 +10,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.messages import Message, Text, ToolCall
 
 Responder = Callable[[tuple[Message, ...], int], Message]
-"""A function (conversation so far, index of the turn from 0) -> next message of the assistant.
+"""A function (conversation so far, index of the turn, counted from 0) -> next message of the assistant.
 
 The next message can depend on the conversation, because a game or a user can answer differently in every episode.
 """
@@ -32,9 +32,11 @@ class ReferenceSolution:
 class ReferenceSolutions:
     """The reference solutions of one task, for ``agent-r1 check``.
 
-    ``expected_rewards`` gives a sum for each reward. In an episode with a ``gold`` solution, each reward must add up to
-    at least this sum. In an episode with a ``wrong`` solution, no reward may reach its sum. Leave out rewards that a
-    wrong solution can also earn, such as a reward for any search.
+    Attributes:
+        gold: right solutions. In their episodes, each reward in ``expected_rewards`` must add up to at least its sum.
+        wrong: wrong solutions. In their episodes, no reward in ``expected_rewards`` may reach its sum.
+        expected_rewards: a sum for each reward, by name. Leave out rewards that a wrong solution can also earn, such as
+            a reward for any search.
 
     Example:
         ReferenceSolutions(

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class RewardSchedule:
-    """A factor of a reward's weight that depends on the step: linear between ``points``, constant before and after.
+    """A factor of a reward's weight that changes with the step.
 
-    A point is a pair (step, factor). The points are in ascending order of steps.
+    ``points`` are pairs (step, factor) in ascending order of steps. The factor is interpolated linearly between two
+    points. It is constant before the first point and after the last point.
 
     Example:
         >>> RewardSchedule.parse("1:0, 11:1").factor(6)

@@ -61,7 +61,9 @@ class Task:
 
 
 def check_text(what: str, text: object) -> None:
-    """Raise InvalidInput, about ``what``, if ``text`` is not text or has a character that cannot be encoded."""
+    """Raise InvalidInput if ``text`` is not text, or has a character that cannot be encoded. ``what`` names the text in
+    the error.
+    """
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
     try:
@@ -73,5 +75,6 @@ def check_text(what: str, text: object) -> None:
 AgentFunction = Callable[[str, str, Task], Awaitable[object] | object]
 """An agent of a user: ``run(base_url, api_key, task)``, a sync or async function that returns its answer or None.
 
-The function calls the policy at ``base_url``, an endpoint in the dialects of OpenAI and Anthropic, with ``api_key``.
+The function calls the policy over HTTP at ``base_url`` with the key ``api_key``. The endpoint accepts the request
+formats of OpenAI and Anthropic.
 """

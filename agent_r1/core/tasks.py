@@ -84,9 +84,9 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Return a new asyncio task that runs ``work``: a :class:`ProtectedTask` if the run itself creates it.
+    """Return a new asyncio task that runs ``work``: a :class:`ProtectedTask` if the run itself creates the task.
 
-    If user code creates it, it is an ordinary task, which user code can cancel.
+    A task that user code creates is an ordinary task, which user code can cancel.
     """
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)

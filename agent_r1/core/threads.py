@@ -24,7 +24,7 @@ Outcome = tuple["asyncio.Future[Any]", object, BaseException | None]
 """A future, its result, and its error. The error is None if the work succeeded."""
 
 CLOSE_SECONDS = 60.0
-"""How long ``WorkerThread.close_and_wait`` waits for the end of the jobs."""
+"""The longest time, in seconds, that ``WorkerThread.close_and_wait`` waits for the end of the jobs."""
 
 
 class DaemonThreads:
@@ -81,9 +81,10 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 def _job(
     future: asyncio.Future[T], work: Callable[..., T], arguments: Sequence[object], catch: type[BaseException]
 ) -> Callable[[], Outcome]:
-    """Return a function that calls ``work(*arguments)`` once, and returns the outcome for ``future``.
+    """Return a function that calls ``work(*arguments)`` once, and returns the :data:`Outcome` for ``future``.
 
-    Exceptions of the class ``catch`` are part of the outcome. After its call, the function refers to no input of _job.
+    Exceptions of the class ``catch`` are part of the outcome. After the call, the returned function holds no reference
+    to ``future``, ``work`` and ``arguments``.
     """
 
     def job() -> Outcome:
@@ -144,7 +145,8 @@ class WorkerThread:
     async def close_and_wait(self) -> None:
         """End the thread after all submitted jobs, and wait at most ``CLOSE_SECONDS`` for its end.
 
-        If the process exits while the thread is inside torch, the process aborts.
+        Call this method before the process exits: if the process exits while the thread is inside torch, the process
+        aborts.
         """
         await run_in_thread(lambda: self.close(wait_seconds=CLOSE_SECONDS))
 
@@ -189,7 +191,10 @@ def _resolve(outcomes: list[Outcome]) -> None:
 
 
 def _settle_all(outcomes: list[Outcome]) -> None:
-    """Settle the futures in their order, and empty the list, to which the thread that made it may still refer."""
+    """Set the result or the error of each future in ``outcomes``, in order, and empty the list.
+
+    The list is emptied because the thread that made the list may still refer to it.
+    """
     outcomes.reverse()
     while outcomes:
         settle(*outcomes.pop())

@@ -69,9 +69,9 @@ class TurnTiming:
     Attributes:
         start_seconds: when the action was requested from the engine.
         end_seconds: when the engine returned the action.
-        first_token_seconds: when the engine had sampled the first token; None if the engine does not report it.
+        first_token_seconds: when the engine had sampled the first token; None if the engine does not report this time.
         env_seconds: how long the environment took to respond to the action. In a game, the moves of the other players
-            are included. For an agent program, it is the time until the next request of the program.
+            are included. For an agent program, this is the time until the next request of the program.
 
     Example:
         TurnTiming(start_seconds=0.5, end_seconds=0.8, first_token_seconds=0.6, env_seconds=1.2)
@@ -197,7 +197,8 @@ class Trajectory:
         seconds: the duration of the attempt.
         answer: the answer that an agent program returned; None if the last text of the policy is the answer.
         start_time: the time at which the attempt started, in seconds since 1970; 0.0 if it was not measured.
-        wait_seconds: how long the attempt waited before its start, because ``concurrency`` other attempts ran.
+        wait_seconds: how long the attempt waited before its start. An attempt waits while as many attempts run as the
+            setting ``concurrency`` allows.
     """
 
     attempt: AttemptId
@@ -242,7 +243,9 @@ class Trajectory:
         return (*(() if turn.parent is None else self._path_to(self.turns[turn.parent])), turn)
 
     def prompt_media(self, turn: Turn) -> tuple[PromptMedia, ...]:
-        """Return the images that the policy saw before its action in ``turn``, at their tokens in ``prompt_ids``."""
+        """Return the images that the policy saw before its action in ``turn``. Their indices are positions in
+        ``prompt_ids``.
+        """
         if turn.parent is None:
             return turn.media
         before = self.turns[turn.parent]

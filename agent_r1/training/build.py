@@ -120,9 +120,9 @@ def resolve_placement(
     profiler: Profiler = NO_PROFILER,
     folder: Path | None = None,
 ) -> Placement:
-    """Return ``placement``. If it is None, return the default placement for the settings.
+    """Return ``placement``, or the default placement for the settings if ``placement`` is None.
 
-    Raise InvalidInput if Ray has to start processes, and cannot be reached or has too few resources.
+    Raise InvalidInput if Ray has to start processes, but cannot be reached or has too few resources.
 
     Args:
         placement: the placement; None: the default placement.
@@ -184,7 +184,9 @@ class Runtime:
 
     @property
     def training_agent(self) -> Agent:
-        """The agent that samples the attempts for training, guided by a critic if there is an engine "guided"."""
+        """The agent that samples the attempts for training. A critic guides the agent if there is an engine
+        "guided".
+        """
         return replace(self.agent, engine=self.engines["guided"]) if "guided" in self.engines else self.agent
 
     @property
@@ -206,12 +208,12 @@ def build_runtime(
     profiler: Profiler = NO_PROFILER,
     folder: Path | None = None,
 ) -> Runtime:
-    """Check the inputs of a run, load its models, and build its services.
+    """Check the inputs of a run, load its models, and return its services.
 
     Args:
         config: the settings of the run.
         taskset: the task set, with the environment and the scorers.
-        placement: makes the engine and the trainer; None: engine and trainer run in this process.
+        placement: makes the engine and the trainer; None: the default placement for the settings.
         profiler: measures where the time of a step goes.
         folder: the folder of the run, which need not exist yet; None if there is no run.
 
@@ -257,7 +259,10 @@ def rebuild_trainer(runtime: Runtime) -> Runtime:
 def _make_trainer(
     config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int, profiler: Profiler
 ) -> tuple[Trainer, PolicyUpdater]:
-    """Return a trainer of ``policy`` with micro-batches of at most ``micro_tokens`` tokens, and its updater."""
+    """Return a new trainer of ``policy``, and the updater that uses the trainer.
+
+    ``micro_tokens`` is the largest number of tokens in a micro-batch.
+    """
     fitting = config.trainer.model_copy(update={"micro_tokens": micro_tokens})
     trainer = placement.trainer(policy, config.model_copy(update={"trainer": fitting}), load_teacher(config, policy))
     updater = PolicyUpdater(

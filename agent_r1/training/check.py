@@ -43,7 +43,10 @@ class SolutionCheck:
     expected_rewards: Mapping[str, float]
 
     def failure(self, trajectory: Trajectory) -> str | None:
-        """Return why the solution, played as ``trajectory``, fails the check. Return None if the solution passes."""
+        """Return the reason why the solution fails the check; None if the solution passes.
+
+        ``trajectory`` is the episode in which the solution was played.
+        """
         if not trajectory.rewards:
             return f"it was not scored: {trajectory.status}, {trajectory.reason}"
         earned = sum_rewards(trajectory)
@@ -129,9 +132,10 @@ def render_report(report: CheckReport) -> Text:
 
 
 def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
-    """Play the solutions of ``config.n`` tasks of each split, and compare the rewards with the expected rewards.
+    """Play the reference solutions of some tasks, and return a report that compares their rewards with the expected
+    rewards.
 
-    ``progress`` prints the number of solutions of each split.
+    ``config.n`` is the number of tasks in each split. ``progress`` prints the number of solutions of each split.
 
     Raises InvalidInput if the task set has no solutions, or if the task set cannot create the solutions of a task.
     """
@@ -233,7 +237,7 @@ def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailu
 async def _play(
     checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env, config: CheckConfig
 ) -> list[tuple[SolutionCheck, str | None]]:
-    """Play each solution once. Return each check with the reason why its solution failed, or with None if it passed."""
+    """Play each solution once. Return (check, reason) for each solution. The reason is None if the solution passed."""
     agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
     limits = RolloutLimits(concurrency=config.concurrency, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)

@@ -225,7 +225,7 @@ class GuidedConfig(RunConfig):
     """Workers: other machines that run the environments and tools."""
 
     placement: PlacementConfig = PlacementConfig()
-    """What starts ranks and vLLM servers."""
+    """Launcher of the trainer's ranks and of vLLM servers."""
 
 
 class TrainSettings(GuidedConfig):

@@ -46,7 +46,10 @@ def load_critic(name: str) -> ValueModel:
 
 
 def _load_from_run(run: Path) -> ValueModel:
-    """Return the critic in the newest checkpoint of a run. It has the architecture of the run's model."""
+    """Return the critic in the newest checkpoint of a run. The critic has the architecture of the run's model.
+
+    Raise InvalidInput if the run has LoRA, if it has no checkpoint with a critic, or if the critic cannot be loaded.
+    """
     with closing(RunReader(run)) as reader:
         config = reader.config()
     do = f"train one with 'agent-r1 train-critic --run {run}'"

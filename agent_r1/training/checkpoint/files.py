@@ -156,12 +156,12 @@ def save_model(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
-
-    The image processor ``images`` of a model with vision is also written.
+    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``. Return
+    ``run/model``.
 
     A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
-    Return the folder ``run/model``. ``disk`` has the file system operations.
+    If ``images``, the image processor of a model with vision, is given, it is written too. ``disk`` has the file system
+    operations.
 
     Raises CheckpointError if the model cannot be written.
     """
@@ -187,11 +187,11 @@ def save_checkpoint(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write the checkpoint ``run/checkpoints/step-K``, then remove old ones. Return the new folder.
+    """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the new folder.
 
-    The newest ``keep`` checkpoints are kept. Each of these checkpoints records the best step at its time, and the
-    checkpoints of these best steps are kept too. A checkpoint with missing files, or with files of a wrong size, does
-    not count as one of the newest.
+    The newest ``keep`` checkpoints are kept. Each of these checkpoints names the best step until then. The checkpoints
+    of these best steps are kept too. A checkpoint with missing files, or with files of a wrong size, does not count as
+    one of the newest checkpoints.
 
     Args:
         run: the folder of the run.
@@ -250,14 +250,15 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def saved_tensors(folder: Path) -> TensorFiles:
-    """Return the tensors of the trainer's state in a checkpoint. Each is read from a file when it is needed."""
+    """Return the tensors of the trainer's state in a checkpoint. Each tensor is read from a file when it is needed."""
     return TensorFiles(sorted(folder.glob(TRAINER_TENSORS)))
 
 
 def state_folder(run: Path, disk: Disk = DISK) -> Path:
-    """Return the path of a hidden folder for the state files that a trainer's ranks write. Do not create the folder.
+    """Return the path of a hidden folder for the state files that a trainer's ranks write.
 
-    The files are moved into the next checkpoint. Files that remain from a killed save are removed.
+    This function does not create the folder, but removes files that remain from a killed save. The next checkpoint
+    takes the state files from the folder.
     """
     remove_leftovers(run / CHECKPOINTS / _STATE, disk)
     return hidden_path(run / CHECKPOINTS / _STATE)
@@ -317,11 +318,11 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Return a context manager whose block writes files into a temporary folder, which then replaces ``folder``.
+    """Return a context manager that yields a temporary folder, and replaces ``folder`` by it at the end of the block.
 
-    The context manager yields the temporary folder. At the end of the block, a manifest is added and the temporary
-    folder replaces ``folder``. The manifest contains the fingerprint, and the seal of the last row that the run has
-    recorded. If the block raises an error, ``folder`` stays unchanged.
+    The block writes files into the temporary folder. At the end of the block, a manifest is added to these files. The
+    manifest contains the fingerprint, and the seal of the last row that the run has recorded. If the block raises an
+    error, ``folder`` stays unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
@@ -352,7 +353,9 @@ def _save_pretrained(
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> None:
-    """Save the tensors of the trainer's state in a folder. Files that the ranks of a trainer wrote are moved there."""
+    """Save the tensors of the trainer's state in ``folder``. If the ranks of a trainer wrote files, move them to
+    ``folder``.
+    """
     if not isinstance(tensors, TensorFiles):
         disk.write(folder / _TENSORS, lambda path: save_file(dict(tensors), path))
         return
@@ -376,8 +379,8 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
     """Return the old checkpoints to remove after a checkpoint with the progress ``progress`` was saved.
 
-    The newest ``keep`` complete checkpoints are kept. Each of these checkpoints records the best step at its time,
-    and the checkpoints of these best steps are kept too.
+    The newest ``keep`` complete checkpoints are kept. Each of these checkpoints names the best step until then. The
+    checkpoints of these best steps are kept too.
     """
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]
