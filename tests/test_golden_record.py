@@ -1,8 +1,11 @@
-"""Six short runs reproduce, bit for bit, what was recorded before the redesign.
+"""Six short runs reproduce, bit for bit, what an earlier version of the code recorded.
 
-`python tests/test_golden_record.py` records them anew; a commit that changes the record says why. Bits depend on the
-build of PyTorch and on the processor, so elsewhere than on the recorded platform these tests skip and say so; there
-`tests/train` still proves that a run equals itself.
+Bits depend on the build of PyTorch and on the processor, so each kind of processor has a file of its own in
+`tests/golden`. `record.json` was recorded on an Intel Xeon before the redesign. `record_amd_epyc.json` was recorded on
+an AMD EPYC with the code of commit 8c6ab29, which reproduced `record.json` on the Xeon. On other platforms these tests
+skip and name the processor; `tests/training` still proves there that a run equals itself.
+
+`python tests/test_golden_record.py FILE` writes a record of this platform; a commit that changes a record says why.
 """
 
 import hashlib
@@ -26,7 +29,7 @@ from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 
-RECORD = Path(__file__).parent / "golden" / "record.json"
+RECORDS = Path(__file__).parent / "golden"
 CPU_INFO = Path("/proc/cpuinfo")
 
 SHORT: Mapping[str, Any] = {
@@ -59,10 +62,23 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 
 
 def platform() -> dict[str, str]:
-    """What decides the bits of a floating-point sum, as far as it can be asked."""
-    names = re.findall(r"model name\s*: (.*)", CPU_INFO.read_text()) if CPU_INFO.exists() else []
-    processor = f"{[*names, 'unknown'][0]}, {torch.backends.cpu.get_cpu_capability()}"
-    return {"torch": torch.__version__, "processor": processor}
+    """Return the properties of this machine that decide the bits of floating-point sums, as far as they are known."""
+    info = CPU_INFO.read_text() if CPU_INFO.exists() else ""
+    name, family, model = (
+        next(iter(re.findall(rf"^{key}\s*: (.*)$", info, re.MULTILINE)), "unknown")
+        for key in ("model name", "cpu family", "model")
+    )
+    processor = f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+    return {"torch": torch.__version__, "processor": processor, "generation": f"family {family}, model {model}"}
+
+
+def find_record() -> Mapping[str, Any] | None:
+    """Return the record whose platform is this machine, or None if there is none.
+
+    `record.json` does not name the generation of its processor, and belongs to every processor of its name.
+    """
+    records = [json.loads(file.read_text()) for file in sorted(RECORDS.glob("record*.json"))]
+    return next((record for record in records if record["platform"].items() <= platform().items()), None)
 
 
 def record_run(settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -90,22 +106,38 @@ def entries(reader: RunReader) -> Iterator[Any]:
         yield [fate.attempt.group_id, fate.attempt.sample_index, fate.attempt.retry, fate.step, fate.fate, fate.credit]
 
 
+def assume_memory(patch: pytest.MonkeyPatch) -> None:
+    """Let runs plan with 64 GiB of memory, because a machine with less memory may get smaller micro-batches."""
+    patch.setattr(build_module, "available_memory", lambda device: 64 * 2**30)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_run_equals_the_golden_record(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    golden = json.loads(RECORD.read_text())
-    monkeypatch.setattr(
-        build_module, "available_memory", lambda device: 64 * 2**30
-    )  # else micro-batches may be smaller
-    if golden["platform"] != platform():
-        pytest.skip(f"recorded on {golden['platform']}, this is {platform()}")
+    golden = find_record()
+    if golden is None:
+        pytest.skip(f"tests/golden has no record of this platform: {platform()}")
+    assume_memory(monkeypatch)
     assert record_run(RUNS[name], tmp_path / "run") == golden["runs"][name]
 
 
-def write_record() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+def test_a_record_belongs_to_the_processor_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[__name__]
+    for file in RECORDS.glob("record*.json"):
+        record = json.loads(file.read_text())
+        assert set(record["runs"]) == set(RUNS)
+        monkeypatch.setattr(module, "platform", lambda record=record: {"generation": "any", **record["platform"]})
+        assert find_record() == record
+        other = {**record["platform"], "processor": "another processor"}
+        monkeypatch.setattr(module, "platform", lambda other=other: {"generation": "any", **other})
+        assert find_record() is None
+
+
+def write_record(file: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        assume_memory(patch)
         runs = {name: record_run(settings, Path(folder) / name.replace(" ", "-")) for name, settings in RUNS.items()}
-    RECORD.write_text(json.dumps({"platform": platform(), "runs": runs}, indent=2) + "\n")
+    file.write_text(json.dumps({"platform": platform(), "runs": runs}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(write_record())
+    write_record(Path(sys.argv[1]))
