@@ -1,4 +1,4 @@
-"""Inference engines: the embedded engine with its KV cache, continuous batching and prefix cache; value guidance."""
+"""Inference engines: the embedded engine, clients of vLLM and SGLang servers, and guidance by values of a critic."""
 
 from typing import TYPE_CHECKING
 

@@ -1,10 +1,11 @@
-"""The canary: log-probabilities of fixed prompts, by which a server proves which weights it serves.
+"""The canary: fixed prompts whose log-probabilities prove which weights a server has.
 
-A server can report success although it does not serve the weights that it was sent. For example, its output head or its
-adapter is still the old one, or its cache still holds keys and values of old weights. Its checksums can be checksums of
-empty tensors. But wrong weights change the log-probabilities that the server computes. So the trainer computes
-log-probabilities of fixed prompts with each version of the weights. A server must compute the same log-probabilities,
-up to rounding, before it serves a request.
+The trainer computes the log-probabilities of the fixed prompts with each version of the weights. A server must compute
+the same log-probabilities, up to rounding, before it serves a request.
+
+The report of a server is no proof. A server can report success although its output head, its adapter or its cache still
+has old weights, and its checksums can be checksums of empty tensors. But wrong weights change the log-probabilities
+that the server computes.
 """
 
 from __future__ import annotations
@@ -22,30 +23,33 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
-"""The number of prompts, and the tokens of each. A prompt fills a whole block of a prefix cache (16 to 128 tokens)."""
+"""The number of prompts, and the number of tokens in each prompt.
+
+A prompt fills at least one block of a server's prefix cache. Such a block has 16 to 128 tokens.
+"""
 
 TEMPERATURE = 0.7
-"""The temperature for log-probabilities of next tokens. It is not 1, to detect servers that ignore the temperature."""
+"""The temperature for the log-probabilities of next tokens. A value other than 1 detects servers that ignore it."""
 
 NUM_NEXT = 32
-"""How many of the most likely next tokens are stored for a prompt."""
+"""The number of most likely next tokens that the trainer stores for each prompt."""
 
 NUM_COMPARED = 5
-"""How many of the most likely next tokens a server returns."""
+"""The number of most likely next tokens that a server returns for each prompt."""
 
 NUM_SAMPLED = 32
-"""How many tokens an engine samples after each prompt, if sampled tokens are compared."""
+"""The number of tokens that an engine samples after each prompt in ``measure_gap``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The largest differences between the log-probabilities of server and trainer, in nats, that rounding explains.
+    """The largest differences between log-probabilities of server and trainer that rounding errors explain, in nats.
 
     Attributes:
         mean: the limit on the mean of the absolute differences.
         maximum: the limit on a single absolute difference.
-        floor: an update changes a log-probability in the server and in the trainer. This is the limit on the difference
-            between these two changes, if the changes are small.
+        floor: a limit for updates. An update changes a log-probability by some amount in the server, and by some amount
+            in the trainer. ``floor`` is the largest difference between the two amounts if both are near 0.
     """
 
     mean: float
@@ -57,10 +61,13 @@ BANDS: Mapping[Dtype, Band] = {
     "float32": Band(mean=2e-4, maximum=2e-3, floor=2e-5),
     "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
 }
-"""The bands by the data type of the server."""
+"""The ``Band`` for each data type of a server."""
 
 SAME_CHANGE = 0.25
-"""The largest difference between the changes in server and trainer, as a share of the largest change in the trainer."""
+"""The accepted difference between the change of a log-probability in the server and its change in the trainer.
+
+It is a share of the largest change in the trainer, and is added to ``Band.floor``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +76,8 @@ class CanaryReading:
 
     Attributes:
         logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the most likely next tokens, by token id. The server chooses these
-            tokens. If the server has a prefix cache, it uses the cache.
+        next_logprobs: the log-probability of each of the next tokens that are most likely on the server, by token id,
+            at ``TEMPERATURE``. A server with a prefix cache uses the cache for these numbers.
     """
 
     logprobs: tuple[float, ...]
@@ -79,7 +86,7 @@ class CanaryReading:
 
 @torch.no_grad()
 def compute_canary(model: PreTrainedModel) -> Canary:
-    """Return the canary of a model: fixed prompts, with the log-probabilities of their tokens under the model.
+    """Return the canary of a model: fixed prompts, with the log-probabilities that ``model`` gives to their tokens.
 
     The prompts are the same for all versions of the weights.
     """
@@ -105,7 +112,7 @@ def _prompts(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """Absolute differences between the log-probabilities of an engine and of the trainer, in nats.
+    """The mean and the largest absolute difference between log-probabilities of an engine and of the trainer, in nats.
 
     Example:
         str(LogprobGap(mean=2e-6, largest=1e-5)) == "2e-06 on average, 1e-05 at most"
@@ -124,7 +131,7 @@ class LogprobGap:
 
 
 async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> LogprobGap:
-    """Return the gap between the log-probabilities of an engine and of ``model``, on tokens that the engine samples.
+    """Return how much the log-probabilities of an engine and of ``model`` differ on tokens that the engine samples.
 
     The engine should have the weights of ``model``. The engine samples tokens after fixed prompts, and the model reads
     these tokens. Raise EngineError if the engine fails.
@@ -162,13 +169,14 @@ class CanaryResult:
 
 
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
-    """Return a text that says how the server's log-probabilities contradict the trainer's.
+    """Return a text that says how the server's log-probabilities contradict the trainer's, or None if they agree.
 
-    Return None if rounding explains all differences.
 
-    Two things are compared between server and trainer: the log-probabilities ``now``, and their changes from ``before``
-    to ``now``. After a small step, the log-probabilities of old and new weights differ by less than rounding errors.
-    Most rounding errors cancel out in the changes, so the changes reveal that the server still has the old weights.
+    Server and trainer agree if rounding errors explain all differences in two comparisons. The first comparison is
+    between the log-probabilities in ``now``. The second is between the changes of log-probabilities from ``before`` to
+    ``now``. The second comparison is needed because a small step can change log-probabilities by less than the rounding
+    errors. In the changes, most rounding errors cancel out. So the changes reveal a server that still has the old
+    weights.
 
     Args:
         now: the result for the current weights.
@@ -197,7 +205,7 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 
 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
-    """Return all log-probabilities in one dictionary.
+    """Return all log-probabilities of the prompts in one dictionary.
 
     The key is (number of the prompt, False, index) for a value of ``logprobs``, and (number of the prompt, True, token
     id) for a value of ``next_logprobs``.

@@ -1,4 +1,4 @@
-"""Settings of the inference engine. Importing this module does not import torch, so that the command line is fast."""
+"""Settings of the inference engine. To keep the command line fast, an import of this module does not import torch."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class VllmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     python: str = ""
-    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. The run starts engine.replicas
-    servers on loopback with it, and ends them."""
+    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With it, the run starts
+    engine.replicas servers on loopback; it ends them when the run ends."""
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
     """Servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md explains which
@@ -55,14 +55,14 @@ class VllmConfig(BaseModel):
     server, 1+2,3+4. The numbers count the GPUs in CUDA_VISIBLE_DEVICES from 0. Empty: the GPUs after the trainer's."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights. All of them must be able to read it under this path. Empty:
-    /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
+    """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
+    Empty: /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
 
     start_seconds: float = Field(default=900.0, gt=0)
     """Time limit for the start of the servers, in seconds."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that exceeds it is left out."""
+    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer is left out."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """A server that has requests and answers nothing for this time, in seconds, is left out."""
@@ -76,7 +76,7 @@ class VllmConfig(BaseModel):
 
 
 class SglangConfig(BaseModel):
-    """The SGLang servers of a run, which run already.
+    """The SGLang servers of a run. They must be running before the run starts.
 
     Example:
         SglangConfig(urls=("http://127.0.0.1:30000",))
@@ -89,11 +89,11 @@ class SglangConfig(BaseModel):
     that they need."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights. All of them must be able to read it under this path. Empty:
-    /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
+    """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
+    Empty: /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that exceeds it is left out."""
+    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer is left out."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """A server that has requests and answers nothing for this time, in seconds, is left out."""
@@ -120,13 +120,13 @@ class EngineConfig(BaseModel):
     half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their own default."""
 
     backend: Backend = "embedded"
-    """embedded: generate in the process of the run. vllm: generate on vLLM servers. sglang: generate on SGLang servers,
-    which has not been run with real ones yet."""
+    """embedded: generate in the process of the run. vllm: generate on vLLM servers. sglang: generate on SGLang servers;
+    not tested with real servers yet."""
 
     decode_step: DecodeStep = "auto"
     """Implementation of the embedded engine's decode steps: native (C++), torch (PyTorch), or auto. native is compiled
-    on first use, for Llama-like models in float32 on a CPU. auto: native for models of at most 20 million parameters if
-    it is possible, otherwise torch."""
+    on first use, for Llama-like models in float32 on a CPU. auto: native if this is possible and the model has at most
+    20 million parameters, otherwise torch."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of vLLM servers that the run starts."""
@@ -202,13 +202,14 @@ class DecodeConfig(BaseModel):
     largest Q."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """If decoding is greedy: temperature at which all candidates except the first one are sampled."""
+    """If actions are sampled greedily: temperature for sampling all candidates except the first."""
 
     segment_tokens: int = Field(default=8, ge=1)
     """With token: how many tokens are drafted before values correct them. With smc: tokens between two weightings."""
 
     beams: int = Field(default=2, ge=1)
-    """With beam: how many conversations are kept after each turn. Each is continued by candidates / beams actions."""
+    """With beam: how many conversations are kept after each turn. Each kept conversation is continued by candidates /
+    beams actions."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:

@@ -1,4 +1,4 @@
-"""Generations that are made of several requests, because a server aborted a request, died, or stopped too early."""
+"""Generations that take several requests, because a server aborted a request, failed, or stopped too early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent_r1.core.inference import (
 )
 
 MAX_ABORTS = 20
-"""The generation fails after this number of aborted requests in a row that gave no new token."""
+"""The number of aborted requests in a row without a new token after which a generation fails."""
 
 ABORT_SECONDS = 0.05
 """The pause after the first abort, in seconds. Each further pause is twice as long, at most ``MAX_ABORT_SECONDS``."""
@@ -29,7 +29,7 @@ MAX_ABORT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The answer to one request: a part of a completion.
+    """The answer of a server to one request. It can be only a part of a completion.
 
     ``finish_reason`` is "abort" if the server ended the request before the answer was complete.
     """
@@ -46,11 +46,11 @@ Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
-    """Return a completion. Until it is complete, send requests that continue the tokens sampled so far.
+    """Return a completion of ``prompt``. Send requests that continue the tokens sampled so far, until it is complete.
 
     A generation is continued if the server aborted it, or if the server stopped at a stop string that does not meet the
-    stop condition (for example, a stop string inside a thought). Each request has a seed of its own, because the same
-    random numbers must not be used for two tokens.
+    stop condition (for example, a stop string inside a thought). Each request has another seed, so that no two tokens
+    are sampled with the same random numbers.
 
     Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
     """
@@ -76,7 +76,7 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
 
 
 def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReason | None:
-    """Return why a generation is complete after ``tokens`` (one or more); None if it must be continued."""
+    """Return why a generation is complete after ``tokens`` (at least one token), or None if it must be continued."""
     if tokens[-1] in params.stop_token_ids:
         return "stop"
     condition = params.stop_condition
@@ -104,7 +104,7 @@ def join(first: Completion, more: Completion) -> Completion:
 def seed_at(seed: int, position: int) -> int:
     """Return the seed for the request that samples the tokens from ``position`` on. The result is below 2^63.
 
-    Position 0 is the first request, which gets the seed of the generation itself, modulo 2^63.
+    The first request begins at position 0. Its seed is ``seed``, the seed of the generation, modulo 2^63.
     """
     if position == 0:
         return seed % 2**63

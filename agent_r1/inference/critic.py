@@ -21,7 +21,7 @@ from agent_r1.model.value_head import ValueModel
 
 @dataclass(slots=True)
 class TokenTree:
-    """The continuations of a context as a tree of tokens: tokens that several continuations share occur once.
+    """A tree of tokens that holds the continuations of a context. Tokens that several continuations share occur once.
 
     Node 0 is the last token of the context. The nodes are in depth-first order: the descendants of a node follow it.
     ``ends`` holds the last node of each continuation.
@@ -77,10 +77,10 @@ def make_tree(last: ScoredTokens, branches: Sequence[ScoredTokens]) -> TokenTree
 
 
 class Critic:
-    """The ``ValueFunction`` of a value model. Forward passes run in a worker thread.
+    """The ``ValueFunction`` of ``model``, a model with a value head. Forward passes run in a worker thread.
 
     Raises:
-        InvalidInput: the attention mask alone does not determine what the model attends to.
+        InvalidInput: the model attends to tokens by rules besides the attention mask, such as a sliding window.
     """
 
     def __init__(self, model: ValueModel) -> None:
@@ -104,8 +104,9 @@ class Critic:
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return the value after each branch.
 
-        The keys and values of the first S tokens of the context are kept from earlier calls. The pass reads the other C
-        tokens of the context, and the n nodes of the tree. The root of the tree is the last token of the context.
+        The keys and values of the first S tokens of the context are stored in earlier calls. The forward pass reads
+        only the other C tokens of the context, and the n nodes of the tree. The root of the tree is the last token of
+        the context.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

@@ -1,4 +1,4 @@
-"""Images in the embedded engine: each feature of an image gets a number, and is stored while requests need it.
+"""Images in the embedded engine: each feature of an image gets a number, and is stored while requests need the image.
 
 In the engine, a placeholder token of an image is replaced by a negative number that stands for one feature of this
 image. Equal images have equal numbers, and different images have different numbers. So sequences with equal numbers
@@ -28,7 +28,10 @@ from agent_r1.model.vision import (
 
 @dataclass(slots=True)
 class _Entry:
-    """An image that unfinished requests need: its pixels, its features once they are computed, and the requests."""
+    """An image that unfinished requests need.
+
+    ``features`` is None until the features are computed. ``users`` is the number of requests that need the image.
+    """
 
     pixels: Pixels
     features: ImageFeatures | None = None
@@ -55,7 +58,7 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with a negative number for each feature. Call ``release`` afterwards.
+        """Return the tokens of a prompt, with a negative number for each feature of an image.
 
         Raises:
             UnsupportedChat: an image cannot be decoded.
@@ -79,14 +82,14 @@ class ImageCache:
     def drop_unused(self) -> None:
         """Drop the images that no request needs. Call this method before cancelled requests are dropped.
 
-        A request is marked as cancelled before it releases its images. So every request that is still running after
-        this call has its images.
+        The order is safe, because a request is marked as cancelled before its images are released. So every request
+        that still runs after this call has its images.
         """
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
 
     def on_new_weights(self) -> None:
-        """Drop the features, because older weights computed them."""
+        """Drop the features of all images, because they were computed with older weights."""
         with self._lock:
             for entry in self._entries.values():
                 entry.features = None

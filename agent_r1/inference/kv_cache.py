@@ -2,7 +2,8 @@
 
 A block has a fixed number of rows, with one sequence in each row. For each layer, a block has one tensor of keys and
 one tensor of values. A decode step runs on whole blocks. Because the shapes are fixed, the arithmetic of a row does not
-depend on the other rows. So a sequence gets the same bits alone and in a batch (tests/inference/test_torch_engine.py).
+depend on the other rows. So the results for a sequence have the same bits alone and in a batch
+(tests/inference/test_torch_engine.py).
 
 A slot is a row of a block. Its memory is contiguous, unlike the pages of vLLM's paged attention. All slots of a block
 have the same length: at least the length of the longest sequence in the block.
@@ -35,7 +36,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 VALUE_CHUNK = 256
-"""Number of columns in one matrix product of :func:`weighted_values`."""
+"""The number of columns in one matrix product of :func:`weighted_values`."""
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
@@ -44,9 +45,9 @@ def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
     ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D). L is the length of the longest
     sequence in the block. For a shorter sequence, the last weights are 0.
 
-    The sum over L is computed in chunks of ``VALUE_CHUNK``. So the bits of one sequence do not depend on L, and thereby
-    on the other sequences in its block. A single matrix product would depend on L, because BLAS libraries divide long
-    sums at a place that depends on L.
+    The sum over L is computed in chunks of ``VALUE_CHUNK``. So the bits of the result for one sequence do not depend on
+    L. This matters because L depends on the other sequences in the block. A single matrix product would depend on L,
+    because BLAS libraries divide long sums at a place that depends on L.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -98,7 +99,7 @@ AttentionInterface.register(ATTENTION, cache_attention)
 
 @dataclass(frozen=True, slots=True)
 class CacheSlot:
-    """The place of one sequence in the KV cache: a row of a block."""
+    """The place of one sequence in the KV cache: the index of a block, and the row in this block."""
 
     block: int
     row: int
@@ -203,9 +204,9 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values of a layer to the slots.
+        """Write the new keys ``key`` and values ``value`` of a layer to the slots.
 
-        Return (keys, values) of the earlier and the new tokens.
+        Return (keys, values) of the earlier tokens, followed by the new tokens.
 
         ``key`` and ``value`` have the shape (R, K, T, D). Both results have the shape (R, K, context + T, D).
         """

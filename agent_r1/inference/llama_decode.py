@@ -26,8 +26,8 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
 
 ROWS_MULTIPLE = 16
-"""The number of rows in a decode step of running rows is padded to a multiple of this number. For fewer rows, BLAS
-libraries use other kernels, whose results have other bits."""
+"""The number of rows in a decode step of running rows is padded to a multiple of this number. With other numbers of
+rows, BLAS libraries use other kernels, whose results have other bits."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) -> mixed values (N, H * D). It appends keys
@@ -36,7 +36,7 @@ and values to the cache."""
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """The modules of one decoder layer of a model. A weight update of the model changes this layer.
+    """The modules of one decoder layer of a model. The model itself uses the same modules.
 
     ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
     """
@@ -60,7 +60,7 @@ class LlamaLayer:
 
 
 class LlamaDecoder:
-    """The decode step of a Llama-like model. :meth:`of` makes an instance."""
+    """The decode step of a Llama-like model. Make an instance with :meth:`of`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         backbone: Any = model.base_model
@@ -164,7 +164,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
-        """Return whether the number of rows of a matrix product does not change the bits of a row.
+        """Return whether each row of a matrix product has the same bits for every number of rows.
 
         Products with fewer rows are compared with the product of all ``rows`` rows. All numbers of rows are multiples
         of ``ROWS_MULTIPLE``. The matrices are the linear maps of the first layer and ``head``, and the states are

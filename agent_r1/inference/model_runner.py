@@ -47,36 +47,37 @@ class PrefillShape:
     tokens: int
 
     def rows(self, new: int, context: int) -> int:
-        """Return the number of rows of a pass with this padded number of new tokens and of cached tokens in each row.
+        """Return the number of rows of a pass, each with ``new`` new and ``context`` cached tokens (both padded).
 
-        Rows without a chunk are computed, too, so that shapes do not depend on the number of chunks. After long
-        contexts, such rows would cost more than further passes: there are fewer rows.
+        A pass always has this number of rows, so that shapes do not depend on the number of chunks. A row without a
+        chunk is computed too. Rows without a chunk cost more after a long context, so a pass then has fewer rows.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
 
 MAX_PAIRS = 1 << 19
-"""The largest number of pairs of a new token and a token that it may attend to, in a prefill pass of several rows."""
+"""The largest number of pairs (new token, token that it may attend to) in a prefill pass with several rows."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
-"""For small models and for GPUs: the cost of a pass hardly depends on its number of tokens."""
+"""The sizes of prefill passes for small models and for GPUs, for which a pass with more tokens hardly takes longer."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""For large models on a CPU: every token costs time, also padding, and 64 tokens keep the processor busy."""
+"""The sizes of prefill passes for large models on a CPU. Every token costs time, also padding, and 64 tokens keep the
+processor busy."""
 
 LARGE_MODEL = 10_000_000
-"""On a CPU, a model with at least this number of parameters is large."""
+"""The number of parameters from which a model on a CPU counts as large."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-"""Largest accepted difference between a logit with the KV cache and the same logit in a plain forward pass, by type of
-the weights. The difference is divided by the largest absolute logit. One rounding to bfloat16 causes a difference of
-4e-3; all layers of a random model with large weights cause 0.05."""
+"""The largest accepted difference between a logit with the KV cache and the same logit in a plain forward pass, by data
+type of the weights. The difference is divided by the largest absolute logit. One rounding to bfloat16 causes a
+difference of 4e-3; all layers of a random model with large weights cause 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens to prefill in one slot.
+    """Tokens of one sequence whose keys and values have to be computed and written to a slot.
 
     The slot already holds the keys and values of the tokens ``before``. ``token_ids`` are the tokens that follow.
     Negative tokens stand for features of images (see ``inference.image_cache``).
@@ -95,17 +96,17 @@ class PrefillChunk:
     def padded_shape(self) -> tuple[int, int]:
         """The padded numbers of tokens, as a tuple (new tokens, cached tokens).
 
-        The bits of a result depend only on this tuple and on the tokens of the sequence.
+        The bits of the keys and values depend only on this tuple and on the tokens of the sequence.
         """
         return round_up(len(self.token_ids), PREFILL_MULTIPLE), round_up(self.cached, LENGTH_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """A copy of keys and values that has to be made, from the slot ``source`` to the slot ``target``.
+    """A request to copy keys and values from the slot ``source`` to the slot ``target``.
 
-    The keys and values of the first ``tokens`` tokens are copied, except the first ``start`` tokens, which the slot
-    ``target`` already holds.
+    The keys and values of the tokens with the indices ``start`` to ``tokens`` - 1 are copied. The slot ``target``
+    already holds the first ``start`` tokens.
     """
 
     source: CacheSlot
@@ -170,7 +171,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        In each slot, the tokens ``before`` of the chunk are kept, and all later tokens are replaced.
+        A slot keeps the tokens ``chunk.before``. All later tokens in the slot are replaced by the tokens of the chunk.
         """
         size, divided = self.prefill_shape.chunk, []
         for chunk in chunks:
@@ -223,7 +224,8 @@ class ModelRunner:
     ) -> None:
         """Run a forward pass over tokens (R, T), some of which stand for features of images.
 
-        ``positions`` (R, T) are the positions of the tokens if the model has ordinary positions.
+        ``positions`` (R, T) are the ordinary positions of the tokens. A model with three positions per token ignores
+        them. ``mask`` and ``cache`` are as in any prefill pass.
         """
         assert self._images is not None
         first = torch.zeros(len(token_ids), dtype=torch.long)  # (R,)
@@ -251,8 +253,8 @@ class ModelRunner:
 
         The native step computes only the running rows. PyTorch computes only the running rows of large models on a CPU,
         if the bits of a row do not depend on the number of rows. In all other cases, the step computes all rows of the
-        block, so that shapes do not depend on the number of running rows. In a row that is not running, it writes only
-        to positions that are overwritten before they are read.
+        block, so that shapes do not depend on the number of running rows. In a row that is not running, the step writes
+        only to positions that are overwritten before they are read.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
@@ -298,7 +300,7 @@ class ModelRunner:
 
 
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Return how many bytes the keys and values of one token take. A short prompt is computed to measure this.
+    """Return how many bytes the keys and values of one token take, measured with a short prompt.
 
     The logits of the prompt with the KV cache are compared with the logits of the model's own forward pass.
 

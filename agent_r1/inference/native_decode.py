@@ -1,8 +1,8 @@
 """A decode step of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
 
-A step of such a model in PyTorch is about a hundred small operations, whose calls take longer than the arithmetic. The
-native step is one call. It computes only the running rows, and the bits of a row depend neither on the other rows nor
-on the number of rows or threads. They differ from PyTorch's by rounding errors.
+In PyTorch, a decode step of a small model is about a hundred small operations, whose calls take longer than the
+arithmetic. The native step is one call. It computes only the running rows, and the bits of a row depend neither on the
+other rows nor on the number of rows or threads. The results differ from PyTorch's results by rounding errors.
 
 Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
 """
@@ -54,15 +54,15 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
 
 
 def wants_native(choice: DecodeStep, parameters: int) -> bool:
-    """Return whether the settings ask for the native decode step of a model with this number of parameters."""
+    """Return whether the setting ``choice`` asks for the native step, for a model with ``parameters`` parameters."""
     return choice == "native" or (choice == "auto" and parameters <= NATIVE_LIMIT)
 
 
 class NativeDecoder:
-    """The native decode step of a model. :meth:`of` makes an instance.
+    """The native decode step of a model. Make an instance with :meth:`of`.
 
-    The step reads a copy of the weights, in a layout that suits the step. The copy is made again after the model's
-    weights change.
+    The step reads a copy of the weights, in a layout that suits the step. When the model's weights have changed, a new
+    copy is made.
     """
 
     def __init__(self, model: PreTrainedModel, llama: LlamaDecoder, library: NativeLibrary) -> None:
@@ -110,7 +110,8 @@ class NativeDecoder:
     def decode(self, last_tokens: Mapping[int, int], block: CacheBlock) -> Tensor:
         """Append one token to each of A rows of ``block``, and return the next logits of these rows: (A, V).
 
-        ``last_tokens`` maps rows to tokens. The block must have room. The lengths of its rows are not changed.
+        ``last_tokens`` maps rows to tokens. The block must have room for the new tokens. ``block.lengths`` is not
+        changed.
         """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
@@ -145,7 +146,9 @@ class NativeDecoder:
             self._cos, self._sin = torch.cat((self._cos, cos[0])), torch.cat((self._sin, sin[0]))
 
     def _pack_weights(self) -> None:
-        """Copy the matrices of the model into panels, and point ``self._weights`` at all weights."""
+        """Copy the model's matrices to the layout of the C++ code, and set the addresses of all weights in
+        ``self._weights``.
+        """
         self._packed = []
         llama, model = self._llama, self._model
         layers = [self._pack_layer(layer) for layer in llama.layers]
@@ -171,14 +174,14 @@ class NativeDecoder:
         )
 
     def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Copy matrices (outputs, inputs) to one tensor (panels, inputs, lanes), and return the tensor's address."""
+        """Copy matrices (outputs, inputs) to one tensor (panels, inputs, lanes). Return the address of this tensor."""
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
         torch.cat([weight.detach() for weight in weights], out=padded[:outputs])
         return self._keep(padded.view(-1, self._lanes, inputs).transpose(1, 2))
 
     def _join(self, linears: Sequence[nn.Linear]) -> int | None:
-        """Return the address of the biases of ``linears``, one after the other; None if none of them has a bias."""
+        """Return the address of a copy of all biases of ``linears``, in order; None if no layer has a bias."""
         if all(linear.bias is None for linear in linears):
             return None
         return self._keep(
@@ -192,7 +195,9 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the largest difference of the native logits from the model's, divided by the largest logit."""
+        """Return the largest absolute difference between a native logit and the model's logit, divided by the largest
+        absolute logit.
+        """
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
         block = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu"))

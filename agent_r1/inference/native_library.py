@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parent / "native" / "decode_step.cpp"
 CACHE = Path("~/.cache/agent-r1/native")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
-"""Names of compilers, in the order in which they are looked for. The environment variable CXX comes first."""
+"""Names of compilers, in the order of the search. A compiler in the environment variable CXX is preferred."""
 
 COMPILE_SECONDS = 300.0
 CPU_INFO = Path("/proc/cpuinfo")
@@ -47,9 +47,10 @@ def find_compiler() -> str | None:
 
 @functools.cache
 def load_library(compiler: str | None) -> NativeLibrary | Unavailable:
-    """Return the library. It is compiled if it was never compiled on this processor with the same compiler.
+    """Return the library, compiled by ``compiler``, or the reason why it is not available.
 
-    Several processes can call this function at the same time: one process compiles, and the other processes wait.
+    The library is compiled only once for each processor and compiler. Several processes can call this function at the
+    same time: one process compiles, and the other processes wait.
     """
     if compiler is None:
         return Unavailable("no C++ compiler was found: install g++ or clang++, or set CXX")
@@ -83,7 +84,9 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _processor() -> str:
-    """Return a text that identifies the processor's instructions: a hash of /proc/cpuinfo, or the processor's name."""
+    """Return a text that differs between processors with different instructions: a hash of /proc/cpuinfo, or the
+    processor's name.
+    """
     if not CPU_INFO.exists():
         return f"{platform.machine()} {platform.processor()}"
     first = CPU_INFO.read_text("utf-8", "replace").split("\n\n")[0]

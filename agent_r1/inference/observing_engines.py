@@ -1,4 +1,4 @@
-"""Engines that observe another engine: one counts its work, the other measures how long it takes."""
+"""Engines that forward calls to another engine: one of them counts the work, the other one measures the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 
 @dataclass(frozen=True, slots=True)
 class ForwardingEngine:
-    """An engine that forwards weight updates, releases and closing to ``engine``. A subclass defines ``generate``."""
+    """Base class: forwards weight updates, releases and closing to ``engine``. A subclass defines ``generate``."""
 
     engine: InferenceEngine
 
@@ -34,7 +34,7 @@ class ForwardingEngine:
 
 
 class EngineMeter:
-    """Counters of an engine for each training step. Any thread can use the counters.
+    """Counters of the work of an engine: requests, tokens and busy time. Any thread can use the counters.
 
     Args:
         clock: returns the time in seconds.
@@ -75,7 +75,7 @@ class EngineMeter:
                 self._reports_prefill = True
 
     def take(self) -> dict[str, float]:
-        """Return the counters since the last call, by the names under which a run records them."""
+        """Return the counters by the names of their metrics, and set all counters to 0."""
         with self._lock:
             self._advance()
             elapsed = max(self._last - self._began, 1e-9)
@@ -103,7 +103,7 @@ class EngineMeter:
 
 @dataclass(frozen=True, slots=True)
 class MeteredEngine(ForwardingEngine):
-    """An engine that forwards all calls to ``engine``. ``meter`` counts the generations."""
+    """An engine that forwards all calls to ``engine``, and counts the generations with ``meter``."""
 
     meter: EngineMeter
 
@@ -116,7 +116,7 @@ class MeteredEngine(ForwardingEngine):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledEngine(ForwardingEngine):
-    """An engine that forwards all calls to ``engine``. ``profiler`` measures generations as :attr:`Part.SERVERS`."""
+    """An engine that forwards all calls to ``engine``. ``profiler`` measures the time of all generations."""
 
     profiler: Profiler
 

@@ -1,9 +1,12 @@
 """Sequential Monte Carlo: particles that are extended step by step, weighted, and resampled.
 
-Extensions are sampled from pi. The extension from s to s' has the weight exp((V(s') - V(s)) / beta). The weighted
-particles then approximate pi(s) exp(V(s) / beta). If the last weight of a complete sequence has its reward R in the
-place of V(s'), they approximate pi exp(R / beta) whatever V is. An inaccurate V makes only the weights more unequal, so
-that more particles are needed (twisted particle filters: 1903.07046; for language models: 2404.17546).
+Extensions are sampled from the policy pi. V(s) is the predicted reward after the state s. The extension from s to s'
+has the weight exp((V(s') - V(s)) / beta). Then the weighted particles approximate the distribution pi(s) exp(V(s) /
+beta).
+
+If a complete sequence uses its true reward R in the place of V(s'), the weighted particles approximate pi exp(R / beta)
+for every V. An inaccurate V only makes the weights more unequal, so that more particles are needed (twisted particle
+filters: arXiv:1903.07046; for language models: arXiv:2404.17546).
 """
 
 from __future__ import annotations
@@ -16,14 +19,15 @@ from typing import TypeVar
 P = TypeVar("P")
 
 Extend = Callable[[list[P]], Awaitable[tuple[list[P], list[float]]]]
-"""A function that extends all particles by one step. It returns the new particles, and log w of their weight factors w.
+"""A function that extends all particles by one step. It returns (new particles, log w of each particle).
 
-A particle that is complete does not change. Its log w is 0.
+w is the factor by which the weight of the particle is multiplied. A complete particle does not change, and its log w is
+0.
 """
 
 
 def normalize(log_weights: Sequence[float]) -> list[float]:
-    """Return the weights, divided by their sum.
+    """Return the weights with the logarithms ``log_weights``, divided by the sum of the weights.
 
     Example:
         >>> normalize([0.0, math.log(3.0)])
@@ -36,12 +40,12 @@ def normalize(log_weights: Sequence[float]) -> list[float]:
 
 
 def effective_sample_size(log_weights: Sequence[float]) -> float:
-    """Return (sum w)^2 / sum w^2: N for N equal weights, 1 if a single particle has all the weight."""
+    """Return (sum w)^2 / sum w^2. This is N for N equal weights, and 1 if a single particle has all the weight."""
     return 1 / sum(weight * weight for weight in normalize(log_weights))
 
 
 def systematic_resample(log_weights: Sequence[float], rng: random.Random) -> list[int]:
-    """Return the indices of N resampled particles. Particle i occurs N w_i times, rounded up or down at random."""
+    """Return the indices of N resampled particles. Index i occurs N w_i times, rounded up or down at random."""
     weights, count = normalize(log_weights), len(log_weights)
     chosen, total, index = [], weights[0], 0
     offset = rng.random()
@@ -60,14 +64,14 @@ async def sequential_monte_carlo(
     rng: random.Random,
     resample_below: float = 0.5,
 ) -> tuple[list[P], list[float]]:
-    """Extend all particles until they are complete. Return (particles, logarithms of their weights).
+    """Extend and resample ``particles`` until all are complete. Return (particles, logarithms of their weights).
 
     Args:
-        particles: the particles to extend, such as the beginnings of sequences. All have weight 1.
+        particles: the particles to extend, such as the beginnings of sequences. At first, each particle has weight 1.
         extend: extends all particles by one step. Returns the new particles, and the logarithms of the factors by which
             their weights are multiplied.
         is_complete: returns whether a particle is complete.
-        rng: draws the particles that are copied.
+        rng: the random numbers of the resampling.
         resample_below: if the effective sample size falls below this share of the number of particles, particles of
             small weight are replaced by copies of particles of large weight, and all weights become 1.
     """

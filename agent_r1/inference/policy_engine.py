@@ -39,7 +39,7 @@ class SharedPool:
         self._switching = asyncio.Lock()
 
     def open(self) -> None:
-        """Register one more engine on the pool. Call :meth:`close` when this engine is closed."""
+        """Register one more engine that uses the pool. The engine must call :meth:`close` when it is closed."""
         self._engines += 1
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class SharedPool:
 
     @asynccontextmanager
     async def turn(self, engine: PolicyEngine) -> AsyncIterator[EnginePool]:
-        """Return a context manager that gives the servers the weights of ``engine``'s policy, and yields the servers.
+        """Return a context manager that gives the servers the weights of ``engine``'s policy, and yields the pool.
 
         The servers keep these weights until the ``async with`` block ends. The engines of other policies wait.
         """
@@ -87,8 +87,9 @@ class SharedPool:
 class PolicyEngine:
     """An ``InferenceEngine`` for one policy on a shared pool of servers.
 
-    The weights of the policy are written to folders, from which the servers load them. If the policy has an adapter,
-    only the adapter is written. If the servers accept no adapters, the adapter is merged into the written weights.
+    The weights of the policy are written to folders, and the servers load the weights from there. If the policy has an
+    adapter, only the adapter is written. If the servers accept no adapters, the adapter is merged into the written
+    weights.
 
     Args:
         model: the model that is served until the first update of the weights.
@@ -128,7 +129,7 @@ class PolicyEngine:
         return update.version
 
     async def current_weights(self) -> WeightUpdate:
-        """Return the newest weights of the policy, in a folder."""
+        """Return an update with the newest weights of the policy, which are in a folder."""
         if self._weights is None:
             assert self._model is not None
             self._weights = await self._write(self._model, PolicyVersion(0, step=0))
@@ -152,10 +153,11 @@ class PolicyEngine:
 def write_weights(
     folders: WeightFolders, model: PreTrainedModel, version: PolicyVersion, *, adapters: bool
 ) -> WeightUpdate:
-    """Write the weights of a model, and return the update by which servers load them.
+    """Write the weights of a model to a folder, and return the WeightUpdate that names the folder.
 
-    ``adapters`` says whether the servers accept adapters. If so, only the adapter of a model is written. If not, the
-    adapter is merged into the written weights. Raise EngineError if the weights cannot be written.
+    If the model has an adapter and ``adapters`` is true, only the adapter is written. If ``adapters`` is false, because
+    the servers accept no adapters, the adapter is merged into the written weights. Raise EngineError if the weights
+    cannot be written.
     """
     if has_adapter(model) and adapters:
         return WeightUpdate(version, "lora", folders.write_adapter(model, version.number), compute_canary(model))

@@ -1,9 +1,10 @@
 """A pool of inference servers that serve the same weights, as one inference engine.
 
-All turns of a session go to the same server, which has their keys and values. A server that fails is fenced: it gets no
-more requests, and its requests are continued on other servers. New weights are loaded in two phases, so that no two
-servers sample from different versions: all servers stage the weights while they sample nothing, and then all commit. A
-server serves new weights only after its log-probabilities agree with the trainer's (see ``inference.canary``).
+All turns of a session go to the same server, whose cache has the keys and values of the earlier turns. A server that
+fails is fenced: it gets no more requests, and its unfinished requests are continued on other servers. New weights are
+loaded in two phases, so that no two servers sample from different versions. First, all servers pause and load the
+weights. Then all servers continue with the new weights. A server serves new weights only after its log-probabilities
+agree with the trainer's (see ``inference.canary``).
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""After this many failed requests in a row, a server is fenced (gets no requests), even if it reports to be healthy."""
+"""The number of failed requests in a row after which a server gets no more requests, even if it reports to be
+healthy."""
 
 
 class Replica(InferenceEngine, Protocol):
-    """An inference server in a pool. Its methods raise ReplicaError if the server failed."""
+    """An inference server in a pool. All methods raise ReplicaError if the server fails."""
 
     @property
     def name(self) -> str: ...
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the tokens that the server sampled until it ended the request."""
+        """Send one request, and return the tokens that the server sampled until the request ended."""
         ...
 
     async def stage(self, update: WeightUpdate) -> None:
-        """Load the weights. The server samples no token from now on until :meth:`commit`."""
+        """Load new weights. From now until the end of :meth:`commit`, the server samples no token."""
         ...
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Serve the staged weights."""
+        """Start to sample with the weights that :meth:`stage` loaded. ``version`` is their version."""
         ...
 
     async def verify(self, canary: Canary) -> None:
@@ -61,16 +63,16 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def probe(self) -> None:
-        """Sample one token. The caller limits the time."""
+        """Sample one token, to test the server. The caller sets a time limit."""
         ...
 
     async def recover(self) -> None:
-        """Let a paused server continue, and sample one token. The caller limits the time."""
+        """Let a paused server continue, and sample one token to test the server. The caller sets a time limit."""
         ...
 
 
 RECOVERY_SECONDS = 10.0
-"""Before each update of the weights, a fenced server has this time, in seconds, to show that it works again."""
+"""The time in which a failed server can show that it works again, before each update of the weights, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,9 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights into all servers, and return the version that they serve.
 
-        Requests in flight pause and continue with the new weights, in a new version span. A server that fails is
-        fenced: it gets no more requests. A fenced server serves again if it now works and passes the canary. Raise
-        EngineError if no server serves the new weights.
+        Unfinished requests pause, and continue with the new weights in a new version span. A server that fails is
+        fenced: it gets no more requests. A fenced server serves again if it now works and passes the check of its
+        log-probabilities. Raise EngineError if no server serves the new weights.
         """
         async with self._updating:
             self._open.clear()
@@ -176,7 +178,7 @@ class EnginePool:
             await member.replica.close()
 
     async def _request(self, prompt: Prompt, params: SamplingParams, session_id: str | None) -> Piece:
-        """Return the answer of the first server that does not fail."""
+        """Send a request to one server after another, until a server answers. Return this answer."""
         if self._watcher is None and not self._is_closed:
             self._watcher = shared_task(self._watch())
         while True:
@@ -190,7 +192,7 @@ class EnginePool:
                             return piece
 
     async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
-        """Return the answer of a server; None if the server failed or was fenced meanwhile."""
+        """Return the answer of the server ``member``; None if it failed or was fenced in the meantime."""
         before = member.version
         try:
             piece = await member.run(member.replica.request(prompt, params))
@@ -255,9 +257,9 @@ class EnginePool:
         return [member for member, succeeded in zip(members, done, strict=True) if succeeded]
 
     async def _recover(self, member: _Member) -> None:
-        """Set ``member.is_recovered`` of a fenced server: whether the server works again.
+        """Test whether a fenced server works again, and store the result in ``member.is_recovered``.
 
-        A fenced server gets no requests. It stays fenced until it passes the next update of the weights.
+        The server stays fenced (gets no requests) until it passes the next update of the weights.
         """
         member.is_recovered = False
         with suppress(EngineError, TimeoutError):
@@ -266,7 +268,7 @@ class EnginePool:
                 member.is_recovered = True
 
     async def _watch(self) -> None:
-        """Fence each server that has requests, but answers nothing for ``stall_seconds``. Never return.
+        """Run forever, and fence each server that has requests but answers nothing for ``stall_seconds`` seconds.
 
         A fenced server gets no more requests.
         """
@@ -301,11 +303,12 @@ class _Member:
     Attributes:
         slots: limits the requests that the server has at the same time.
         version: the number of the weights that the server serves; None before the first update.
-        fenced: why the server gets no requests; None if it serves.
+        fenced: the reason why the server gets no requests; None if it gets requests.
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last answer.
-        last_answer: when the server answered last, in seconds of the monotonic clock.
+        last_answer: the time of the last answer, or of the first request after a time without requests, in seconds of
+            the monotonic clock.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
@@ -320,7 +323,7 @@ class _Member:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request until the ``with`` block ends."""
+        """Return a context manager that counts one more request of the server in its ``with`` block."""
         if self.num_requests == 0:
             self.last_answer = time.monotonic()
         self.num_requests += 1
@@ -330,7 +333,7 @@ class _Member:
             self.num_requests -= 1
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a request. Raise ReplicaError as soon as the server is fenced."""
+        """Await the request ``work`` and return its result. Raise ReplicaError as soon as the server is fenced."""
         fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = child_task(work)
         self._on_fence.add(fenced)
@@ -345,13 +348,13 @@ class _Member:
             request.cancel()
 
     def fence(self, reason: str) -> None:
-        """Log a warning. Send no more requests to the server, and end its requests with ReplicaError."""
+        """Log a warning, send no more requests to the server, and end its running requests with ReplicaError."""
         if self.fenced is None:
             log.warning("the inference server %s is left out: %s", self.replica.name, reason)
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """End the requests of the server with ReplicaError, and send no more requests to the server."""
+        """End the running requests of the server with ReplicaError, and send no more requests to the server."""
         self.fenced = self.fenced or reason
         for future in self._on_fence:
             if not future.done():

@@ -1,4 +1,4 @@
-"""The scheduler of the engine assigns slots of the KV cache to requests, and selects the tokens to compute.
+"""The scheduler of the embedded engine: assigns slots of the KV cache to requests, and selects the tokens to compute.
 
 The scheduler works on the host with plain Python values, and never reads or writes a tensor.
 """
@@ -50,7 +50,7 @@ class Request:
 
     @property
     def cached_tokens(self) -> tuple[int, ...]:
-        """The tokens of the prompt and the sampled tokens, without the last token of this sequence.
+        """The tokens of the prompt, followed by the sampled tokens without the last one.
 
         The KV cache must hold the keys and values of these tokens before the next decode step.
         """
@@ -58,15 +58,16 @@ class Request:
 
 
 Prefills = tuple[tuple[int, int], ...]
-"""The chunks of a sequence that were prefilled, as pairs (start, end). Decode steps computed the tokens in between."""
+"""The chunks of a sequence that were prefilled, as pairs (start, end). The tokens between the chunks were computed by
+decode steps."""
 
 
 @dataclass(slots=True)
 class _Session:
     """The slot of a session, and the tokens whose keys and values are in the slot.
 
-    ``prefills`` lists the chunks of the tokens that were prefilled. Decode steps computed the other tokens. If two
-    slots hold equal tokens and have equal ``prefills``, their keys and values have equal bits.
+    ``prefills`` lists the chunks of tokens that were computed by prefill. The other tokens were computed by decode
+    steps. If two slots hold equal tokens and have equal ``prefills``, their keys and values have equal bits.
     """
 
     slot: CacheSlot
@@ -76,15 +77,16 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill: four lists, which have to be processed in this order.
+    """The work of a prefill: four lists, which have to be processed in the order of the fields.
 
     A chunk is a part of the sequence in one slot of the KV cache.
 
     Attributes:
-        compute: chunks to compute: new sequences without a prefix that can be copied, and new tokens of a session.
+        compute: chunks to compute first: new tokens of a session, and new sequences without a prefix that can be
+            copied.
         prefix_copies: copies of the prefix of a new sequence from another slot. The other slot holds the prefix
             already, or gets it in ``compute``.
-        remainders: chunks to compute: the tokens after the copied prefixes.
+        remainders: chunks to compute after the copies: the tokens that follow the copied prefixes.
         copies: copies of chunks from another slot with the same sequence.
     """
 
@@ -99,15 +101,15 @@ class Scheduler:
 
     A session keeps its slot until the session is released. So each turn of an episode computes only its new tokens.
 
-    A prefix cache maps prompts to the slots that hold them. Attempts at the same task have equal prompts, so the prompt
-    is computed once, and its keys and values are copied for the other attempts.
+    A prefix cache maps prompts to the slots that hold the prompts' keys and values. Attempts at the same task have
+    equal prompts, so the prompt is computed once, and its keys and values are copied for the other attempts.
 
     Args:
         rows: number of slots in a block.
         max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
         add_block: function that allocates a block of the KV cache and returns the index of the block.
-        prefix_multiple: a part of a sequence is shared only if its number of tokens is a multiple of this number. Use
-            the number of tokens of a prefill chunk, because sharing then changes no bits.
+        prefix_multiple: the beginning of a sequence is shared only up to a multiple of this number of tokens. Use the
+            number of tokens of a prefill chunk. Then sharing changes no bits of the results.
     """
 
     def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int], prefix_multiple: int) -> None:
@@ -182,7 +184,7 @@ class Scheduler:
         return self._sessions[session_id]
 
     def plan_prefill(self) -> PrefillPlan:
-        """Return the prefill that the running requests need. No sequence or prefix is computed twice.
+        """Return the prefill that the running requests need, without computing a sequence or a prefix twice.
 
         Requests that were cancelled leave the running batch before the prefill is planned. After the prefill, the slot
         of every running request holds all tokens of its sequence except the last token.
@@ -268,7 +270,7 @@ class Scheduler:
         return [request for _, request in finished]
 
     def on_new_weights(self, version: int) -> None:
-        """Mark all keys and values as invalid, because older weights computed them.
+        """Mark all keys and values as invalid, because they were computed with older weights.
 
         Running sequences are prefilled again. ``version`` is the number of the new weights. It is recorded for all
         tokens that are sampled from now on.

@@ -1,4 +1,4 @@
-"""HTTP requests to one inference server, and how they fail."""
+"""HTTP requests to one inference server, with exceptions that tell the causes of a failure apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.redaction import redact_url
 
 CONNECT_SECONDS = 10.0
-"""The time limit for a connection and for a check of health, in seconds."""
+"""The time limit for opening a connection, and for a health check, in seconds."""
 
 
 class ReplicaError(EngineError):
@@ -21,11 +21,12 @@ class ServerClient:
     """A client of the inference server at ``url``, without a limit on connections and without proxies.
 
     Args:
-        sample_path: the endpoint that samples tokens. If it answers 400, the server works and refuses the request.
+        sample_path: the path of the endpoint that samples tokens. If this endpoint answers with status 400, the server
+            works but refuses the request (EngineError).
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses to sample. Any other server would refuse it too.
+        EngineError: (all methods) the server refuses the request. Any other server would refuse this request too.
     """
 
     def __init__(self, url: str, sample_path: str) -> None:

@@ -1,8 +1,10 @@
-"""Run a command, and kill the command when the process that started this program ends.
+"""A program that runs a command, and kills this command when the process that started the program ends.
 
-The starting process holds the other end of this program's standard input. When the starting process ends, also by
-SIGKILL, this program reads the end of file, and kills its own process group, which contains the command. So no server
-outlives its run. If this program is killed, the kernel kills the command. This file imports nothing of the package.
+The starting process holds the other end of the program's standard input. When the starting process ends, even by
+SIGKILL, the program reads the end of this input. Then the program kills its own process group, which contains the
+command. So no server outlives its run.
+
+If the program itself is killed, the kernel kills the command. This file imports nothing of the package.
 """
 
 import ctypes

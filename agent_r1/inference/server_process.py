@@ -17,10 +17,11 @@ GUARD = Path(__file__).with_name("server_guard.py")
 LOOPBACK = "127.0.0.1"
 
 STOP_SECONDS = 15.0
-"""How long a server has to end after SIGTERM, in seconds. A killed server leaves segments of shared memory behind."""
+"""The time that a server has to end after SIGTERM, in seconds. Then it is killed. A killed server leaves shared memory
+behind."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Variables of this process's Python environment, which a server in another environment must not get."""
+"""Environment variables that a server in another Python environment must not inherit from this process."""
 
 
 class Server(Protocol):
@@ -28,14 +29,14 @@ class Server(Protocol):
 
     @property
     def log(self) -> Path:
-        """The file with the output, on the machine of the server."""
+        """The file with the output of the server, on the machine of the server."""
         ...
 
     @property
     def is_running(self) -> bool: ...
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the server. Call :meth:`stop` afterwards as for any other server."""
+        """Send SIGKILL to all processes of the server. :meth:`stop` must still be called afterwards."""
         ...
 
     def stop(self) -> None:
@@ -43,7 +44,7 @@ class Server(Protocol):
         ...
 
     def last_words(self) -> str:
-        """Return the line of the output that explains best why the server ended."""
+        """Return the line of the server's output that best explains why the server ended."""
         ...
 
 
@@ -69,7 +70,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process group."""
+        """The id of the server's process group."""
         return self._process.pid
 
     @property
@@ -77,7 +78,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the server. Call :meth:`stop` afterwards as for any other server."""
+        """Send SIGKILL to all processes of the server. :meth:`stop` must still be called afterwards."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -107,7 +108,7 @@ class ServerProcess:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port that no server uses now, at the address ``host`` of this machine."""
+    """Return the number of a free TCP port at the address ``host`` of this machine."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

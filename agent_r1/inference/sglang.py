@@ -1,13 +1,14 @@
-"""A client of one SGLang server, by its native API: token ids in, token ids and log-probabilities out.
+"""A client of one SGLang server, which sends token ids and receives token ids with log-probabilities.
 
-Written from SGLang's documentation and sources (0.5), and tested with a stand-in; it has not been run with a real
-server. Three properties of SGLang shape it:
+The client uses the native API of SGLang. It follows the documentation and the sources of SGLang 0.5, and was tested
+with a fake server, but not yet with a real server. Three properties of SGLang determine how the client works:
 
-- An answer has one version of the weights for all its tokens. So an update aborts running requests, and the caller
-  continues them with the new weights, in an answer of their own.
-- ``ignore_eos`` also ignores ``stop_token_ids``. So it is not set. If a server stops at another end token of the
-  model's configuration, the caller continues the generation.
-- Parameters that a request does not give come from ``generation_config.json`` of the model. So all are given.
+- An answer has one version of the weights for all its tokens. So an update aborts the running requests. The caller
+  continues them with the new weights by new requests.
+- ``ignore_eos`` also ignores ``stop_token_ids``. So the client does not set ``ignore_eos``. If a server stops at
+  another end token of the model's configuration, the caller continues the generation.
+- A sampling parameter that a request lacks comes from ``generation_config.json`` of the model. So each request has all
+  sampling parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from agent_r1.inference.server_client import ReplicaError, ServerClient
 GENERATE = "/generate"
 
 HEALTH_SECONDS = 30.0
-"""The time limit for a check of health, in seconds: the server samples a token for it, with a limit of 20 s."""
+"""The time limit for a health check, in seconds. In this check, the server samples a token, and has 20 s to do so."""
 
 MAX_SEED = 2**31
 
@@ -41,10 +42,10 @@ WHOLE_DISTRIBUTION: Mapping[str, float] = {
     "repetition_penalty": 1.0,
     "min_new_tokens": 0,
 }
-"""Parameters with which tokens are sampled from the distribution of the model."""
+"""Sampling parameters that exclude no token and change no probability."""
 
 TokenLogprob = tuple[float | None, int, str | None]
-"""Log-probability, token id, text. The first token of a prompt has no log-probability."""
+"""(log-probability, token id, text). The log-probability is None for the first token of a prompt."""
 
 
 class _Answer(BaseModel):
@@ -85,7 +86,7 @@ class SglangEngine:
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would refuse it too.
+        EngineError: (all methods) the server refuses the request. Any other server would also refuse the request.
     """
 
     def __init__(self, url: str, max_context: int, dtype: Dtype = "float32", update_seconds: float = 600.0) -> None:
@@ -155,7 +156,7 @@ class SglangEngine:
             raise ReplicaError(f"it did not load the weights: {loaded.message}")
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Let the server continue. It has had the version since it loaded the weights."""
+        """Let the server continue. Nothing else is to do, because :meth:`stage` has already set the version."""
         await self._client.post("/continue_generation", {})
 
     async def verify(self, canary: Canary) -> None:
@@ -173,14 +174,17 @@ class SglangEngine:
         await self._client.get("/health", seconds=HEALTH_SECONDS)
 
     async def probe(self) -> None:
-        """Sample one token. The caller limits the time: a server can hang and still report that it is healthy."""
+        """Sample one token, to test the server. The caller sets a time limit.
+
+        A health check is not enough, because a server that hangs can still report that it is healthy.
+        """
         await self._generate(Prompt((0,)), {"max_new_tokens": 1})
 
     async def recover(self) -> None:
         """Let a failed server continue if an update left it paused, and sample one token to test the server.
 
-        Raise ReplicaError if the server does not work. The caller limits the time. The health is not checked first,
-        because the check samples a token, which a paused server does not.
+        Raise ReplicaError if the server does not work. The caller sets a time limit. There is no health check before,
+        because this check samples a token, and a paused server cannot sample.
         """
         await self._client.post("/continue_generation", {})
         await self.probe()
@@ -192,10 +196,10 @@ class SglangEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for one prompt of the canary. ``token_ids`` are its tokens.
+        """Return the server's log-probabilities for one prompt of the canary, given the tokens of the prompt.
 
-        The first request returns the most likely next tokens, and uses the prefix cache. The second one returns the
-        log-probabilities of the prompt's tokens, which are computed without the cache.
+        Two requests are sent. The first request returns the most likely next tokens, and uses the prefix cache. The
+        second request returns the log-probabilities of the prompt's tokens, and does not use the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_new_tokens": 1, "temperature": TEMPERATURE}
         following = await self._generate(prompt, sampling, top_logprobs_num=NUM_COMPARED)

@@ -1,12 +1,13 @@
-"""Value guidance of single tokens: values redistribute the probability of the k most likely tokens among them.
+"""Value guidance of single tokens: values change the probabilities of the k most likely tokens.
 
-Let C be the k most likely tokens after a state s, P = sum of pi(a | s) over C, and Q(s, a) = V(s a). Then
+pi is the policy, and V(s) is the predicted reward after the state s. Let C be the k most likely tokens after s, let P
+be the sum of pi(a | s) over C, and Q(s, a) = V(s a). The tokens are sampled from
 
     q(a | s) = P pi(a | s) exp(Q(s, a) / beta) / sum over b in C of pi(b | s) exp(Q(s, b) / beta)    a in C
     q(a | s) = pi(a | s)                                                                            otherwise
 
-V(s) cancels. With k = 1, q is pi. If C is the whole vocabulary and exp(V(s) / beta) = E[exp(R / beta) | s], sequences
-sampled from q have the probability pi exp(R / beta) / Z.
+V(s) does not occur, because it cancels. With k = 1, q is pi. Now let C be the whole vocabulary, and let V be exact:
+exp(V(s) / beta) = E[exp(R / beta) | s]. Then sequences sampled from q have the probability pi exp(R / beta) / Z.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from agent_r1.inference.particles import normalize
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """A completion with the log-probabilities log q, and its tokens with log pi (``scored``).
+    """Sampled tokens with two log-probabilities each: log q in ``completion``, and log pi in ``scored``.
 
-    q is the distribution from which the tokens were sampled, and pi is the policy.
+    q is the guided distribution from which the tokens were sampled, and pi is the policy.
     """
 
     completion: Completion
@@ -32,9 +33,10 @@ class GuidedTokens:
 
 
 def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
-    """Return, for each token of the draft and each candidate in its place, the sequence that ends with the candidate.
+    """Return, for each new token of ``draft`` and each of its candidates, the sequence that ends with the candidate.
 
-    ``draft`` continues the first ``start`` tokens, which are ``sampled``.
+    ``draft`` begins with the ``start`` tokens ``sampled``. All later tokens of ``draft`` are new. The candidates of a
+    token are the most likely tokens in its place.
     """
     path, branches = sampled, []
     for place, top in enumerate(draft.top_logprobs, start=start):
@@ -66,7 +68,7 @@ def choose_tokens(
     temperature: float,
     rng: random.Random,
 ) -> GuidedTokens:
-    """Choose the tokens of a draft again by their values, up to the first token that differs from the draft.
+    """Return the tokens of a draft, chosen again by their values, up to the first token that differs from the draft.
 
     The candidates of a token are the most likely tokens in its place under the policy pi. A drafted token that is not a
     candidate is kept. A drafted candidate is replaced by a candidate that is drawn from q, the guided distribution

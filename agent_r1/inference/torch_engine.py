@@ -5,7 +5,7 @@ model runner prefills new tokens, and decodes one token of every running sequenc
 that are complete.
 
 The random numbers of a sequence depend only on its seed. The arithmetic of a sequence depends only on its tokens,
-because the shapes are fixed (see ``inference.kv_cache``). So neither other sequences nor the duration of tool calls
+because the shapes are fixed (see ``inference.kv_cache``). So other sequences and the duration of tool calls do not
 change a bit of the sequence.
 """
 
@@ -165,7 +165,7 @@ class TorchEngine:
     async def close(self) -> None:
         """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError.
 
-        The function waits for the end of the worker thread, at most a minute.
+        The method waits until the worker thread has ended, at most one minute.
         """
         self._is_closed = True
         if self._driver is not None:
@@ -294,7 +294,7 @@ class TorchEngine:
 def _postprocess(request: Request, token: int, logprob: float) -> None:
     """Append a sampled token to the request. If the token ends the generation, set ``finish_reason``.
 
-    If the log-probability is not finite, or the stop condition raises an exception, set ``error``.
+    If the log-probability is not finite, or the stop condition raises an exception, set ``request.error``.
     """
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
@@ -336,7 +336,8 @@ def _resolve(request: Request) -> None:
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
     """Return the maximum size of the KV cache in bytes.
 
-    The size is ``config.kv_cache_gib``. If this setting is None, the size is a share of the free memory.
+    The setting ``config.kv_cache_gib`` gives the size. If it is None, the size is a share of the free memory of
+    ``device``.
     """
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)

@@ -1,7 +1,7 @@
-"""An engine around an inner engine: a critic's values choose among candidates that the inner engine samples.
+"""An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
-A state s is the context with the tokens sampled so far. V(s) predicts the rewards that follow, and Q(s, a) = V(s a),
-because appending tokens is deterministic. Three methods choose at different levels:
+A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow. Q(s, a) = V(s
+a), because appending a token is deterministic. The three methods differ in the size of the candidates:
 
     token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
     step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
@@ -35,12 +35,15 @@ from agent_r1.inference.particles import normalize, sequential_monte_carlo
 from agent_r1.inference.token_guidance import GuidedTokens, choose_tokens, top_branches
 
 CHOICE = -1
-"""The position for :func:`seed_at` that seeds the choice among candidates. Positions of tokens are not negative."""
+"""The ``position`` argument of :func:`seed_at` for the random choice among candidates.
+
+It is negative, so that its seed differs from the seeds at the positions of tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """A part of an action, and the value of the state after it. ``completion`` is None before the first token."""
+    """A part of an action, and V of the state after this part. ``completion`` is None before the first token."""
 
     completion: Completion | None = None
     value: float = 0.0
@@ -49,8 +52,8 @@ class Particle:
 class ValueGuidedEngine:
     """An ``InferenceEngine`` that samples from ``engine``, guided by a value function.
 
-    Requests without a session are not guided, because they are not actions of an attempt. With one candidate, no
-    request is guided.
+    A request without a session is not guided, because it is no action of an attempt. If the number of candidates is 1,
+    no request is guided.
 
     The log-probabilities of a completion depend on the method. With ``token``, they are log q, the log-probabilities of
     the distribution from which the tokens were sampled. With ``step`` and ``smc``, they are log pi of the inner engine:
@@ -113,7 +116,7 @@ class ValueGuidedEngine:
         await self._values.close()
 
     def _sessions(self, session_id: str) -> list[str]:
-        """Return the session id of each candidate in the inner engine."""
+        """Return the session ids of all candidates in the inner engine, ``session_id`` first."""
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
@@ -127,7 +130,7 @@ class ValueGuidedEngine:
     async def _best_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Return one of N sampled actions: P(a_i) = exp(Q_i / beta) / sum_j exp(Q_j / beta)."""
+        """Sample N actions, and return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta)."""
         sessions = self._sessions(session_id)
         asked = (self._candidate(params, index) for index in range(len(sessions)))
         sampled = (self._engine.generate(prompt, one, session_id=s) for one, s in zip(asked, sessions, strict=True))
@@ -138,7 +141,7 @@ class ValueGuidedEngine:
     async def _resampled_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Return the action of one of N particles, chosen by weight. V(context) is not used: it cancels in weights."""
+        """Extend N particles to whole actions, and return one of these actions, chosen by its weight."""
         rng, sessions = random.Random(seed_at(params.seed, CHOICE)), self._sessions(session_id)
 
         async def grow(particle: Particle, index: int) -> Completion:
@@ -166,7 +169,7 @@ class ValueGuidedEngine:
     async def _guide_tokens(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> GuidedTokens:
-        """Return an action in which each token was sampled from q.
+        """Return an action in which each token is sampled from q, the guided distribution (see ``token_guidance``).
 
         The inner engine drafts a few tokens. Then the values choose each token again among its candidates, up to the
         first choice that differs from the draft.
@@ -190,7 +193,7 @@ class ValueGuidedEngine:
     async def _continue(
         self, prompt: Prompt, params: SamplingParams, sampled: Completion | None, session_id: str
     ) -> Completion:
-        """Return ``sampled`` and the next ``segment_tokens`` tokens at most, as one completion."""
+        """Return a completion: the tokens of ``sampled``, followed by at most ``segment_tokens`` further tokens."""
         before = () if sampled is None else sampled.token_ids
         room = params.max_tokens - len(before)
         asked = replace(
@@ -205,7 +208,7 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the sampling parameters of a candidate. The first candidate equals the result of plain decoding."""
+        """Return the sampling parameters of candidate ``index``. Candidate 0 has the parameters of plain decoding."""
         if index == 0:
             return params
         return replace(
@@ -216,7 +219,8 @@ class ValueGuidedEngine:
 
 
 def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
-    """Return an index of ``values``, sampled with the weights exp(value / beta). If beta is 0, the largest value wins.
+    """Return an index of ``values``, sampled with the weights exp(value / beta). If beta is 0, the value is the largest
+    one.
 
     Raise EngineError if a value is not a number.
     """

@@ -1,7 +1,8 @@
-"""A client of one vLLM server: token ids in, token ids and log-probabilities out, weights by a folder.
+"""A client of one vLLM server, which sends token ids and receives token ids with log-probabilities. Weights go through
+folders.
 
-The server must be vLLM 0.32 or newer, with the options in ``inference/vllm_options.py``. Then vLLM offers the endpoints
-for token ids, pauses and weights, and for LoRA adapters if their options are given.
+The server must be vLLM 0.32 or newer, with the options in ``inference/vllm_options.py``. With these options, vLLM has
+endpoints for token ids, for pauses, for loading weights and, on request, for LoRA adapters.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ GENERATE = "/inference/v1/generate"
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What a server serves: its own model, or one of its adapters.
+    """The model that a request uses: the server's own model, or one of its adapters.
 
     Attributes:
-        name: the name by which requests choose it.
+        name: the name of the model or the adapter in requests.
         version: the version of the adapter; None for the server's own model.
     """
 
@@ -188,7 +189,7 @@ class VllmEngine:
         self._weights = folder
 
     async def _load_adapter(self, folder: Path, version: int) -> None:
-        """Load an adapter under a name of its own."""
+        """Load the adapter in ``folder`` under a name that belongs to this version only."""
         self._num_adapters += 1
         name = f"{self._prefix}{self._num_adapters}"
         load = {"lora_name": name, "lora_path": str(folder)}
@@ -197,7 +198,10 @@ class VllmEngine:
         self._staged = _Served(name, version)
 
     async def _unload_adapters(self, kept: int) -> None:
-        """Unload all adapters but the ``kept`` newest ones. A server that was restarted has none of them."""
+        """Unload all adapters except the ``kept`` newest ones.
+
+        If the server cannot unload an adapter, for example after a restart, do nothing.
+        """
         while len(self._adapters) > kept:
             with suppress(ReplicaError):
                 await self._client.post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
@@ -205,7 +209,7 @@ class VllmEngine:
     async def commit(self, version: PolicyVersion) -> None:
         """Set the version of the loaded weights, and let the server continue.
 
-        The server drops the keys and values that older weights computed.
+        The server drops the keys and values in its cache that were computed with older weights.
         """
         self._served = self._staged
         await self._client.post("/update_weight_version", {"new_version": str(version.number)})
@@ -230,13 +234,16 @@ class VllmEngine:
         await self._client.get("/health", seconds=CONNECT_SECONDS)
 
     async def probe(self) -> None:
-        """Sample one token. The caller limits the time: a server can hang and still report that it is healthy."""
+        """Sample one token, to test the server. The caller sets a time limit.
+
+        A health check is not enough, because a server that hangs can still report that it is healthy.
+        """
         await self._generate(Prompt((0,)), {"max_tokens": 1}, self._model)
 
     async def recover(self) -> None:
         """Let a failed server continue if an update left it paused, and sample one token to test the server.
 
-        Raise ReplicaError if the server does not work. The caller limits the time.
+        Raise ReplicaError if the server does not work. The caller sets a time limit.
         """
         self._weights = None  # it can have been restarted
         await self.check_health()
@@ -251,7 +258,7 @@ class VllmEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for one prompt of the canary. ``token_ids`` are its tokens.
+        """Return the server's log-probabilities for one prompt of the canary, given the tokens of the prompt.
 
         Two requests are sent. The first request returns the most likely next tokens. It uses the prefix cache, so it
         shows whether the cache holds keys and values of older weights. The second request returns the log-probabilities
@@ -291,7 +298,7 @@ def _most_likely(top: list[_TokenLogprob]) -> list[_TokenLogprob]:
 def _likeliest(top: list[_TokenLogprob], count: int) -> TopLogprobs:
     """Return the ``count`` most likely tokens of ``top``. Raise ReplicaError if there are fewer.
 
-    A server lists the sampled token in addition to the requested tokens. So it can occur twice.
+    ``top`` can contain the sampled token twice, because a server lists it in addition to the requested tokens.
     """
     scores = {each.token_id: each.logprob for each in top}
     if len(scores) < count:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import shlex
 
 SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
-"""Options that a server needs: the endpoint for token ids, log-probabilities at the sampling temperature, and no
-default sampling parameters from the model's folder."""
+"""Options with which every server must be started. They switch on the endpoint for token ids and log-probabilities at
+the sampling temperature, and switch off the default sampling parameters from the model's folder."""
 
 SERVER_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # adapters
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""Environment variables of a server. Without --enable-lora, the one for adapters changes nothing."""
+"""Environment variables with which every server must be started. The variable for adapters has no effect without the
+option --enable-lora."""
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts as the largest rank of adapters."""
+"""The values that vLLM accepts for the option --max-lora-rank."""
 
 NO_ADAPTERS = "--no-enable-lora"
-"""The option of vLLM with which a user chooses that servers get the adapter merged into the weights."""
+"""The option of vLLM with which a user demands that the adapter is merged into the weights of the servers."""
 
 KEPT_ADAPTERS = 2
-"""The number of newest adapters that a server keeps. A request that was sent before an update needs the old one."""
+"""The number of newest adapters that a server keeps. A request that was sent before an update still needs the adapter
+before the update."""
 
 
 def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:

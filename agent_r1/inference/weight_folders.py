@@ -26,22 +26,25 @@ KEPT_VERSIONS = 2
 """Number of newest weight folders that are kept. The engine can still be reading the second newest folder."""
 
 BASE = "base"
-"""The folder with the frozen weights that adapters belong to."""
+"""The name of the folder with the frozen weights to which the adapters belong."""
 
 PREFIX = "agent-r1-weights-"
 
 ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
-"""The files of an untied model. An index file names both, because loaders read either an index or a single file."""
+"""The names of the two files with the weights of a model whose output head is written as a separate tensor.
+
+An index file names both files, because a loader reads either an index file or a single file with weights.
+"""
 
 
 class WeightFolders:
     """A writer of a model's weights. Each version gets a folder of its own, and the newest two folders are kept.
 
-    A folder gets its final name after all its files are written. If only an adapter is trained, the model's frozen
-    weights are written once and kept, and each version is a folder with the adapter.
+    A folder gets its final name after all its files are written. If only an adapter is trained, the frozen weights of
+    the model are written once. Then the folder of each version holds only the adapter.
 
     Args:
-        parent: the folder that contains the folders of the versions, unless these are in shared memory.
+        parent: the folder in which the folders of the versions are made, unless they are in shared memory.
         shared_memory: whether the folders are in /dev/shm if it has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
         tied: whether tied weights are written once. If False, the output head is written as a separate tensor, and the
@@ -108,7 +111,7 @@ class WeightFolders:
             _untie(model, weights, folder)
 
     def _keep(self, folder: Path) -> Path:
-        """Remove the folders of old versions, and return ``folder``, which is the newest one."""
+        """Remove the folders of old versions. Return ``folder``, the folder of the newest version."""
         self._folders.append(folder)
         while len(self._folders) > KEPT_VERSIONS:
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)
@@ -123,7 +126,7 @@ class WeightFolders:
         return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
 
     def _weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights by name, cast to the data type to be saved. Names of tied weights share one tensor."""
+        """Return the weights by name, in the data type of the files. Two names of tied weights have the same tensor."""
         state = model.state_dict()
         if self._dtype is None:
             return state
@@ -134,8 +137,8 @@ class WeightFolders:
 def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write the output head to ``folder`` as a separate tensor, and mark it as not tied in the folder's configuration.
 
-    ``folder`` holds the model without this tensor, and ``weights`` are the model's weights by name. If the head is not
-    tied to the input embeddings, do nothing.
+    Before the call, ``folder`` holds the model without this tensor. ``weights`` are the model's weights by name. If the
+    head is not tied to the input embeddings, do nothing.
     """
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if not model.config.get_text_config().tie_word_embeddings:
@@ -159,7 +162,7 @@ def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) 
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the weight folders in ``parent`` whose process has ended. A killed process leaves its folder behind."""
+    """Remove the weight folders in ``parent`` that a killed process left behind."""
     for folder in parent.glob(f"{PREFIX}*-*"):
         process = folder.name.removeprefix(PREFIX).partition("-")[0]
         if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():
