@@ -17,7 +17,8 @@ def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEv
     """Return the events that record which implementation computes the decode steps.
 
     A new run has no event if the implementation is PyTorch. A resumed run has an event only if the implementation has
-    changed. A second event then reports that results can differ in their last bits.
+    changed. A second event then reports that results can differ in their last bits. If the engine is not embedded,
+    there are no events.
 
     Args:
         engine: the engine of the policy.

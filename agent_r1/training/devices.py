@@ -23,10 +23,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable with the GPUs that a process may use."""
 
 PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
-"""The options of vLLM whose product is the number of GPUs of a server."""
+"""A regular expression for the options of vLLM whose product is the number of GPUs of a server."""
 
 MEMORY_SHARE = r"(?<!\S)--gpu[-_]memory[-_]utilization[ =]"
-"""The option of vLLM that limits the share of a GPU's memory. With it a server can share the GPU of the trainer."""
+"""A regular expression for the option of vLLM that limits the share of a GPU's memory. A server with this option can
+share the GPU of the trainer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
     """Return the GPUs of trainer and vLLM servers. Without ``engine.vllm.devices``, servers take the remaining GPUs.
 
     Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores. A server
-    may share the GPU of the trainer if ``engine.vllm.devices`` names it and ``--gpu-memory-utilization`` is given.
+    may share the GPU of the trainer if ``engine.vllm.devices`` names this GPU and ``--gpu-memory-utilization`` is
+    given.
     """
     trainer = _trainer_gpus(config, hardware)
     engine, count = config.engine, len(hardware.gpus)
@@ -161,9 +164,12 @@ def _parse(devices: Sequence[str]) -> Iterator[tuple[int, ...]]:
 def _check_servers(
     config: RunConfig, servers: Sequence[tuple[int, ...]], trainer: Sequence[int], size: int, count: int
 ) -> None:
-    """Raise InvalidInput if vLLM servers cannot use the GPUs ``servers`` while the trainer uses its own.
+    """Raise InvalidInput if vLLM servers cannot use the GPUs ``servers`` while the trainer uses the GPUs ``trainer``.
 
     Args:
+        config: has the options of vLLM.
+        servers: the GPUs of each server.
+        trainer: the GPUs of the trainer.
         size: the number of GPUs that each server needs.
         count: the number of GPUs that this process sees; 0 if it is not known, because torch supports only CPUs.
     """

@@ -1,4 +1,6 @@
-"""Environments on workers: list the environments of a task set, compare them with a worker's, and serve them."""
+"""Environments on workers: list the environments of a task set, compare them with the environments of a worker, and
+serve them.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
-    """Return the task set with the environments that a run uses: agent programs, or environments on workers.
+    """Return a copy of the task set with the environments that a run uses.
+
+    If the setting ``environment.workers`` names workers, the environments run on these workers. Otherwise the result is
+    the result of :func:`with_agent`.
 
     Raises:
-        InvalidInput: as for :func:`with_agent`; or a worker cannot be reached, or has other tasks or tools.
+        InvalidInput: as for :func:`with_agent`; or a worker cannot be reached, or has other tasks or tools; or there
+            are workers and an agent program.
     """
     settings = config.environment
     if not settings.workers:

@@ -12,10 +12,10 @@ from agent_r1.core.trajectory import Rewards, Trajectory
 from agent_r1.rewards.answers import normalize
 
 EXACT_MATCH = "exact match"
-"""The measure if the task set reports exact match."""
+"""The value of ``EvalResult.measure`` if the task set reports exact match."""
 
 EXACT_MATCH_NAMES = ("em", "exact_match")
-"""A reward with one of these names is exact match."""
+"""The names under which a task set can report exact match as a reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> fl
 
 
 def mean_logprob(trajectory: Trajectory) -> float:
-    """Return the mean log-probability of the sampled tokens of an attempt; -inf if it has no sampled tokens."""
+    """Return the mean log-probability of the sampled tokens of an attempt; -inf if the attempt has no sampled
+    tokens.
+    """
     logprobs = [logprob for turn in trajectory.turns for logprob in turn.logprobs]
     return statistics.fmean(logprobs) if logprobs else -math.inf
 

@@ -270,7 +270,7 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
         config: the settings of the evaluation.
         taskset: the task set.
         progress: shows how many attempts are finished.
-        placement: makes the engine; None: the engine runs in this process.
+        placement: makes the engine; None: the default placement for the settings.
     """
     placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)

@@ -18,10 +18,13 @@ from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.training.config import TrainConfig
 
 ROUNDING = 1e-3
-"""An upper bound of |log(pi / mu)| of a token or trajectory if mu and pi are the same weights in float32."""
+"""An upper bound of |log(pi / mu)| of a token or trajectory, if trainer and engine have the same weights in float32.
+
+pi is the probability in the trainer, and mu is the probability in the engine.
+"""
 
 TOLERANCE = 10 * ROUNDING
-"""A weight or gradient within this distance of another counts as the same."""
+"""Two importance weights, or two gradients, count as equal if they differ by less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,8 @@ def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings that have an effect only at importance ratios other than 1. If such ratios can occur, yield none.
+    """Yield settings that have an effect only at importance ratios other than 1. If such ratios can occur, yield
+    nothing.
 
     If the advantage is always 0, yield the settings of the loss instead.
     """
@@ -106,7 +110,10 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings that have an effect only if sampler and trainer differ. If the two can differ, yield nothing."""
+    """Yield settings that have an effect only if the log-probabilities of sampler and trainer differ.
+
+    If these log-probabilities can differ, yield nothing.
+    """
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -177,8 +184,8 @@ def _policy_steps(config: TrainConfig) -> int:
 def _samples_match(config: TrainConfig) -> bool:
     """Return whether sampler and trainer have equal log-probabilities before each update, up to small rounding errors.
 
-    The result is False if one of them computes in bfloat16, because its rounding errors are large. It is also False if
-    samples can be stale, or if a critic guides the decoding.
+    The result is False if sampler or trainer computes in bfloat16, which has large rounding errors. The result is also
+    False if samples can be stale, or if a critic guides the decoding.
     """
     if config.decode.method != "plain":
         return False

@@ -157,7 +157,7 @@ def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, ver
 
 
 async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateReport:
-    """Update the policy with the groups of a step.
+    """Update the policy with the groups of a step, and return the report of the update.
 
     Raises:
         InvalidInput: an advantage estimator or a policy loss of the user's own raised an error.
@@ -196,9 +196,10 @@ async def _gather(
     monitor: HealthMonitor,
     progress: Progress,
 ) -> list[SelectedGroup]:
-    """Take groups until the step has enough, and return all of them. Groups without a training signal are included.
+    """Take groups until the step has enough groups, and return these groups.
 
-    For each group without a training signal, another group can be requested (refill).
+    Groups without a training signal are included. For each group without a training signal, another group can be
+    requested (refill).
     """
     batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:

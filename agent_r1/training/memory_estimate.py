@@ -35,7 +35,9 @@ ADVISED_RANK = 16
 """The rank of the adapter in the advice for a run that does not fit into memory."""
 
 MOMENT_BYTES: Mapping[OptimizerName, int] = {"adamw": 8, "adamw-8bit": 2}
-"""The bytes of both moments of a weight. The scales of the 8-bit moments add less than 2 %."""
+"""The bytes that the two moments of one weight take, by optimizer. The scales of the 8-bit moments add less
+than 2 %.
+"""
 
 OVERHEAD = 1.1
 """The memory that allocators hold, divided by the memory of the tensors."""
@@ -232,7 +234,7 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
 
     The advice is to take a smaller model or more memory. If the run would fit with other settings, the advice also
     names these settings. The settings that save memory are tried one after the other, until a micro-batch of one
-    sequence fits. If all of them are not enough, the context is halved until one sequence fits.
+    sequence fits. If all these settings together are not enough, the context is halved until one sequence fits.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB

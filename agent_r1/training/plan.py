@@ -30,29 +30,36 @@ from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedu
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
 STEPS, RECORDED_STEPS = 6, 24
-"""The number of steps that are simulated, without and with recorded runs. The mean leaves out the first step."""
+"""The number of simulated steps, without and with recorded runs. The means leave out the first step."""
 
 MAX_ENGINES = 8
-"""The largest number of engines to simulate. If there are more, these engines get only their share of the attempts."""
+"""The largest number of simulated engines. If a run has more engines, only the attempts of this many engines are
+simulated.
+"""
 
 USABLE_MEMORY = 0.9
 """The share of a GPU's memory that a run can use."""
 
 LENGTH_SPREAD = 0.6
-"""If there is no recorded run: the standard deviation of the logarithm of an action's length in tokens."""
+"""The standard deviation of the logarithm of an action's length in tokens. It is used if there is no recorded run."""
 
 P99 = 2.326
 """The 99 % quantile of the standard normal distribution."""
 
 KV_SHARE = 0.3
-"""If trainer and embedded engine share a GPU: the share of its memory that the KV cache gets."""
+"""The share of a GPU's memory that the KV cache gets if trainer and embedded engine share the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
-    """The predicted step of a run, with ``max_staleness`` 0 (synchronous) or above (asynchronous).
+    """The predicted step of a run.
 
-    A utilization is the share of the time in which the engines, or the trainer, compute.
+    Attributes:
+        max_staleness: the largest staleness; 0 for synchronous training.
+        step_seconds: the duration of the step.
+        engine_utilization: the share of the time in which the engines compute.
+        trainer_utilization: the share of the time in which the trainer computes.
+        tokens_per_second: prompt, result and sampled tokens of the step per second.
     """
 
     max_staleness: int
@@ -128,7 +135,10 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
 def _plan_division(
     config: PlanConfig, gpu: Gpu, model: PreTrainedModel, ranks: int, recorded: Sequence[GroupLoad]
 ) -> Plan:
-    """Return the plan with ``ranks`` GPUs for the trainer, and the others for engines."""
+    """Return the plan in which the trainer has ``ranks`` GPUs, and the engines have all other GPUs.
+
+    With a single GPU, trainer and engine share the GPU.
+    """
     config = _with_division(config, ranks)
     is_shared = config.gpus == 1
     each = 1 if is_shared else gpus_per_server(config.engine)
@@ -176,7 +186,7 @@ def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> flo
 
     A vLLM server uses the memory that its weights leave free. The embedded engine uses ``engine.kv_cache_gib``.
 
-    Raises InvalidInput if a server has less room than for one context.
+    Raises InvalidInput if the KV cache of a server cannot hold ``config.context`` tokens.
     """
     if config.gpus == 1:
         assert config.engine.kv_cache_gib is not None
@@ -252,7 +262,11 @@ def _gpu_of(config: PlanConfig) -> Gpu:
 
 
 def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) -> list[GroupLoad]:
-    """Return ``count`` groups of ``group_size`` attempts. The attempts of a group are drawn from one recorded group."""
+    """Return ``count`` groups of ``config.group_size`` attempts.
+
+    The attempts of a group are drawn from one group of ``recorded``. If ``recorded`` is empty, the attempts have random
+    sizes (:func:`_draw_attempt`).
+    """
     draw = random.Random(config.seed)
     recorded = [group for group in recorded if group]
 
@@ -279,9 +293,10 @@ def _draw_attempt(config: PlanConfig, draw: random.Random) -> AttemptLoad:
 
 
 def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -> AttemptLoad:
-    """Return the attempt with the tool latency of the settings, if there is one, in all turns but the last.
+    """Return the attempt with the tool latency ``config.tool_seconds`` in all turns except the last turn.
 
-    The latency is random (log-normal) if ``tool_p99`` is given.
+    If ``config.tool_seconds`` is None, return the attempt unchanged. If ``config.tool_p99`` is given, the latency of
+    each turn is random (log-normal).
     """
     if config.tool_seconds is None:
         return attempt

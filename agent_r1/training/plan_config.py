@@ -53,12 +53,12 @@ class PlanConfig(TrainConfig):
     section: ClassVar[str] = "Plan"
 
     gpu: str = ""
-    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Not needed with a recorded run: the plan is then for the
-    machine that recorded the run."""
+    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Not needed with a recorded run: without a GPU, the plan is
+    for the machine that recorded the run."""
 
     gpus: int = Field(default=1, ge=1, le=65536)
-    """Number of GPUs. The trainer takes trainer.ranks of them, the servers the others. If trainer.ranks is not given,
-    the fastest division is chosen. 1: engine and trainer share the GPU."""
+    """Number of GPUs. The trainer takes trainer.ranks GPUs, and the servers take the other GPUs. If trainer.ranks is
+    not given, the fastest division is chosen. 1: engine and trainer share the GPU."""
 
     gpu_memory: float | None = Field(default=None, gt=0)
     """Memory of a GPU in GiB, if it differs from the data sheet."""

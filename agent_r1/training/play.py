@@ -153,8 +153,8 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
     """Return the right answers of a task; () if no answer is known.
 
-    The answers are ``answers`` in the task's data. If the data has no answers, the answer comes from the right (gold)
-    solutions: it is the text of the first solution whose first message has no call.
+    The answers are ``answers`` in the task's data. If the data has no answers, the result has one answer: the first
+    message of a right (gold) solution. Solutions whose first message has a tool call are skipped.
     """
     answers = task.data.get("answers", ())
     if answers:

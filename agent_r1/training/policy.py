@@ -54,7 +54,7 @@ class Policy:
 
 
 def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "float32") -> Policy:
-    """Load the model ``config.model`` with weights of type ``dtype``.
+    """Load the model ``config.model`` with weights of type ``dtype``, and return it with its tokenizer and renderer.
 
     The context length is the smallest of ``config.context`` and the limits of the model itself. If ``taskset`` is
     given, the chat template is tested with the tools of the task set.
@@ -84,9 +84,10 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
 
 
 def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
-    """Load the model that a run trains, ``config.model``. With LoRA, add a new adapter and freeze all other weights.
+    """Return the policy that a run trains, with the model ``config.model``.
 
-    The trained weights are in float32, because bfloat16 cannot represent the small changes of an optimizer step.
+    With LoRA, the model gets a new adapter, and all other weights are frozen. The trained weights are in float32,
+    because bfloat16 cannot represent the small changes of an optimizer step.
 
     Raises:
         InvalidInput: as for :func:`load_policy`; the model is an adapter; or the model cannot get an adapter.
@@ -108,7 +109,7 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
-    """Load the model ``config.teacher``, from which the policy learns. Return None if the algorithm needs no teacher.
+    """Return the model ``config.teacher``, from which the policy learns; None if the algorithm needs no teacher.
 
     Raises:
         InvalidInput: a teacher is given but not needed, a teacher is needed but not given, or teacher and policy have

@@ -71,10 +71,10 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 
 
 def check_guidance(config: TrainConfig) -> None:
-    """Raise InvalidInput if a critic guides the attempts, and the run could not train on guided attempts.
+    """Raise InvalidInput if a critic guides the attempts, but the run cannot train on guided attempts.
 
-    Guided tokens are sampled from q and not from pi, so the algorithm needs the importance weight pi / q. q is known
-    only with ``decode.method token``. With each other method, the probability of the chosen action is not tractable.
+    Guided tokens are sampled from a distribution q that differs from the policy pi. So the algorithm needs the
+    importance weight pi / q. The probability q of a token is known only with ``decode.method token``.
     """
     method, algorithm = config.decode.method, config.algorithm
     if method not in ("plain", "token"):
@@ -159,7 +159,7 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
 
 
 def _estimated_length(task: Task) -> float:
-    """Return about how long the opening messages of a task are, in characters."""
+    """Return the approximate length of a task's opening messages in characters. Images count as characters too."""
     pixels = sum(image.width * image.height for message in task.messages for image in message.images)
     return sum(len(message.text) for message in task.messages) + pixels / PIXELS_PER_CHARACTER
 

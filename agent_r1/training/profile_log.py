@@ -28,7 +28,11 @@ class ProfileLog:
         return profile.timings()
 
     def on_step(self, step: int, is_last: bool) -> None:
-        """Print a table after every ``every`` steps (the mean of these steps) and after the last one (of all steps)."""
+        """Print a table if it is due after the step ``step``.
+
+        After every ``every`` steps, the table shows the mean of these steps. After the last step, it shows the mean of
+        all steps.
+        """
         if not self._every or not (is_last or step % self._every == 0):
             return
         shown = self._profiles if is_last else self._profiles[-self._every :]

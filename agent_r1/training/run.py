@@ -47,7 +47,7 @@ PASS_AT_K_QUESTIONS = 50
 
 
 def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
-    """Train a policy in a new run, then compare the trained model with the baselines.
+    """Train a policy in a new run, then compare the trained model with the baselines. Return a report of the run.
 
     After SIGINT or SIGTERM, the last step is saved before the run stops, unless ``checkpoint_every`` is 0.
 
@@ -55,7 +55,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         config: the settings of the run.
         taskset: the task set.
         progress: shows the steps of the run.
-        placement: makes the engine and the trainer; None: engine and trainer run in this process.
+        placement: makes the engine and the trainer; None: the default placement for the settings.
 
     Raises:
         InvalidInput: the input cannot be used. Nothing was written.
@@ -82,7 +82,8 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 def resume(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> TrainReport:
-    """Continue the run ``config.run`` in a new segment, then compare the trained model with the baselines.
+    """Continue the run ``config.run`` in a new segment, then compare the trained model with the baselines. Return a
+    report.
 
     Args:
         config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
@@ -119,7 +120,9 @@ def resume(
 
 
 def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
-    """Return the task set with ``splits`` as its evaluation splits. If ``splits`` is empty, change nothing."""
+    """Return the task set with ``splits`` as its evaluation splits. If ``splits`` is empty, return the task set
+    unchanged.
+    """
     return replace(taskset, evaluation=splits) if splits else taskset
 
 

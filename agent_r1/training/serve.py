@@ -1,4 +1,4 @@
-"""Serve a model or the trained model of a run at an endpoint in the dialects of OpenAI and Anthropic."""
+"""Serve a model, or the trained model of a run, over HTTP in the request formats of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[
 
     Args:
         config: the settings; ``config.model`` is a model or a run.
-        port: the port on this machine; 0 for any free port.
-        key: the API key; None for a new, random one.
+        port: the port on this machine; 0: any free port.
+        key: the API key; None: a new random key.
         on_started: called with the base URL and the API key when the server can answer.
 
     Raises InvalidInput if the model cannot be loaded or the port is in use.

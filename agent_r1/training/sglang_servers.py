@@ -1,4 +1,4 @@
-"""The SGLang servers of a run: found and checked before the run begins, and shared by its policies."""
+"""The SGLang servers of a run. They are checked before the run begins, and all policies of the run share them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agent_r1.training.policy import Policy
 from agent_r1.training.vllm_servers import ServerRefused, send_first_weights
 
 ENDPOINTS = ("/update_weights_from_disk", "/continue_generation")
-"""Endpoints that old versions of SGLang do not have. A request without a body changes nothing."""
+"""Endpoints that old versions of SGLang do not have. A request without a body to these endpoints changes nothing."""
 
 
 class SglangServers:
@@ -52,7 +52,11 @@ class SglangServers:
 
 
 def _connect(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedPool:
-    """Return a pool of the servers, which have loaded the weights of ``policy`` and passed the canary."""
+    """Check the servers, send the weights of ``policy`` to them, and return a pool of the servers.
+
+    Raise InvalidInput if a server cannot be used, or if its log-probabilities differ from the policy's
+    log-probabilities.
+    """
     settings, dtype = config.engine.sglang, config.engine.dtype
     try:
         weights = write_weights(folders, policy.model, PolicyVersion(0, step=0), adapters=False)
@@ -96,7 +100,10 @@ def _check(url: str, context: int) -> None:
 
 
 def _server_info(client: httpx.Client) -> dict[str, Any]:
-    """Return the settings and the version of a server. Raise ValueError or KeyError if it is no SGLang server."""
+    """Return the settings and the version of a server.
+
+    Raise ValueError or KeyError if the server is not an SGLang server.
+    """
     response = client.get("/server_info")
     if response.status_code == 404:  # the name in older versions
         response = client.get("/get_server_info")

@@ -28,8 +28,9 @@ class ShutdownRequested(AgentR1Error):
 class GracefulShutdown:
     """The shutdown of a run, which a signal can request.
 
-    The run stops only inside blocks of :meth:`interruptible`. Rollouts run inside such blocks, because a resumed run
-    can repeat them. An update, its validation and its recording run outside, so they are completed first.
+    The run stops only inside blocks of :meth:`interruptible`. Rollouts run inside these blocks, because a resumed run
+    can repeat rollouts. An update, its validation and its recording run outside of these blocks. So they are completed
+    before the run stops.
 
     Attributes:
         signal: the number of the signal that requested the shutdown; None if no shutdown was requested.
@@ -104,8 +105,8 @@ def request_shutdown(number: int) -> bool:
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
     """Return a context manager that installs handlers of SIGINT and SIGTERM for its block.
 
-    It yields the shutdown that the handlers request. Outside of the main thread, no handlers are installed. A signal
-    that the process ignores stays ignored. ``progress`` prints a line when a signal arrives.
+    The context manager yields the shutdown that the handlers request. Outside of the main thread, no handlers are
+    installed. A signal that the process ignores stays ignored. ``progress`` prints a line when a signal arrives.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

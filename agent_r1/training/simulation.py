@@ -135,8 +135,8 @@ class Timeline:
     def step_seconds(self) -> float:
         """The mean duration of a step in seconds.
 
-        If there are several steps, the first step is not counted. It takes longer than a typical step, which can use
-        attempts that were sampled during an earlier step.
+        If there are several steps, the first step is not counted. The first step takes longer than later steps, which
+        can use attempts that were sampled during an earlier step.
         """
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
@@ -151,13 +151,21 @@ class Timeline:
 
 
 def simulate(groups: Sequence[GroupLoad], cluster: Cluster, schedule: Schedule) -> Timeline:
-    """Return the timeline of training on ``groups``. Every ``groups_per_step`` groups make a step."""
+    """Return the timeline of training on ``groups``. Each step trains on ``schedule.groups_per_step`` groups."""
     return _Simulation(groups, cluster, schedule).run()
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """A running attempt: its group, its turns, the next turn, and the tokens of its conversation so far."""
+    """A running attempt.
+
+    Attributes:
+        group: the index of the attempt's group.
+        load: the turns of the attempt.
+        engine: the engine that samples the attempt.
+        turn: the index of the next turn.
+        context: the number of tokens in the conversation so far.
+    """
 
     group: int
     load: AttemptLoad
@@ -167,7 +175,7 @@ class _Attempt:
 
 
 class _Simulation:
-    """The event queue, the staleness rule and the trainer."""
+    """A simulation in progress: the queue of events, the groups that may start, the engines, and the trainer."""
 
     def __init__(self, groups: Sequence[GroupLoad], cluster: Cluster, schedule: Schedule) -> None:
         self._groups, self._cluster, self._schedule = groups, cluster, schedule
@@ -182,7 +190,9 @@ class _Simulation:
         self._is_training, self._update_seconds = False, 0.0
 
     def at(self, time: float, event: Callable[[float], None]) -> None:
-        """Call ``event(time)`` at ``time``. Of several events at one time, the one added first is called first."""
+        """Call ``event(time)`` at the simulated time ``time``. Events at equal times are called in the order of their
+        addition.
+        """
         heappush(self._events, (time, next(self._numbers), event))
 
     def run(self) -> Timeline:
@@ -260,7 +270,7 @@ class _Simulation:
 
 @dataclass(slots=True)
 class _Engine:
-    """An engine. Between two events, the batch does not change, so that all its decode steps take the same time.
+    """A simulated engine. Between two events, its batch does not change, so all decode steps take the same time.
 
     Attributes:
         on_action: called with the time and the attempt when an action is complete.
@@ -297,7 +307,7 @@ class _Engine:
         return self._batches, self._tokens, self._passes, self._new_tokens, self._requests
 
     def submit(self, now: float, attempt: _Attempt) -> None:
-        """Add a request for the next turn of an attempt. It joins the batch after the current decode step."""
+        """Add a request for the next turn of an attempt. The request joins the batch after the current decode step."""
         self._waiting.append(attempt)
         self._wake_at(self._interrupt(now))
 
@@ -308,7 +318,7 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Complete the decode step in progress, and return when it ends."""
+        """Complete the decode step in progress, and return the time at which this step ends."""
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned
             self._advance(min(self._planned, max(0, passed)))
@@ -349,7 +359,9 @@ class _Engine:
             self.on_action(now, attempt)
 
     def _admit(self) -> float:
-        """Move waiting requests into the batch while there is room. Return the seconds of their prefill."""
+        """Move waiting requests into the batch while there is room. Return the seconds that the prefill of these
+        requests takes.
+        """
         tokens = admitted = 0
         while self._waiting and self._has_room(self._waiting[0]):
             attempt = self._waiting.popleft()

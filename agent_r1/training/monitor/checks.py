@@ -179,12 +179,13 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained, because all were excluded or had advantage 0.
+    """Return a finding if no attempt of a step was trained, because all attempts were excluded or had advantage 0.
 
     Return None if an attempt was trained. Also return None if a loss or gradient was not finite, because the check
     ``skipped_steps`` reports this problem.
 
     Args:
+        update: the result of the step's update.
         patience: the monitor stops the run after this number of consecutive steps with a finding. None: only warn.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
@@ -204,7 +205,9 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 
 
 def _count_reasons(reasons: Sequence[str]) -> Iterator[str]:
-    """Yield each reason with its count, the most common one first. Reasons that differ only in numbers count as one."""
+    """Yield each reason with its count, the most common reason first. Reasons that differ only in numbers count as
+    equal.
+    """
     causes = Counter(map(normalize_reason, reasons))
     for cause, count in causes.most_common():
         texts = {shorten_reason(reason) for reason in reasons if normalize_reason(reason) == cause}

@@ -116,8 +116,8 @@ class CircuitBreaker:
     Args:
         share: the run is stopped if more than this share of ``window`` attempts failed. If ``share`` is 1, the run is
             never stopped.
-        window: the number of recent attempts that count. It must be much larger than a group: if a scorer raises an
-            error once, all attempts of one group fail.
+        window: the number of recent attempts that count. This number must be much larger than a group: if a scorer
+            raises an error once, all attempts of one group fail.
         call_window: the run is stopped if the last ``call_window`` calls of a tool failed for the same cause.
         run: the name of the run, for commands in the diagnosis, such as ``agent-r1 show RUN 3.0.0``.
     """

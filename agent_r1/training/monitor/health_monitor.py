@@ -42,7 +42,7 @@ MAX_WINDOW_STEPS = 3
 """The maximum window of the circuit breaker in steps. A larger window would not become full in short runs."""
 
 REWARD_HISTORY = 1000
-"""The number of recent steps whose mean rewards are kept, for the check of the validation."""
+"""The number of recent steps whose mean rewards are kept, for checks that compare steps."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
 """The minimum window of the circuit breaker: the attempts of 4 groups, or 32 attempts if this is less."""
@@ -136,7 +136,8 @@ class HealthMonitor:
         return (finding,)
 
     def on_proxy(self, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
-        """Check whether the policy exploits its reward. Return the finding the first time; otherwise ().
+        """Check whether the policy exploits its reward. Return the finding when it occurs for the first time; otherwise
+        ().
 
         ``metrics`` are the result of :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
         """

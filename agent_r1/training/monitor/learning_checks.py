@@ -1,6 +1,6 @@
 """Health checks of learning: does the policy explore, do groups have a contrast, does validation follow the reward?
 
-Their findings are warnings. None of them stops a run.
+The findings of these checks are warnings. No finding stops a run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean
 from agent_r1.training.monitor.checks import Finding
 
 START_STEPS = 5
-"""The number of steps at the start of a run whose mean entropy is the entropy of the start."""
+"""The number of steps at the start of a run whose mean entropy is compared with the entropy of later steps."""
 
 WARN_AFTER = 5
 """The number of consecutive steps with a finding after which the monitor warns."""

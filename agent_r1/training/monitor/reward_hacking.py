@@ -1,7 +1,8 @@
 """A check whether the policy exploits its reward: the reward rises while a trusted reward falls.
 
-The reward that a run trains on is a proxy for what its author wants. A second reward, which is not trained on, measures
-this directly: the true reward. Example: a run trains on a reward model, and exact match has weight 0.
+The reward that a run trains on is a proxy: it can differ from the true reward, which is the reward that the author of
+the run wants to maximize. The true reward is measured, but not trained on. Example: a run trains on a reward model, and
+the true reward is exact match with weight 0.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from agent_r1.trainer.updater import SelectedGroup
 from agent_r1.training.monitor.checks import Finding
 
 PROXY, TRUE, CORRELATION = "proxy/reward", "proxy/true_reward", "proxy/correlation"
-"""The metrics of a step: means of both rewards over the attempts that have both, and the correlation of the two."""
+"""The metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
+
+Attempts without a true reward are left out.
+"""
 
 ERRORS = 2.0
-"""The number of standard errors by which a mean must differ from an earlier one to count as risen or fallen."""
+"""The number of standard errors by which two means must differ, so that the later mean counts as risen or fallen."""
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
@@ -47,7 +51,10 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
 
 
 def _value(trajectory: Trajectory, name: str) -> float | None:
-    """Return the sum of the attempt's values of the reward ``name``; None if it has none, or one is not finite."""
+    """Return the sum of an attempt's values of the reward ``name``.
+
+    Return None if the attempt has no value of this reward, or if a value is not finite.
+    """
     values = [one.value for one in weighted_rewards(trajectory, {}) if one.name == name]
     return math.fsum(values) if values and all(map(can_be_summed, values)) else None
 
@@ -55,9 +62,9 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
     """Return a finding if the true reward fell while the reward that is trained on rose; otherwise None.
 
-    The means of the last ``window`` steps are compared with the means of ``window`` consecutive earlier steps: of the
-    steps with the highest mean true reward. The rise and the fall must each exceed two standard errors, which are
-    estimated from the spread of the steps.
+    Two means over ``window`` steps are compared: over the last steps, and over the earlier consecutive steps with the
+    highest mean true reward. The rise and the fall must each exceed two standard errors, which are estimated from the
+    spread of the steps.
 
     Args:
         history: (mean reward, mean true reward) of each step, the oldest first.
@@ -88,7 +95,11 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Return the difference between two means, or 0 if it is within ``ERRORS`` standard errors."""
+    """Return the change of a mean from the steps ``before`` to the steps ``after``.
+
+    Return 0 if the change is within ``ERRORS`` standard errors. ``index`` chooses the number of each step: 0 is the
+    reward, 1 is the true reward.
+    """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
     return difference if abs(difference) > ERRORS * math.sqrt(squared) else 0.0

@@ -1,1 +1,1 @@
-"""Where the processes of a run are: ranks and vLLM servers in the actors of a Ray cluster."""
+"""Placement of the processes of a run: ranks of the trainer and vLLM servers in the actors of a Ray cluster."""

@@ -8,13 +8,15 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Launcher = Literal["processes", "ray"]
-"""What starts the ranks of the trainer and the vLLM servers of a run."""
+"""The program that starts the ranks of the trainer and the vLLM servers: the run itself ("processes"), or Ray
+("ray").
+"""
 
 LOOPBACK = "127.0.0.1"
 
 
 class PlacementConfig(BaseModel):
-    """Settings: the program that starts ranks and vLLM servers, and the resources that it reserves for each of them.
+    """Settings: the program that starts ranks and vLLM servers, and the resources that it reserves for each process.
 
     Example:
         PlacementConfig(launcher="ray", cpus=0.5)
@@ -23,15 +25,15 @@ class PlacementConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     launcher: Launcher = "processes"
-    """processes: the run starts its ranks and vLLM servers on this machine. ray: Ray starts the same processes, each in
-    an actor of its own, where it has the resources (extra ray); see docs/scaling.md."""
+    """processes: the run starts its ranks and vLLM servers on this machine. ray: Ray starts each of these processes in
+    an actor, on a machine of the cluster with enough resources. This needs the extra ray; see docs/scaling.md."""
 
     address: str = ""
-    """Ray cluster that runs already, such as 10.0.0.5:6379. Empty: the run starts Ray on this machine, on loopback, and
-    ends it."""
+    """Address of a running Ray cluster, such as 10.0.0.5:6379. Empty: the run starts Ray on this machine, on loopback,
+    and stops it at the end."""
 
     host: str = LOOPBACK
-    """Address of this machine in the Ray cluster, at which ranks reach the run, such as 10.0.0.5."""
+    """Address of this machine in the Ray cluster, such as 10.0.0.5. Ranks connect to the run at this address."""
 
     cpus: float = Field(default=1.0, gt=0, le=4096)
     """CPU cores that Ray reserves for each rank and each server; fractions are possible. GPUs are reserved as the ranks

@@ -1,7 +1,7 @@
-"""Ray actors that each own one process of a run: a rank of the trainer, or a vLLM server.
+"""Ray actors. Each actor owns one process of a run: a rank of the trainer, or a vLLM server.
 
-The workers of Ray import this module, so it imports neither torch nor Ray. An actor ends with the process of the run
-that made it.
+The workers of Ray import this module, so it imports neither torch nor Ray. An actor ends when the process of the run
+that made the actor ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_r1.inference.server_process import ServerProcess, free_port
 class RankActor:
     """An actor that owns the process of a rank.
 
-    The process of the rank ends with the actor, or when its connection to the process of the run is closed.
+    The process of the rank ends when the actor ends, or when the connection between rank and run is closed.
 
     Args:
         arguments: the arguments of Python that start the rank.
@@ -39,7 +39,7 @@ class RankActor:
         return self._process.pid
 
     def wait(self) -> int:
-        """Return the exit code of the rank when it has ended; -N if signal N ended it."""
+        """Wait until the rank ends, and return its exit code. The exit code is -N if signal N ended the rank."""
         return self._process.wait()
 
     def kill(self) -> None:
@@ -48,14 +48,14 @@ class RankActor:
 
 
 class ServerActor:
-    """Owns a vLLM server, which a guard process kills if the actor ends."""
+    """An actor that owns a vLLM server. A guard process kills the server if the actor ends."""
 
     def free_port(self, host: str) -> int:
-        """Return a port that no server uses now, on the machine of the actor with the address ``host``."""
+        """Return a port that is free now on the machine of the actor. ``host`` is the address of this machine."""
         return free_port(host)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the server, whose output goes to the file ``log``."""
+        """Start the server with a command. The output of the server goes to the file ``log``."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._process = ServerProcess(command, environment, log)
 

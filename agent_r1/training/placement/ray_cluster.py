@@ -1,6 +1,6 @@
-"""A Ray cluster as the place of a run's processes: what they need, what the cluster has, and actors that own them.
+"""A Ray cluster for the processes of a run: requests for resources, checks of the cluster, and actors.
 
-Only this module imports Ray, the extra ``ray``, and only if a run uses it.
+Only this module imports Ray (the extra ``ray``), and only if a run uses Ray.
 """
 
 from __future__ import annotations
@@ -25,25 +25,31 @@ from agent_r1.training.devices import Hardware, gpus_per_server
 from agent_r1.training.placement.config import LOOPBACK, PlacementConfig
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""If this variable is 0 when Ray is imported, Ray takes 127.0.0.1 as the address of this machine, on Linux too, and all
-its processes listen there only. Ray replaces a loopback address that it gets as an argument by an external one."""
+"""An environment variable. If it is 0 when Ray is imported, all processes of Ray listen only at 127.0.0.1.
+
+The variable has this effect on Linux too. An argument cannot replace it, because Ray replaces a loopback address in its
+arguments by an external address.
+"""
 
 TOKENS = "RAY_AUTH_MODE"
-"""With ``token``, the processes of Ray accept only callers that know a token, which Ray keeps in the home folder."""
+"""An environment variable. If it is ``token``, the processes of Ray accept only callers that know a token.
+
+Ray keeps the token in the home folder.
+"""
 
 OBJECT_STORE = 80 * 2**20
-"""Bytes of Ray's object store, which a run does not use. Ray needs at least 75 MiB."""
+"""The size of Ray's object store in bytes. A run does not use the object store, but Ray needs at least 75 MiB."""
 
 CONNECT_SECONDS = 10.0
-"""The time limit for a connection to a Ray cluster that runs."""
+"""The time limit, in seconds, for a connection to a running Ray cluster."""
 
 Resources = Mapping[str, float]
-"""Amounts by the names that Ray gives them: CPU, GPU."""
+"""Amounts of resources. The keys are Ray's names of the resources, such as CPU and GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What one process of a run needs. ``what`` is "rank" or "vLLM server"."""
+    """The resources that one process of a run needs. ``what`` is the kind of process: "rank" or "vLLM server"."""
 
     what: str
     cpus: float
@@ -51,7 +57,7 @@ class ResourceRequest:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The request as Ray writes it."""
+        """The request in the format of Ray, such as {"CPU": 1.0, "GPU": 1}."""
         return {"CPU": self.cpus, "GPU": self.gpus} if self.gpus else {"CPU": self.cpus}
 
 
@@ -106,19 +112,20 @@ def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resourc
 
 
 def describe(requests: Sequence[ResourceRequest]) -> str:
-    """Return how many processes of each kind are requested, such as "2 ranks, 1 vLLM server"."""
+    """Return the number of requested processes of each kind as text, such as "2 ranks, 1 vLLM server"."""
     counts = [(what, len(list(group))) for what, group in groupby(requests, lambda request: request.what)]
     return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts)
 
 
 class RayCluster:
-    """Reserved resources in a Ray cluster, one bundle for each request, and actors that use them.
+    """Reserved resources in a Ray cluster, one bundle for each process of a run. The actors of the run use these
+    resources.
 
     If this object started Ray, Ray ends when this object is deleted or this process ends.
 
     Args:
         run: the settings of the run.
-        config: where the cluster is.
+        config: the address of the cluster, and the CPU cores of each process.
         hardware: the devices of this process.
 
     Raises:
@@ -147,7 +154,7 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of requests for ranks, which come before those for servers."""
+        """The number of requests for ranks. The requests for ranks come before the requests for servers."""
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
@@ -161,15 +168,17 @@ class RayCluster:
         return self.ray.remote(actor).options(scheduling_strategy=strategy, **options).remote(*arguments)
 
     def __str__(self) -> str:
-        """Return which processes the cluster runs, and where, for the record of the run."""
+        """Return the processes and the machines of the cluster as text, for the record of the run."""
         return f"{describe(self.requests)} on {', '.join(sorted(set(self.hosts)))}"
 
 
 def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
-    """Connect to the Ray cluster, or start Ray on this machine. Return the function that ends what was begun.
+    """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this.
 
-    If this process is connected already, the connection is used. Raise InvalidInput if Ray cannot be reached, or if
-    ``placement.host`` is not the address of this machine in the cluster.
+    If this process is connected already, use this connection. The returned function then does nothing.
+
+    Raise InvalidInput if Ray cannot be reached, or if ``placement.host`` is not the address of this machine in the
+    cluster.
     """
     end = _begin(ray, config) if not ray.is_initialized() else lambda: None
     here = ray.util.get_node_ip_address()
@@ -183,7 +192,10 @@ def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
 
 
 def _begin(ray: Any, config: PlacementConfig) -> Callable[[], None]:
-    """Connect to the Ray cluster, or start Ray on this machine. Return the function that ends what was begun."""
+    """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this.
+
+    Raise InvalidInput if Ray cannot be reached or does not start.
+    """
     options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     folder = ""
     if config.address:
@@ -208,7 +220,7 @@ def _begin(ray: Any, config: PlacementConfig) -> Callable[[], None]:
 
 
 def _require_listener(address: str) -> None:
-    """Raise InvalidInput if nothing listens at ``address``, for which Ray would wait for minutes."""
+    """Raise InvalidInput if nothing listens at ``address``. Without this check, Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -219,7 +231,10 @@ def _require_listener(address: str) -> None:
 
 @contextmanager
 def _kept_handler(number: int) -> Iterator[None]:
-    """Keep the handler of a signal, which Ray replaces when it connects in the main thread."""
+    """Return a context manager that restores the handler of the signal ``number`` at the end of the block.
+
+    Ray replaces the handler when it connects in the main thread. In other threads, nothing is restored.
+    """
     before = signal.getsignal(number)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Ranks and vLLM servers in Ray actors: the same processes as without Ray, started by other means."""
+"""Launchers that start ranks and vLLM servers in Ray actors. The processes are the same as without Ray."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agent_r1.training.placement.ray_cluster import RayCluster
 from agent_r1.training.vllm_servers import StartedServer, server_environment
 
 POLL_SECONDS = 0.5
-"""The time between two checks whether a rank that has not connected yet has ended."""
+"""The time, in seconds, between two checks whether a rank ended before it connected to the run."""
 
 CALL_SECONDS = 60.0
-"""The time limit of a call to an actor whose answer needs no time."""
+"""The time limit, in seconds, of a call that an actor answers at once."""
 
 
 class RayRanks:
@@ -55,7 +55,10 @@ class RayRanks:
         return [StartedRank(pipes[k], process, hosts[k], gpu=0) for k, process in enumerate(processes)]
 
     def _accept(self, listener: RankListener, processes: Sequence[RayRankProcess]) -> dict[int, Connection]:
-        """Return the connection to each rank."""
+        """Wait until all ranks have connected, and return the connections by the number of the rank.
+
+        The exceptions are the same as for :meth:`start`.
+        """
         pipes: dict[int, Connection] = {}
         deadline = time.monotonic() + self._cluster.seconds
         while len(pipes) < len(processes):
@@ -97,7 +100,10 @@ class RayRankProcess:
         self._ray.kill(self._actor)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code of the rank. If its actor was killed, this is the code of a killed process."""
+        """Wait until the rank ends, and return its exit code. The exit code is -9 (SIGKILL) if the actor was killed.
+
+        ``timeout`` is the longest time to wait in seconds; None: no limit.
+        """
         try:
             return int(self._ray.get(self._end, timeout=timeout))
         except self._ray.exceptions.RayActorError:
