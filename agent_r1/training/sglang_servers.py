@@ -54,8 +54,7 @@ class SglangServers:
 def _connect(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedPool:
     """Check the servers, send the weights of ``policy`` to them, and return a pool of the servers.
 
-    Raise InvalidInput if a server cannot be used, or if its log-probabilities differ from the policy's
-    log-probabilities.
+    Raise InvalidInput if a server cannot be used, or does not serve the weights that were sent.
     """
     settings, dtype = config.engine.sglang, config.engine.dtype
     try:

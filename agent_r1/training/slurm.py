@@ -78,7 +78,9 @@ class SlurmJob:
         yield from self.options
 
     def _servers(self, config: TrainSettings) -> Iterator[str]:
-        """Yield the lines that start the servers on all nodes but the first, and wait until they answer."""
+        """Yield the lines that start the vLLM servers on all nodes except the first, and wait until the servers
+        answer.
+        """
         engine, size = config.engine, gpus_per_server(config.engine)
         model = self.server_model or config.model
         command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
@@ -146,4 +148,6 @@ while kill -0 "$train" 2>/dev/null; do code=0; wait "$train" || code=$?; done  #
 if [ "$code" -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"
 """.strip().splitlines()
-"""The end of the script. Slurm's signal reaches the run, which saves and exits with 143; the job is queued again."""
+"""The end of the script, which passes Slurm's signal to the run. The run then saves its state and exits with the code
+143, and the job is queued again.
+"""

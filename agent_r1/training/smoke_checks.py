@@ -1,4 +1,4 @@
-"""The checks of ``agent-r1 smoke``: each uses the services that a run with the same settings would use."""
+"""The checks of ``agent-r1 smoke``. Each check uses the services that a run with the same settings would use."""
 
 from __future__ import annotations
 
@@ -40,17 +40,22 @@ GROUPS, MAX_GROUP_SIZE = 2, 4
 """The number of groups of the sampled batch, and the largest number of attempts of a group."""
 
 GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
-"""The largest relative difference between the gradients, and the largest difference between the losses, of one rank and
-of several, by the data type of the passes."""
+"""The largest allowed differences between an update by one rank and the same update by several ranks.
+
+The keys are the data types of the passes. Each value limits the relative difference between the gradients, and the
+difference between the losses.
+"""
 
 VISIBLE_CHANGE = 4.0
-"""How far changed weights must move the log-probabilities, as a multiple of the limit for rounding errors."""
+"""The change of log-probabilities that a change of the weights must cause, as a multiple of the limit for rounding
+errors.
+"""
 
 MAX_DOUBLINGS = 16
-"""The largest number of times that the change of the weights is doubled, until the log-probabilities move enough."""
+"""The largest number of times that the change of the weights is doubled until the log-probabilities change enough."""
 
 DRILL_TOKENS = 64
-"""How many tokens each request asks for while a server is killed."""
+"""The number of tokens that each request samples in the check that kills a server."""
 
 OutcomeName = Literal["passed", "failed", "not applicable"]
 
@@ -79,11 +84,11 @@ def skip(reason: str) -> CheckOutcome:
 class SmokeChecks:
     """The checks of the services of a run. A check can use the batch that an earlier check sampled and trained on.
 
-    Call the methods in the order in which they are defined. Each raises AgentR1Error or TimeoutError if a service
-    fails.
+    Call the methods in the order in which they are defined. Each method raises AgentR1Error or TimeoutError if a
+    service fails.
 
     Args:
-        runtime: the services. The trainer is closed by the last check.
+        runtime: the services. The last check closes the trainer.
         publisher: sends the trainer's weights to the engine.
     """
 
@@ -96,7 +101,10 @@ class SmokeChecks:
         self._gradient: Mapping[str, Tensor] = {}
 
     async def check_canary(self) -> CheckOutcome:
-        """Check that each replica has the log-probabilities of the trainer, for tokens that the replica samples."""
+        """Publish the weights, and check that each replica of the engine has the same log-probabilities as the trainer.
+
+        The log-probabilities are compared on tokens that the replica samples.
+        """
         update = await run_in_thread(self._runtime.updater.publish)
         served = await self._publisher.publish(update)
         if served != update.version:
@@ -163,7 +171,9 @@ class SmokeChecks:
         return accept(f"{len(trained)} attempts trained, gradient norm {norm:.3g}", gradient_norm=norm)
 
     async def check_logprobs(self) -> CheckOutcome:
-        """Check that engine and trainer agree about the sampled batch: their gap is at most the monitor's limit."""
+        """Check that the log-probabilities of engine and trainer on the sampled batch differ at most by the monitor's
+        limit.
+        """
         if self._update is None or "logprob_gap" not in self._update.metrics:
             return skip("no update of the policy was made")
         config, gap = self._runtime.config, self._update.metrics["logprob_gap"]
@@ -252,7 +262,10 @@ class SmokeChecks:
         return (accept if is_same else reject)(f"{shown} (limit {limit:g})", gradient=difference, loss=losses)
 
     async def _compare_replicas(self) -> CheckOutcome:
-        """Compare the log-probabilities of each replica with the trainer's. The outcome names replicas that differ."""
+        """Compare the log-probabilities of each replica with the log-probabilities of the trainer.
+
+        The outcome names the replicas that differ by more than rounding errors.
+        """
         if lost := self._lost_replicas():
             return reject(lost)
         dtype, model = self._runtime.config.engine.dtype, self._runtime.policy.model
@@ -276,7 +289,10 @@ class SmokeChecks:
         return accept(f"{worst} ({limits})", gap_mean=worst.mean, gap=worst.largest)
 
     def _lost_replicas(self) -> str:
-        """Return why servers of a pool get no requests; "" if all serve, or if the engine is not a pool."""
+        """Return the reasons why servers of a pool get no requests.
+
+        Return "" if all servers get requests, or if the engine is not a pool.
+        """
         engine = self._runtime.engine
         return engine.pool.reasons() if isinstance(engine, PolicyEngine) else ""
 
@@ -299,7 +315,13 @@ class SmokeChecks:
         return [self._runtime.updater.select(group) for group in rewarded]
 
     def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
-        """Add noise to the trainer's weights until log-probabilities move visibly. Return how far they move."""
+        """Add noise to the trainer's weights until the log-probabilities change visibly. Return their mean absolute
+        change.
+
+        Args:
+            original: the weights without noise.
+            before: the log-probabilities with the original weights.
+        """
         wanted = VISIBLE_CHANGE * BANDS[self._runtime.config.engine.dtype].mean
         scale, change = 0.01, 0.0
         for _ in range(MAX_DOUBLINGS):
@@ -313,7 +335,7 @@ class SmokeChecks:
 
 
 def _replicas(engine: InferenceEngine) -> dict[str, InferenceEngine]:
-    """Return the replicas of an engine by name. If the engine is not a pool, return the engine itself."""
+    """Return the replicas of an engine by name. An engine that is not a pool is its own replica, named "the engine"."""
     if isinstance(engine, PolicyEngine):
         return {replica.name: replica for replica in engine.pool.replicas}
     return {"the engine": engine}

@@ -1,4 +1,4 @@
-"""Numbers that the checks of ``agent-r1 smoke`` compare: changes of weights and log-probabilities, and gradients."""
+"""Functions that compute the numbers of ``agent-r1 smoke``: changes of weights and log-probabilities, and gradients."""
 
 from __future__ import annotations
 

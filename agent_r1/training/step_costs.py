@@ -30,7 +30,9 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""Environments that take fewer seconds count as computation of the process: they mostly wait for a thread."""
+"""The shortest response of an environment, in seconds, that counts as tool time. Shorter responses count as work of
+this process.
+"""
 
 ROUNDS = 4
 """The number of rounds of measuring costs. Each round uses the timeline that results from the previous costs."""
@@ -105,7 +107,10 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _load_of(trajectory: Trajectory) -> AttemptLoad:
-    """Return the work of an attempt, with the recorded durations of the environment's responses."""
+    """Return the work of an attempt, with the recorded durations of the environment's responses as tool times.
+
+    Durations below ``IN_PROCESS_SECONDS`` are replaced by 0.
+    """
     loads = []
     for turn in trajectory.turns:
         seconds = 0.0 if turn.timing is None else turn.timing.env_seconds
@@ -228,10 +233,17 @@ class ModelSize:
 
 
 def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float) -> EngineCost:
-    """Return the costs of an engine on ``gpus`` GPUs, whose memory and arithmetic add up.
+    """Return the costs of an engine on ``gpus`` GPUs. The memory and the arithmetic of the GPUs add up.
 
     A decode step reads all weights, keys and values once from memory, and takes 2 FLOPs per weight and sequence. The
     duration of the step is the time for the memory or the time for the FLOPs, whichever is longer.
+
+    Args:
+        gpu: the type of the GPUs.
+        size: the size of the model.
+        gpus: the number of GPUs.
+        slots: the largest number of sequences that run at the same time.
+        kv_tokens: the number of tokens for which the KV cache has room.
     """
     flops, bandwidth = gpu.tflops * 1e12 * gpus, gpu.bandwidth * 1e9 * BANDWIDTH_SHARE * gpus
     return EngineCost(

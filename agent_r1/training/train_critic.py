@@ -163,7 +163,10 @@ def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> It
 def split_tasks(
     recorded: Sequence[RecordedReturns], share: float, seed: int
 ) -> tuple[list[RecordedReturns], list[RecordedReturns]]:
-    """Return (training attempts, held-out attempts). No task is in both, and ``share`` of the tasks are held out."""
+    """Return (training attempts, held-out attempts). No task has attempts in both lists.
+
+    ``share`` is the share of the tasks whose attempts are held out. ``seed`` determines which tasks are held out.
+    """
     tasks = sorted(_tasks(recorded))
     random.Random(seed).shuffle(tasks)
     held_out = set(tasks[: max(1, round(share * len(tasks)))])
@@ -206,7 +209,11 @@ def fit(
 
 
 def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (values, returns, whether the state is the end of an action) of all states of B attempts: (n,) each."""
+    """Return three tensors with one element per state of the attempts: values, returns, and whether the state ends an
+    action.
+
+    Each tensor has the shape (n,), in which n is the number of states of all attempts.
+    """
     device, width = model.head.weight.device, max(len(one.token_ids) for one in recorded)
     ids = torch.zeros(len(recorded), width, dtype=torch.long)  # (B, T), padded on the right
     logprobs = torch.zeros(len(recorded), width)

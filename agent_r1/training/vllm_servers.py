@@ -1,4 +1,6 @@
-"""The vLLM servers of a run: started or found before the run begins, and shared by its policies."""
+"""The vLLM servers of a run. They are started or checked before the run begins, and all policies of the run share
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,13 @@ from agent_r1.training.policy import Policy
 log = logging.getLogger(__name__)
 
 SERVED_NAME = "policy"
-"""The name under which the servers that a run starts serve its model."""
+"""The name of the model on the vLLM servers that a run starts."""
 
 POLL_SECONDS = 0.2
 """The time between two checks of a server that starts, in seconds."""
 
 LOGS = "logs"
-"""The folder of a run with the output of its servers that ended by themselves."""
+"""The subfolder of a run's folder for the output of vLLM servers that ended by themselves."""
 
 FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
@@ -55,19 +57,20 @@ class ServerRefused(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A vLLM server that starts, and its address."""
+    """A vLLM server whose process was started, with its address. The server need not be ready for requests yet."""
 
     url: str
     process: Server
 
 
 class ServerLauncher(Protocol):
-    """Starts the vLLM servers of a run."""
+    """An object that starts the vLLM servers of a run."""
 
     def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
-        """Start the server with this number, and return it without waiting until it serves.
+        """Start a server, and return it at once, before it is ready for requests.
 
         Args:
+            number: the number of the server, from 0.
             command: takes an address and a port, and returns the command of a server that listens there.
             log: the file for the server's output.
         """
@@ -75,7 +78,7 @@ class ServerLauncher(Protocol):
 
 
 class LocalServers:
-    """A :class:`ServerLauncher` that starts child processes, with the GPUs that the settings give to them."""
+    """A :class:`ServerLauncher` that starts child processes. The settings determine the GPUs of each process."""
 
     def __init__(self, config: RunConfig) -> None:
         self._hardware = find_hardware()
@@ -184,9 +187,9 @@ def _start(
 
 
 def _keep(server: Server, run_folder: Path | None) -> Path:
-    """Copy the output of a server to the run's folder, if there is one. Return the path of the copy or the original.
+    """Copy the output of a server to the run's folder, and return the path of the copy.
 
-    The output of a server on another machine is not copied.
+    If there is no run, or if the server is on another machine, copy nothing and return the path of the original.
     """
     if run_folder is None or not server.log.is_file():
         return server.log
@@ -225,7 +228,10 @@ def _command(
 
 
 def server_environment(gpus: str | None) -> dict[str, str]:
-    """Return the environment variables to add for a server on ``gpus``. None: it sees all GPUs of this process."""
+    """Return the environment variables to add for a server on ``gpus``.
+
+    ``gpus`` is a value of ``CUDA_VISIBLE_DEVICES``. None: the server sees all GPUs of this process.
+    """
     return SERVER_ENVIRONMENT if gpus is None else {**SERVER_ENVIRONMENT, VISIBLE: gpus}
 
 
@@ -251,7 +257,10 @@ def _is_healthy(url: str) -> bool:
 
 
 def _adapter_options(policy: Policy, vllm: VllmConfig) -> tuple[str, ...]:
-    """Return the options with which servers accept the adapter of ``policy``; () if it is merged into its weights."""
+    """Return the options with which servers accept the adapter of ``policy``.
+
+    Return () if the policy has no adapter, or if the servers get whole weights in which the adapter is merged.
+    """
     options = adapter_options(adapter_rank(policy.model), vllm.arguments)
     if not options or all(map(_accepts_adapters, vllm.urls)):
         return options

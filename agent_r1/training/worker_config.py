@@ -15,7 +15,7 @@ class WorkerConfig(TasksetConfig):
     section: ClassVar[str] = "Environment worker"
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any other than loopback needs a token."""
+    """Address to listen on. Every address except loopback needs a token."""
 
     port: int = Field(default=8200, ge=0, le=65535)
     """Port to listen on; 0: any free port."""
@@ -24,5 +24,5 @@ class WorkerConfig(TasksetConfig):
     """Maximum number of episodes at the same time."""
 
     idle_seconds: float = Field(default=900.0, gt=0)
-    """An episode without a request for this time, in seconds, is closed, because its run is gone. Give more than the
-    longest time between two actions of an episode."""
+    """An episode without a request for this time, in seconds, is closed, because its run has probably ended. Give more
+    than the longest time between two actions of an episode."""
