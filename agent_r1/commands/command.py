@@ -127,7 +127,10 @@ class SettingsCommand(click.Command):
         return rest
 
     def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
-        """Yield an option for each argument that sets one entry of a table, such as ``--algorithm.loss.clip_high``."""
+        """Yield an option for each argument that sets one entry of a table, such as ``--algorithm.loss.clip_high``.
+
+        ``args`` are the words of the command line.
+        """
         typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
         entries = typed.keys() - set(setting_keys(self.config))
         for number, key in enumerate(sorted(entries)):

@@ -22,7 +22,7 @@ SUFFIX = ".template"
 @click.argument("folder", metavar="NAME", type=FilePath())
 @json_option
 def init(folder: Path, as_json: bool) -> None:
-    """Write a new project, which trains at once.
+    """Write a new project that can be trained at once.
 
     NAME becomes a folder with an agent (a tool, a reward, tasks), its test, its settings, and a README.
     """

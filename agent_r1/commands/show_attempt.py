@@ -142,9 +142,10 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptText:
-    """An attempt report that rich can print. The text fits the width of the terminal.
+    """An attempt report that the package ``rich`` can print. The text fits the width of the terminal.
 
-    ``prints_all_tokens`` is true if all tokens of a long state are printed, and not only its first and last tokens.
+    ``prints_all_tokens`` is true if all tokens of a long state are printed. Otherwise only the first and the last
+    tokens of the state are printed.
     """
 
     report: AttemptReport
@@ -313,7 +314,10 @@ def _call_text(call: ToolCall) -> Text:
 
 
 def _labelled(lines: Iterable[tuple[str, Text]]) -> Table:
-    """Return a table with a column of labels and a column of texts, which are wrapped."""
+    """Return a table with a column of labels and a column of texts. Long texts are wrapped.
+
+    ``lines`` are pairs (label, text).
+    """
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(style="dim", width=LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
     grid.add_column(overflow="fold")

@@ -123,7 +123,7 @@ _RIGHT = frozenset({"step", "reward", "credit", "turns", "tokens", "calls", "err
 
 @dataclass(frozen=True, slots=True)
 class AttemptTable:
-    """A table of attempts that rich can print. A narrow terminal shows fewer columns.
+    """A table of attempts that the package ``rich`` can print. A narrow terminal shows fewer columns.
 
     Attributes:
         attempts: the attempts in the table.

@@ -97,6 +97,11 @@ def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict
     """Yield a prediction for each turn with a finite value.
 
     A reward follows a turn if it is a reward of this turn, of a later turn, or of the whole trajectory.
+
+    Args:
+        trajectory: the attempt.
+        values: the critic's value of the state before each action, by the index of the turn.
+        weights: weights of rewards by name. A reward without a weight has weight 1.
     """
     rewards = list(weighted_rewards(trajectory, weights))
     for turn, value in values.items():

@@ -174,7 +174,7 @@ def _em_table(recorded: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class RunText:
-    """A run report that rich can print. The text fits the width of the terminal."""
+    """A run report that the package ``rich`` can print. The text fits the width of the terminal."""
 
     report: RunReport
 
@@ -308,7 +308,9 @@ def _hints(report: RunReport) -> Text:
 
 
 def _resume_command(report: RunReport) -> str:
-    """Return the command that continues the run. A run that was started in Python is continued in Python."""
+    """Return the command that continues the run. For a run that was started in Python, return the Python call
+    instead.
+    """
     run = run_argument(report.folder)
     if report.file is not None:
         return f"agent-r1 train {path_argument(report.file)} --run {run} --resume"
@@ -319,7 +321,10 @@ def _resume_command(report: RunReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricText:
-    """One curve that rich can print: a table with the value and a bar for each step. The table fits the terminal."""
+    """One curve that the package ``rich`` can print: a table with the value and a bar for each step.
+
+    The table fits the width of the terminal.
+    """
 
     name: str
     curve: Curve

@@ -98,7 +98,7 @@ class CurveTable:
         self._parts.append(grid)
 
     def rendered(self) -> Group:
-        """Return the table as an object that rich can print."""
+        """Return the table as an object that the package ``rich`` can print."""
         return Group(*self._parts)
 
     def _grid(self) -> Table:

@@ -82,7 +82,11 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
 
 
 def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
-    """Return the configuration of a new run, and its task set."""
+    """Return the configuration of a new run, and its task set.
+
+    ``file`` is the Python file that defines the task set; None: the settings name the task set. ``layers`` are the
+    settings from the command line and from the configuration file.
+    """
     # Report invalid settings before anything is built or torch is imported.
     given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
     taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)

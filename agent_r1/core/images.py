@@ -186,7 +186,10 @@ def _little(data: bytes, start: int, count: int) -> int:
 
 
 def _parse_png(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, end of the file). A PNG consists of chunks: length, type, content, checksum."""
+    """Return (width, height, offset of the file's end) of a PNG.
+
+    A PNG consists of chunks. A chunk consists of length, type, content and checksum.
+    """
     position = 8
     if _take(data, 12, 4) != b"IHDR":
         raise _Damaged("it does not begin with its size")
@@ -206,9 +209,10 @@ _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, end of the file). A JPEG consists of segments: FF, marker, length, content.
+    """Return (width, height, offset of the file's end) of a JPEG.
 
-    Compressed data follow the marker DA. In them, FF is followed by 00 or by a restart marker.
+    A JPEG consists of segments. A segment consists of FF, marker, length and content. Compressed data follow the marker
+    DA. In these data, FF is followed by 00 or by a restart marker.
     """
     position, width, height = 2, 0, 0
     while True:
@@ -235,7 +239,9 @@ def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_gif(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, end of the file). All frames must fit into this size."""
+    """Return (width, height, offset of the file's end) of a GIF. Raise _Damaged if a frame does not fit into this
+    size.
+    """
     width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]
     position = 13 + (3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0)
     while (block := data[position]) != 0x3B:
@@ -257,7 +263,9 @@ def _parse_gif(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_webp(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, end of the file). The first chunk of the RIFF container holds the size."""
+    """Return (width, height, offset of the file's end) of a WebP. The first chunk of the RIFF container holds the
+    size.
+    """
     end, kind = 8 + _little(data, 4, 4), _take(data, 12, 4)
     if _take(data, 8, 4) != b"WEBP":
         raise _Damaged("it is a RIFF file of another kind")
@@ -287,4 +295,4 @@ _PARSERS: Mapping[str, Callable[[bytes], tuple[int, int, int]]] = {
     "image/gif": _parse_gif,
     "image/webp": _parse_webp,
 }
-"""For each format, a function that returns (width, height, end of the file)."""
+"""For each format, a function that returns (width, height, offset of the file's end)."""

@@ -1,8 +1,8 @@
-"""Blocking work in daemon threads, awaited from an event loop.
+"""Functions and classes that run blocking work in daemon threads. An event loop awaits the results.
 
-When the process exits, executors of the standard library wait for their threads. So one call that never returns keeps
-the process alive. A process does not wait for daemon threads. Python cannot stop a thread from outside: if the caller
-is cancelled, the work in the thread continues, and the result of the work is dropped.
+When the process exits, it does not wait for daemon threads. Executors of the standard library wait for their threads,
+so one call that never returns would keep the process alive. Python cannot stop a thread from outside: if the caller is
+cancelled, the work in the thread continues, and the result of the work is dropped.
 
 PyTorch gives up the interpreter's lock while it frees a tensor. If the main thread exits at this moment, the process
 aborts. So a thread that has delivered a result holds no reference to the work, its arguments or its result: after

@@ -36,7 +36,7 @@ HELP = """\
 Anything else is sent to the model. A line that ends with \\ continues on the next one."""
 
 MAX_QUESTION = 2000
-"""The largest number of characters of a question that is printed whole."""
+"""A question with more characters than this is printed in a shortened form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,10 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
 def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
     """Return (environment of the chat, task with the system message and the data, question of the task).
 
-    Without a task set, the environment has no tools, the task has no messages, and the question is "".
+    If ``taskset`` is None, the environment has no tools, the task has no messages, and the question is "".
+
+    Raise InvalidInput if the environment is not a ToolEnv, or if the split has no task with the index
+    ``config.number``.
     """
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ()), ""

@@ -250,9 +250,9 @@ def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapp
 
 
 def _report_failures(method: str, split: str, answers: Sequence[EvalResult], progress: Progress) -> None:
-    """Print how many attempts failed, and the most common reason.
+    """Print how many attempts of a method on a split failed, and the most common reason.
 
-    The table does not show failures, because failed attempts count as wrong answers.
+    The result table does not show failures, because failed attempts count as wrong answers.
     """
     reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
     for reason, count in reasons.most_common(1):

@@ -127,7 +127,15 @@ def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> Iterator[MemoryUse]:
-    """Yield the parts of the memory that a run needs, except the weights of ``model``."""
+    """Yield the parts of the memory that a run needs, except the weights of ``model``.
+
+    Args:
+        model: the policy.
+        config: the settings of the run.
+        context: the maximum number of tokens in a sequence.
+        tokens: the maximum number of tokens in a micro-batch.
+        shares: whether prefixes are shared (:func:`shares_prefixes`).
+    """
     yield from _uses_for_weights(model, config)
     if config.engine.backend == "embedded":
         attempts = min(config.concurrency, config.groups_per_step * config.group_size)
@@ -235,6 +243,13 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
     The advice is to take a smaller model or more memory. If the run would fit with other settings, the advice also
     names these settings. The settings that save memory are tried one after the other, until a micro-batch of one
     sequence fits. If all these settings together are not enough, the context is halved until one sequence fits.
+
+    Args:
+        model: the policy.
+        config: the settings of the run.
+        context: the maximum number of tokens in a sequence.
+        available: the available memory in bytes.
+        shares: whether prefixes are shared (:func:`shares_prefixes`).
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB

@@ -30,8 +30,8 @@ class ProfileLog:
     def on_step(self, step: int, is_last: bool) -> None:
         """Print a table if it is due after the step ``step``.
 
-        After every ``every`` steps, the table shows the mean of these steps. After the last step, it shows the mean of
-        all steps.
+        After every ``every`` steps, the table shows the mean of these steps. After the last step of the run
+        (``is_last``), it shows the mean of all steps.
         """
         if not self._every or not (is_last or step % self._every == 0):
             return

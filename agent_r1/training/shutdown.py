@@ -64,7 +64,8 @@ class GracefulShutdown:
             self._task = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. The first signal requests a shutdown, and the second signal stops the process at once.
+        """Handle the signal ``number``. The first signal requests a shutdown. The second signal stops the process at
+        once.
 
         Python can call this method between any two instructions of the main thread.
         """

@@ -6,6 +6,8 @@ The simulation follows the rules of the system:
 - A decode step produces one token of every running sequence. New requests join between two decode steps.
 - All turns of an attempt go to one engine.
 - A step takes the groups in the order of their requests.
+
+All times, such as the argument ``now``, are simulated seconds since the start of the simulation.
 """
 
 from __future__ import annotations
@@ -66,7 +68,12 @@ class EngineCost:
     kv_tokens: float = math.inf
 
     def decode(self, sequences: int, context: float) -> float:
-        """Return the seconds of a decode step. ``context`` is the number of tokens in the KV cache."""
+        """Return the seconds of a decode step.
+
+        Args:
+            sequences: the number of sequences that get a token.
+            context: the number of tokens in the KV cache.
+        """
         batches = -(-sequences // self.rows)
         return batches * self.step + max(sequences * self.sequence, batches * self.weights + context * self.context)
 

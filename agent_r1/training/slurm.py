@@ -1,4 +1,4 @@
-"""Slurm: the batch script of a training run, with its vLLM servers on further nodes."""
+"""The batch script for Slurm of a training run. The vLLM servers of the run are on further nodes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SlurmJob:
         return "\n".join(lines) + "\n"
 
     def _options(self, name: str) -> Iterator[str]:
-        """Yield the options of sbatch."""
+        """Yield the options of sbatch. ``name`` is the name of the run, which becomes the name of the job."""
         yield f"--job-name={shlex.quote(name)}"
         yield f"--nodes={self.nodes}"
         yield "--ntasks-per-node=1"

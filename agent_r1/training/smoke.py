@@ -142,7 +142,10 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
 
 
 async def _timed(name: str, check: Awaitable[CheckOutcome]) -> CheckResult:
-    """Await a check, and return its result with its duration. If a service raises an error, the check has failed."""
+    """Await the check ``name``, and return its result with its duration.
+
+    If a service raises an error, the check has failed.
+    """
     began = time.perf_counter()
     try:
         found = await check

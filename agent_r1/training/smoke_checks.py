@@ -37,7 +37,7 @@ from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_change, relative_difference, with_noise
 
 GROUPS, MAX_GROUP_SIZE = 2, 4
-"""The number of groups of the sampled batch, and the largest number of attempts of a group."""
+"""The number of groups that the checks sample, and the largest number of attempts in each group."""
 
 GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
 """The largest allowed differences between an update by one rank and the same update by several ranks.

@@ -35,7 +35,9 @@ this process.
 """
 
 ROUNDS = 4
-"""The number of rounds of measuring costs. Each round uses the timeline that results from the previous costs."""
+"""The number of times that :func:`measure_cluster` fits the costs. Each fit uses a simulation with the costs of the fit
+before.
+"""
 
 BANDWIDTH_SHARE = 0.7
 """The share of the bandwidth of a GPU's memory that decode steps reach."""
@@ -121,7 +123,7 @@ def _load_of(trajectory: Trajectory) -> AttemptLoad:
 
 
 def schedule_of(config: Mapping[str, Any]) -> Schedule:
-    """Return the schedule in the settings of a run."""
+    """Return the schedule that the settings of a run determine. ``config`` holds the settings in nested tables."""
     return Schedule(config["groups_per_step"], config["max_staleness"], config["concurrency"])
 
 

@@ -31,10 +31,12 @@ class Terminal:
             self.print(f"{message.role}: {' '.join(filter(None, (parts_text(message.parts), *calls)))}")
 
     def read(self, prompt: str = "> ") -> str:
-        """Return the text that the person types. If a line ends with a backslash, the text continues on the next line.
+        """Print ``prompt``, and return the text that the person types.
 
-        The call blocks the thread of the event loop. Raises EOFError at the end of the input (Ctrl-D), and
-        KeyboardInterrupt after Ctrl-C.
+        If a line ends with a backslash, the text continues on the next line. The call blocks the thread of the event
+        loop.
+
+        Raises EOFError at the end of the input (Ctrl-D), and KeyboardInterrupt after Ctrl-C.
         """
         text = self._read_line(prompt)
         while text.endswith("\\"):

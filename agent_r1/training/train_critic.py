@@ -128,7 +128,10 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 
 
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
-    """Yield the recorded returns of each branch of an attempt; nothing if the attempt failed or was not scored."""
+    """Yield the recorded returns of each branch of an attempt; nothing if the attempt failed or was not scored.
+
+    ``weights`` maps names of rewards to weights. A reward without a weight has weight 1.
+    """
     total = total_reward(trajectory, weights)
     if total is None:
         return

@@ -92,8 +92,9 @@ def make_taskset(
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
     """Return the weakest isolation level under which code of the policy runs; None if no such code runs.
 
-    The environment, the scorers and the tasks declare their levels. If this process has a sandbox without isolation,
-    this sandbox counts too, because a tool or a reward can use it without a declaration.
+    ``components`` are the environment and the scorers. The components and the tasks declare their isolation levels. If
+    this process has a sandbox without isolation, this sandbox counts too, because a tool or a reward can use it without
+    a declaration.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])

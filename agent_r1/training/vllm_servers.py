@@ -136,6 +136,15 @@ def _start(
     """Return a pool of vLLM servers that serve the weights of ``policy``.
 
     The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
+
+    Args:
+        policy: the policy.
+        config: the settings of the run.
+        folders: writes the weights for the servers.
+        run_folder: the folder that gets the output of servers that ended by themselves; None: no output is kept there.
+        launcher: starts the servers.
+
+    Raise InvalidInput if the servers cannot be started or reached, or do not serve the weights.
     """
     engine, vllm = config.engine, config.engine.vllm
     adapters = _adapter_options(policy, vllm)
@@ -212,10 +221,17 @@ def _require_vllm(vllm: VllmConfig) -> None:
 def _command(
     engine: EngineConfig, folder: Path, context: int, adapters: Sequence[str], host: str, port: int
 ) -> list[str]:
-    """Return the command that starts a vLLM server at ``host`` and ``port``, with the model in ``folder``.
+    """Return the command that starts a vLLM server with the model in ``folder``.
 
-    ``adapters`` are the options for LoRA adapters. The command runs a module of vLLM, because the command
-    ``vllm serve`` does not work with every wheel of vLLM.
+    The command runs a module of vLLM, because the command ``vllm serve`` does not work with every wheel of vLLM.
+
+    Args:
+        engine: the settings of the engine.
+        folder: the folder of the model.
+        context: the largest number of tokens in a sequence.
+        adapters: the options of vLLM for LoRA adapters; empty without adapters.
+        host: the address at which the server listens.
+        port: the port at which the server listens.
     """
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", SERVED_NAME, "--host", host, "--port", str(port)]
@@ -236,7 +252,10 @@ def server_environment(gpus: str | None) -> dict[str, str]:
 
 
 def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
-    """Wait until all servers are healthy. Raise ServerRefused if a server ends, or is not healthy after ``seconds``."""
+    """Wait until all servers are healthy. Raise ServerRefused if a server ends, or is not healthy after ``seconds``.
+
+    ``urls`` are the addresses of the servers, in the same order.
+    """
     deadline = time.monotonic() + seconds
     for server, url in zip(servers, urls, strict=True):
         while not _is_healthy(url):

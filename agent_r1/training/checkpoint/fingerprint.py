@@ -11,10 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from agent_r1.store.manifest import ModelFingerprint
 
 _IGNORED_CONFIG = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-"""Entries of a model's configuration that do not change the outputs of the model."""
+"""Entries of a model's configuration that are not part of the fingerprint, because they do not change the outputs of
+the model.
+"""
 
 _IGNORED_TOKENIZER = {"padding", "truncation"}
-"""Entries of a tokenizer that are ignored, because a call of the tokenizer can change them."""
+"""Entries of tokenizer.json that are not part of the fingerprint, because a call of the tokenizer can change them."""
 
 
 def fingerprint_model(

@@ -17,7 +17,7 @@ class MonitorConfig(BaseModel):
     the same cause. 1: failures never stop the run."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts that failure_share refers to, at most the attempts of three steps. The recent attempts
+    """Number of recent attempts for failure_share. A run uses at most the attempts of three steps. The recent attempts
     should contain about twelve groups."""
 
     patience: int = Field(default=3, ge=1)

@@ -55,7 +55,13 @@ class ServerActor:
         return free_port(host)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the server with a command. The output of the server goes to the file ``log``."""
+        """Start the server with a command.
+
+        Args:
+            command: the words of the command.
+            environment: further environment variables of the server.
+            log: the file for the output of the server.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         self._process = ServerProcess(command, environment, log)
 
