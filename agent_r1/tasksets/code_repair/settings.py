@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.config import read_toml
 from agent_r1.core.errors import InvalidInput
-from agent_r1.tasksets.hub import is_hub
+from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 
 
 class Settings(BaseModel):
@@ -62,12 +61,6 @@ def read_settings(data: Path | None) -> Settings:
         raise InvalidInput("--data for code-repair", got="nothing", do="give a file of functions with tests (MBPP)")
     if data.suffix != ".toml":
         return Settings(data=data)
-    try:
-        settings = Settings.model_validate(read_toml(data).values)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        do = "give data, lines, bugs, proposals, turns or shuffle_feedback"
-        raise InvalidInput(f"{data}, {where}", got=fault["msg"], do=do) from error
-    place = settings.data if is_hub(settings.data) else data.parent / settings.data
-    return settings.model_copy(update={"data": place})
+    do = "give data, lines, bugs, proposals, turns or shuffle_feedback"
+    settings = read_settings_file(Settings, data, do=do)
+    return settings.model_copy(update={"data": locate_data(data, settings.data)})

@@ -26,12 +26,11 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.config import read_toml
 from agent_r1.core.errors import InvalidInput
-from agent_r1.tasksets.hub import is_hub
 from agent_r1.tasksets.multihop.questions import Question, read_questions
+from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
@@ -99,7 +98,7 @@ class _Draw:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read = lru_cache(lambda data: read_questions(_source(path, data)))
+        self._read = lru_cache(lambda data: read_questions(locate_data(path, Path(data))))
 
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
@@ -128,30 +127,13 @@ class _Draw:
         return tuple(replace(question, id=f"{name}/{question.id}") for question in there[:wanted])
 
 
-def _source(path: Path, data: str) -> Path:
-    """Return the path or the hub name of a data set that the mixture file ``path`` names as ``data``.
-
-    A name on the hub is returned unchanged. A path in a mixture file is relative to the folder of this file, so the
-    folder is put before the path.
-
-    Example:
-        Path("recipes/hotpot.json") for path "recipes/mix.toml" and data "hotpot.json"
-    """
-    return Path(data) if is_hub(Path(data)) else path.parent / data
-
-
 def _joined(sets: Mapping[str, tuple[Question, ...]]) -> tuple[Question, ...]:
     return tuple(chain.from_iterable(sets.values()))
 
 
 def _read(path: Path) -> MixtureFile:
-    try:
-        file = MixtureFile.model_validate(read_toml(path).values)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        do = "give [train.NAME], [validation.NAME] and [test.NAME], each with data and, if not all, count"
-        raise InvalidInput(f"{path}, {where}", got=fault["msg"], do=do) from error
+    do = "give [train.NAME], [validation.NAME] and [test.NAME], each with data and, if not all, count"
+    file = read_settings_file(MixtureFile, path, do=do)
     if reserved := sorted({*file.train, *file.validation, *file.test} & set(RESERVED)):
         raise InvalidInput(f"{path}, {reserved[0]}", got="a data set of that name", do="give it another")
     return file

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import tool_call
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.tool import render
+from agent_r1.tasksets.search_examples import solved_example
 
 INSTRUCTION = "Search for one person at a time. When you know the answer, reply with <answer>answer</answer>."
 READING = "Read the pages and reply with <answer>answer</answer>."
@@ -19,19 +17,10 @@ _VERA = Passage("Vera Petrov", "Vera Petrov worked as a nurse. Her best friend w
 _OMAR = Passage("Omar Petrov", "As a student, Omar Petrov had Rosa Lund as a teacher. His first language was Greek.")
 
 
-def _solve(question: str, answer: str, *pages: Passage) -> tuple[Message, ...]:
-    """Return the messages of a solved example: a question, a search for each page with its result, and the answer."""
-    searches = [
-        (tool_call("search", query=page.title), Message.tool(f"{render([page])}\n\n{question}", "call_0"))
-        for page in pages
-    ]
-    return (Message.user(question), *chain.from_iterable(searches), Message.assistant(f"<answer>{answer}</answer>"))
-
-
 EXAMPLES: tuple[Message, ...] = (
-    *_solve("Which language did Omar Petrov speak?", "Greek", _OMAR),
-    *_solve("Where was the rival of Rose Okafor born?", "Cairo", _ROSE, _IVAN),
-    *_solve("Which animal did the teacher of Ivan Petrov keep?", "spaniel", _IVAN, _ROSS),
+    *solved_example("Which language did Omar Petrov speak?", "Greek", _OMAR),
+    *solved_example("Where was the rival of Rose Okafor born?", "Cairo", _ROSE, _IVAN),
+    *solved_example("Which animal did the teacher of Ivan Petrov keep?", "spaniel", _IVAN, _ROSS),
 )
 """Three solved questions: one question of one hop and two questions of two hops.
 

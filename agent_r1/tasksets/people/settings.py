@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.config import read_toml
 from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.settings_file import read_settings_file
 
 
 class Settings(BaseModel):
@@ -44,9 +44,4 @@ def read_settings(path: Path | None) -> Settings:
     if path.suffix != ".toml":
         do = "leave it out, because people is generated, or give a TOML file of settings"
         raise InvalidInput("data", got=path, do=do)
-    try:
-        return Settings.model_validate(read_toml(path).values)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise InvalidInput(f"{path}, {where}", got=fault["msg"], do="give hops, pages or turns") from error
+    return read_settings_file(Settings, path, do="give hops, pages or turns")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import tool_call
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.tool import render
+from agent_r1.tasksets.search_examples import solved_example
 
 INSTRUCTION = (
     "Search for one film or person at a time. When you know the answer, reply with <answer>answer</answer>. "
@@ -32,19 +30,10 @@ _EDDA = Passage(
 _OLLE = Passage("Olle Lindqvane", "Olle Lindqvane (born 1948) is a Swedish actor.")
 
 
-def _solve(question: str, answer: str, *pages: Passage) -> tuple[Message, ...]:
-    """Return the messages of a solved example: a question, a search for each page with its result, and the answer."""
-    searches = [
-        (tool_call("search", query=page.title), Message.tool(f"{render([page])}\n\n{question}", "call_0"))
-        for page in pages
-    ]
-    return (Message.user(question), *chain.from_iterable(searches), Message.assistant(f"<answer>{answer}</answer>"))
-
-
 EXAMPLES: tuple[Message, ...] = (
-    *_solve("Who is the director of film A Letter to Ebba?", "Asger Tolne", _LETTER),
-    *_solve("When was the director of film The Quay Wardens born?", "9 March 1921", _WARDENS, _OTTILIE),
-    *_solve("Where was the director of film Salt on the Quay born?", "Visby", _SALT, _EDDA),
+    *solved_example("Who is the director of film A Letter to Ebba?", "Asger Tolne", _LETTER),
+    *solved_example("When was the director of film The Quay Wardens born?", "9 March 1921", _WARDENS, _OTTILIE),
+    *solved_example("Where was the director of film Salt on the Quay born?", "Visby", _SALT, _EDDA),
 )
 """Three solved questions: one question of one hop and two questions of two hops.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.config import read_toml
 from agent_r1.core.errors import InvalidInput
-from agent_r1.tasksets.hub import is_hub
+from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 
 Kind = Literal["1-hop", "2-hop", "comparison", "bridge-comparison"]
 
@@ -59,11 +58,5 @@ def read_settings(data: Path | None) -> Settings:
         raise InvalidInput("--data for wikifilm", got="nothing", do="give a file of Wikipedia's pages about films")
     if data.suffix != ".toml":
         return Settings(data=data)
-    try:
-        settings = Settings.model_validate(read_toml(data).values)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise InvalidInput(f"{data}, {where}", got=fault["msg"], do="give data, kinds, pages or turns") from error
-    place = settings.data if is_hub(settings.data) else data.parent / settings.data
-    return settings.model_copy(update={"data": place})
+    settings = read_settings_file(Settings, data, do="give data, kinds, pages or turns")
+    return settings.model_copy(update={"data": locate_data(data, settings.data)})

@@ -1,0 +1,41 @@
+"""The TOML files with the settings of a task set, which ``--data FILE.toml`` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from agent_r1.config import read_toml
+from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.hub import is_hub
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
+    """Return the settings in the TOML file ``file`` as an instance of ``cls``.
+
+    Raises:
+        InvalidInput: the file cannot be read, or has an unknown or invalid setting. ``do`` is the last part of the
+            message for such a setting, for example "give hops, pages or turns".
+    """
+    try:
+        return cls.model_validate(read_toml(file).values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise InvalidInput(f"{file}, {where}", got=fault["msg"], do=do) from error
+
+
+def locate_data(file: Path, data: Path) -> Path:
+    """Return the path or the hub name of data that the settings file ``file`` names as ``data``.
+
+    A name on the hub is returned unchanged. A path in a settings file is relative to the folder of this file, so the
+    folder is put before the path.
+
+    Example:
+        Path("recipes/hotpot.json") for file "recipes/mix.toml" and data "hotpot.json"
+    """
+    return data if is_hub(data) else file.parent / data
