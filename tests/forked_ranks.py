@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from preloaded import FORKSERVER
@@ -9,11 +10,11 @@ from preloaded import FORKSERVER
 from agent_r1.trainer.rank_process import serve_rank
 
 
-class ForkedRank:
-    """The process of a rank, with the methods of subprocess.Popen that a group of ranks calls."""
+class ForkedProcess:
+    """A process that calls ``target(*arguments)``, with the methods of subprocess.Popen that a group of ranks calls."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._process = FORKSERVER.Process(target=serve_rank, args=(pipe,), daemon=True)
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+        self._process = FORKSERVER.Process(target=target, args=arguments, daemon=True)
         self._process.start()
 
     @property
@@ -28,3 +29,10 @@ class ForkedRank:
         self._process.join(timeout)
         assert self._process.exitcode is not None
         return self._process.exitcode
+
+
+class ForkedRank(ForkedProcess):
+    """The process of a rank that reads requests from ``pipe``."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(serve_rank, pipe)

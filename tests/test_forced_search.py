@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
+
+from benchmark_scripts import load_benchmark
 
 from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams, StopCondition
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "forced_search.py"
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("forced_search", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = load()
+BENCHMARK = load_benchmark("forced_search")
 
 
 @dataclass

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import random
 import re
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from benchmark_scripts import load_benchmark
 from extras import requires
 from preloaded import run_python
 
@@ -51,16 +49,7 @@ NAMES = [
 HAND = Task("hand", (Message.user("Alice has 3 sisters and she also has 6 brothers. How many sisters?"),))
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("foreign_taskset", ROOT / "benchmarks" / "foreign_taskset.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = load()
+BENCHMARK = load_benchmark("foreign_taskset")
 
 
 @pytest.fixture(scope="module")

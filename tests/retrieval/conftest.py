@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from benchmark_scripts import load_benchmark
 
 from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import Health
 from agent_r1.retrieval.server import RetrievalServer
-
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "retrieval.py"
 
 PASSAGES = (
     Passage("Alba", "Alba is a river in the north. Bruno rules the land around Alba."),
@@ -26,11 +24,7 @@ PASSAGES = (
 
 @pytest.fixture(scope="session")
 def benchmark_script():
-    spec = spec_from_file_location("benchmark_retrieval", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("retrieval")
 
 
 @pytest.fixture(scope="session")

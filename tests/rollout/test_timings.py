@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
+from simulated_clock import SimulatedClock
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.events import AttemptFinished, Event
@@ -23,26 +24,7 @@ from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.rollout.session import Rollout
 from agent_r1.training.null_recorder import no_gate
 
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TASK = Task("t", (Message.user("hello"),))
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def read(self) -> float:
-        return self.now
-
-    def reply(self, prompt: str) -> str:
-        """Generate for 1 second."""
-        self.now += 1.0
-        return "<answer>so</answer>" if "tool_response" in prompt else CALL
-
-    def look(self) -> str:
-        """Look for 30 seconds."""
-        self.now += 30.0
-        return "seen"
 
 
 class PromptEngine(ScriptedEngine):
@@ -64,8 +46,8 @@ class Finished:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
+    clock = SimulatedClock()
     monkeypatch.setattr(time, "perf_counter", clock.read)
     return clock
 
@@ -83,7 +65,7 @@ def collect(rollout: Rollout, size: int, retries: int = 0) -> list[Trajectory]:
     return recorder.trajectories
 
 
-def test_turns_and_attempts_have_their_times(clock: Clock) -> None:
+def test_turns_and_attempts_have_their_times(clock: SimulatedClock) -> None:
     renderer = TemplateRenderer(hermes_tokenizer())
     meter = EngineMeter(clock.read)
     engine = MeteredEngine(PromptEngine(renderer, clock.reply), meter)
@@ -108,7 +90,7 @@ def test_turns_and_attempts_have_their_times(clock: Clock) -> None:
     assert set(meter.take().values()) == {0.0}
 
 
-def test_a_failed_rollout_has_its_duration(clock: Clock) -> None:
+def test_a_failed_rollout_has_its_duration(clock: SimulatedClock) -> None:
     class Broken:
         async def run(self, task: object, context: object) -> tuple[Trajectory]:
             clock.now += 5.0

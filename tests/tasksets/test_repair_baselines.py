@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from benchmark_scripts import load_benchmark
 
 from agent_r1.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code_repair.tool import bug_of
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "repair_baselines.py"
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("repair_baselines", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = load()
+BENCHMARK = load_benchmark("repair_baselines")
 
 
 @pytest.mark.parametrize(

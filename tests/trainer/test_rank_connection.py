@@ -12,7 +12,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 
 import pytest
-from preloaded import FORKSERVER
+from forked_ranks import ForkedProcess
 from trainer import rank_requests
 
 from agent_r1.core.errors import InvalidInput
@@ -83,29 +83,10 @@ class ConnectingRanks:
 
     def start(self, ranks: int) -> list[StartedRank]:
         with closing(RankListener("127.0.0.1")) as listener:
-            started = [ConnectingRank(listener, rank) for rank in range(ranks)]
+            started = [ForkedProcess(serve_connected, listener.address, listener.key, rank) for rank in range(ranks)]
             accepted = [listener.accept(60) for _ in range(ranks)]
         pipes = dict(each for each in accepted if each is not None)
         return [StartedRank(pipes[rank], process, "127.0.0.1", 0) for rank, process in enumerate(started)]
-
-
-class ConnectingRank:
-    def __init__(self, listener: RankListener, rank: int) -> None:
-        self._process = FORKSERVER.Process(target=serve_connected, args=(listener.address, listener.key, rank))
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        assert self._process.exitcode is not None
-        return self._process.exitcode
 
 
 def serve_connected(address: tuple[str, int], key: str, rank: int) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark_scripts import load_benchmark
 from click.testing import CliRunner
 from learning_fixtures import Make
 from scenarios import MICRO
@@ -30,8 +29,6 @@ from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.inactive_settings import chosen_inactive_settings, inactive_settings
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
-
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "algorithms.py"
 
 CLIP = {"loss.clip_low": 0.01, "loss.clip_high": 0.01, "loss.dual_clip": 1.1}
 LONG_CRITIC = {"trainer.critic_epochs": 4, "trainer.critic_minibatches": 8}
@@ -159,11 +156,7 @@ def test_settings_of_stale_samples_and_of_long_runs_can_act() -> None:
 
 
 def test_the_benchmark_of_all_algorithms_trains_with_settings_in_which_their_losses_differ() -> None:
-    spec = importlib.util.spec_from_file_location("benchmark_algorithms", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = benchmark  # its dataclass looks itself up there
-    spec.loader.exec_module(benchmark)
+    benchmark = load_benchmark("algorithms")
     taskset = build("tinywiki", None, None, 0)
     configs = {name: benchmark.make_config(name, taskset, Path("run"), "") for name in ALGORITHMS}
     assert not {name for name, config in configs.items() if "loss" in named(config)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from scenarios import MICRO, micro_taskset
+from simulated_clock import SimulatedClock
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.cli import main
@@ -35,35 +36,14 @@ from agent_r1.training.null_recorder import NullRecorder, no_gate
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TASK = Task("t", (Message.user("hello"),))
-
-
-@dataclass
-class Clock:
-    """A clock that only the parts of the test advance."""
-
-    now: float = 0.0
-
-    def read(self) -> float:
-        return self.now
-
-    def reply(self, prompt: str) -> str:
-        """Generate for 1 second."""
-        self.now += 1.0
-        return "<answer>so</answer>" if "tool_response" in prompt else CALL
-
-    def look(self) -> str:
-        """Look for 30 seconds."""
-        self.now += 30.0
-        return "seen"
 
 
 @dataclass
 class SlowScorer:
     """A scorer that takes 5 seconds."""
 
-    clock: Clock
+    clock: SimulatedClock
 
     async def score(self, group: tuple[Trajectory, ...], task: Task) -> tuple[Scores, ...]:
         self.clock.now += 5.0
@@ -71,7 +51,7 @@ class SlowScorer:
 
 
 def test_slow_tools_engines_and_scorers_have_their_time() -> None:
-    clock = Clock()
+    clock = SimulatedClock()
     profiler = StepProfiler(clock.read, lambda: 0.0)
     renderer = TemplateRenderer(hermes_tokenizer())
     agent = Agent(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmark_scripts import load_benchmark
 from hypothesis import strategies as st
 from searching import holds, rejected
 
@@ -24,16 +21,7 @@ PROBABILITIES = st.sampled_from([0.2, 0.35, 0.5, 0.65, 0.8])
 TURN_LEVEL = ["gigpo", "gtpo", "reinforce", "ppo-turn"]
 
 
-def _load_benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("credit", Path(__file__).parents[3] / "benchmarks" / "credit.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["credit"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = _load_benchmark()
+BENCHMARK = load_benchmark("credit")
 
 
 def noise_of(algorithm: Algorithm, *, late: bool = False) -> NoiseFn:
