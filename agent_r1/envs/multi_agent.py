@@ -35,7 +35,7 @@ class PlayerDropped(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class GameOver:
-    """The end of a game. ``failure`` is the reason why the game failed, or None if the game has a result."""
+    """The message that a game has ended. ``failure`` is the reason why it failed, or None if it has a result."""
 
     failure: str | None = None
 
@@ -51,7 +51,8 @@ class Player:
         has_had_turn: whether the game has asked the player a question.
         questions: the queue from the game to the player. It holds questions, and GameOver at the end.
         answers: the queue from the player to the game. It holds actions, and PlayerDropped if the attempt ends.
-        announcements: the texts that ``tell`` got since the last question. They are put before the next question.
+        announcements: the texts that were given to ``tell`` since the last question. They are put before the next
+            question.
     """
 
     number: int

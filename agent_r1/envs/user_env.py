@@ -1,6 +1,6 @@
 """``UserEnv``: an environment in which the agent talks to a user.
 
-A user is a function of the conversation and holds no state of its own, so that an episode can be replayed.
+A user is a function of the conversation. It has no state of its own, so that an episode can be replayed.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class User(Protocol):
 class UserEnv:
     """The environment of an agent with tools that talks to a user.
 
-    An action with tool calls runs the calls. An action without calls is a message to the user, and the user's reply is
-    the observation. The episode ends (terminal) when the user ends the conversation. After ``max_turns`` actions the
-    episode is truncated.
+    If an action has tool calls, the calls are run. An action without calls is a message to the user, and the user's
+    reply is the observation. The episode ends (terminal) when the user ends the conversation. After ``max_turns``
+    actions the episode is truncated.
 
     Args:
         tools, rewards, system, sandbox: see :class:`~agent_r1.envs.tool_env.ToolEnv`.
@@ -174,7 +174,7 @@ class ModelUser:
 
 
 def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
-    """Yield the conversation with exchanged roles, for the model that plays the user.
+    """Yield the conversation with exchanged roles, as the model that plays the user sees it.
 
     The user's messages become assistant messages, and the agent's messages become user messages. Messages with tool
     calls, results of calls and system messages are left out.

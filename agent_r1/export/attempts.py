@@ -1,4 +1,4 @@
-"""The trajectories of a run as JSON values, one after the other."""
+"""Read the trajectories of a run, and convert them to JSON values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agent_r1.store.results import read_tools
 from agent_r1.training.reward_totals import sum_rewards
 
 PAGE = 2000
-"""The number of attempts whose summaries are in memory together."""
+"""The number of attempts whose summaries are read from the database at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedAttempt:
-    """One attempt that ended, with the tools of the environment in the OpenAI format."""
+    """One attempt that ended, with the tools of the environment. The tools are in the OpenAI format."""
 
     summary: AttemptSummary
     trajectory: Trajectory
@@ -67,8 +67,8 @@ class ExportedAttempt:
 def read_attempts(reader: RunReader, config: ExportConfig) -> Iterator[ExportedAttempt]:
     """Yield the attempts that ended and that ``config`` selects, in the order in which they were started.
 
-    The settings ``split``, ``status``, ``fate``, ``min_reward``, ``first_step`` and ``last_step`` select attempts. Only
-    one trajectory is in memory at a time.
+    The settings ``split``, ``status``, ``fate``, ``min_reward``, ``first_step`` and ``last_step`` of ``config`` select
+    attempts. The trajectories are read one by one, so only one trajectory is in memory at a time.
     """
     tools = read_tools(reader)
     where = AttemptFilter(split=config.split, status=config.status, fate=config.fate, reward_from=config.min_reward)

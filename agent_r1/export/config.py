@@ -27,30 +27,30 @@ class ExportConfig(BaseModel):
     (Parquet, for datasets), openai (messages, tools and rewards as JSON lines), or metrics (CSV and JSON lines)."""
 
     checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
-    """Weights of a model or an adapter: best (by validation; without a validation the last step), last (the newest
-    checkpoint), or the number of a step that has a checkpoint."""
+    """The weights to export, for the formats model and adapter. best: the weights of the best step by validation;
+    without a validation, of the last step. last: the newest checkpoint. A number: the checkpoint of this step."""
 
     split: str | None = None
     """Only trajectories of tasks in this split."""
 
     first_step: int | None = Field(default=None, ge=0)
-    """Only trajectories of this optimizer step and later ones."""
+    """Only trajectories of this optimizer step and of later steps."""
 
     last_step: int | None = Field(default=None, ge=0)
-    """Only trajectories of this optimizer step and earlier ones."""
+    """Only trajectories of this optimizer step and of earlier steps."""
 
     min_reward: float | None = None
     """Only trajectories whose reward, the weighted sum of all rewards, is at least this number."""
 
     status: Status | None = None
-    """Only trajectories that ended in this way, for example completed."""
+    """Only trajectories that ended with this status, for example completed."""
 
     fate: Literal["trained", "dropped", "pending"] | None = None
     """Only trajectories that were trained, dropped, or have no fate yet (pending)."""
 
     push: str = ""
-    """Repository on the Hugging Face Hub to which the folder is uploaded, as OWNER/NAME. It is created if it is
-    missing: private, unless --public is given."""
+    """Repository on the Hugging Face Hub to which the folder is uploaded, as OWNER/NAME. A missing repository is
+    created: as a private repository, unless --public is given."""
 
     @field_validator("last_step")
     @classmethod

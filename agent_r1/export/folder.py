@@ -1,4 +1,4 @@
-"""The folder of an export, which appears complete or not at all."""
+"""Create the folder of an export. The folder appears complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and adapters of a run as folders for transformers and peft."""
+"""Write models and adapters of a run to folders that transformers and peft can load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file that makes a folder an adapter for peft."""
+"""The name of a file with which peft recognizes the folder of an adapter."""
 
 NOT_OF_THE_MODEL = (MANIFEST, "trainer*.safetensors", "trainer.json", "progress.json", "monitor.json")
 """Patterns of the files of a checkpoint or a final model that belong to the run, not to the model."""
@@ -31,7 +31,7 @@ NOT_OF_THE_MODEL = (MANIFEST, "trainer*.safetensors", "trainer.json", "progress.
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """Weights that a run saved.
+    """The folder of weights that a run saved.
 
     Attributes:
         folder: the folder of the model; with LoRA, the folder of the adapter.

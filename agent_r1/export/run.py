@@ -28,7 +28,7 @@ class ExportReport:
     Attributes:
         format: the format of the export.
         out: the folder of the export.
-        facts: the step of a model, or the number of conversations or steps.
+        facts: the content of the export: the step of a model, or the number of conversations or steps.
         bytes: the size of all files together.
         pushed: the URL of the commit on the hub; None if nothing was uploaded.
     """

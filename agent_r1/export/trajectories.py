@@ -1,4 +1,4 @@
-"""Trajectories as Parquet files for ``datasets``, and as lines of JSON in the OpenAI format."""
+"""Write trajectories as Parquet files for the package ``datasets``, or as lines of JSON in the OpenAI format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ FACT_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("group", "sample", "retry", "version", "step", "conversation"), "int64"),
     **{"truncated": "bool", "seconds": "float64"},
 }
-"""The type in ``datasets`` of each column with a fact about an attempt or its conversation, except the rewards."""
+"""The type of each column with a fact about an attempt or a conversation, except the rewards.
+
+The types are named as in the package ``datasets``.
+"""
 
 OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
     {"name": "messages", "list": "json"},
@@ -33,10 +36,10 @@ OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
     {"name": "rewards", "dtype": "json"},
     {"name": "metadata", "struct": [{"name": name, "dtype": dtype} for name, dtype in FACT_TYPES.items()]},
 )
-"""The columns of the JSON lines, as a dataset card declares them.
+"""The columns of the JSON lines, for the header of a dataset card.
 
-Without this declaration, ``datasets`` infers the columns from the first lines. It then refuses a later line with
-another column, such as the first attempt with a tool call or with a reason.
+Without this header, the package ``datasets`` infers the columns from the first lines. It would then refuse a later line
+with another column, such as the first attempt with a tool call or with a reason.
 """
 
 
@@ -85,7 +88,7 @@ def _groups(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str
 
 
 _Exported = tuple[ExportedAttempt, Conversation, dict[str, Any]]
-"""An attempt, one of its conversations, and the facts about both."""
+"""A tuple of an attempt, one of its conversations, and the facts about the attempt and the conversation."""
 
 
 def _conversations(attempts: Iterable[ExportedAttempt]) -> Iterator[_Exported]:

@@ -1,6 +1,7 @@
 """The gateway: an endpoint in the dialects of OpenAI and Anthropic, over the sessions of a run or a served model.
 
-Each name is imported when it is first used. So an import of ``agent_r1.gateway.config`` does not load a server.
+A name of this package is imported when it is first used. So an import of ``agent_r1.gateway.config`` does not load a
+server.
 """
 
 from typing import TYPE_CHECKING

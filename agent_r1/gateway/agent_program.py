@@ -1,4 +1,4 @@
-"""The rollout of an agent of a user, which calls the policy through the gateway."""
+"""The rollout of an agent program: a function of the user that calls the policy through the gateway."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class AgentProgram:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of an agent program: the status of the episode, its reason, and the answer that the program returned."""
+    """The way in which an agent program ended: the status of the episode, its reason, and the program's answer."""
 
     status: Status
     reason: str | None = None
@@ -130,13 +130,13 @@ class _End:
 
 
 class _AgentError(Exception):
-    """Raised if an agent program raised an exception. The message is the program's exception in one line."""
+    """Raised if an agent program raised an exception. The message describes the program's exception in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return the end of an episode, with the status that the gateway determines.
+    """Return ``end`` with the status that the requests of the agent program determine.
 
-    If the gateway refused the last request of the agent, the status is the reason for the refusal. If a limit of the
+    If the gateway refused the last request of the program, the status is the reason for the refusal. If a limit of the
     run cut the last answer, the status is ``out_of_tokens``. A completed episode without any turn becomes a failure. In
     all other cases, and after a cancellation, ``end`` is returned unchanged.
     """

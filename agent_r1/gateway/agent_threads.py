@@ -1,7 +1,7 @@
 """Threads in which agents of users run: one event loop for all async agents, and one thread for each sync agent.
 
-The event loop of the run stays free, because it serves the agents' requests: an agent that blocks its own event loop,
-for example with a synchronous client, still gets its answers.
+No agent runs in the event loop of the run, because this event loop serves the agents' requests. So an agent that blocks
+its own event loop, for example with a synchronous client, still gets its answers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from agent_r1.core.threads import DaemonThreads, run_in_thread
 log = logging.getLogger(__name__)
 
 RESPONSE_SECONDS = 10.0
-"""How long the event loop of the agents may take to react after a cancelled call, in seconds.
+"""The time that the event loop of the agents has to react after a cancelled call, in seconds.
 
-If it takes longer, an agent blocks it, and later calls get a new event loop.
+If the event loop does not react in this time, an agent blocks it. Later calls then get a new event loop.
 """
 
 

@@ -127,9 +127,9 @@ def _part(block: _Text | _Image) -> ContentPart:
 
 
 def _user_messages(given: _User) -> Iterator[Message]:
-    """Yield the messages for a user message ``given`` by the client.
+    """Yield the messages for ``given``, a message that the client sent with the role of the user.
 
-    There is one tool message per tool result, and then one user message with the texts and images.
+    A tool message is made for each tool result, and then one user message with all texts and images.
     """
     if isinstance(given.content, str):
         yield Message.user(given.content)
@@ -222,7 +222,7 @@ class AnthropicMessage:
 
 @dataclass(slots=True)
 class _EventWriter:
-    """A writer of the server-sent events of one answer. :meth:`write` gets the parts of the answer in order.
+    """A writer of the server-sent events of one answer. :meth:`write` is called with each part of the answer, in order.
 
     ``kinds`` lists the types of the content blocks that have begun. The last of these blocks has not ended yet.
     """

@@ -45,8 +45,8 @@ class ChatRequest:
         temperature: the sampling temperature. None: the temperature of the model.
         seed: the seed of the sampling. None: a random seed.
         logprobs: whether the answer contains the log-probability of each token.
-        instructions: a system message before ``messages``. A later request that continues this answer does not inherit
-            the message.
+        instructions: a system message before ``messages``. It is valid for this request only: a later request that
+            continues the answer to this request does not have the system message.
         ignored: the arguments of the request that have no effect. A warning lists these arguments.
         previous: the id of the answer that the request continues. None: the request continues no answer.
     """
@@ -147,7 +147,10 @@ class Piece:
 
 
 Part = Opening | Piece | Answer
-"""A stream consists of an opening, the pieces of all reasoning and text, and the complete answer."""
+"""A part of a stream.
+
+A stream consists of an opening, the pieces of all reasoning and text, and the complete answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,9 @@ class LiveAnswer:
 
 
 class ChatModel(Protocol):
-    """A model that answers requests: the policy within one episode, or a served model. Each API key names one model.
+    """A model that answers requests: the policy within one episode, or a served model.
+
+    An API key gives access to one model.
 
     Attributes:
         name: the name in the list of models.
@@ -201,7 +206,7 @@ class ChatModel(Protocol):
     def draft(self, request: ChatRequest, live: LiveAnswer) -> Awaitable[Draft]:
         """Return the answer to a request, as a draft. Raise RequestError if the request is refused or fails.
 
-        While a model that streams samples the answer, it writes the tokens so far to ``live``.
+        A model that supports streaming writes the tokens sampled so far to ``live``, until the answer is complete.
         """
         ...
 

@@ -38,7 +38,7 @@ FINISH_REASONS: dict[EndReason, str] = {
 }
 
 MAX_CHOICES = 128
-"""The largest ``n``."""
+"""The largest ``n``, the number of alternative answers to one request."""
 
 
 class _Part(Lenient):
@@ -71,7 +71,7 @@ class _Call(Lenient):
 
 
 class _Prompt(Lenient):
-    """A message of the system, the developer or the user."""
+    """A message with the role system, developer or user."""
 
     role: Literal["system", "developer", "user"]
     content: _ImageContent
@@ -241,7 +241,7 @@ class ChatCompletion:
 
 @dataclass(slots=True)
 class _ChunkWriter:
-    """A writer of the server-sent events of one answer. :meth:`write` gets the parts of the answer in order.
+    """A writer of the server-sent events of one answer. :meth:`write` is called with each part of the answer, in order.
 
     ``begun`` holds the indices of the choices for which at least one event was written.
     """

@@ -1,8 +1,10 @@
-"""Coalescing of retries: a client's repetition of a request gets the answer of the first try.
+"""Answer a repeated request of a client with the answer to its first try.
 
-The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If each repetition sampled
-again, an attempt would contain turns that its agent never saw. The clients also repeat a request that failed. Such a
-repetition is sampled again, even if an equal request already has an answer.
+The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If each repetition were
+sampled again, an attempt would contain turns that its agent never saw.
+
+The clients also repeat a request that failed. Such a repetition is sampled again, even if an equal request already has
+an answer.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, LiveAns
 from agent_r1.gateway.streams import POLL_SECONDS
 
 ABANDONED_SECONDS = 30.0
-"""How long the sampling of an answer goes on while no client waits, in seconds. A retry in this time gets it."""
+"""How long the sampling of an answer continues while no client waits for the answer, in seconds.
+
+A client that repeats its request within this time gets the answer.
+"""
 
 MAX_FAILURES = 1024
-"""How many different failed requests are remembered. Clients that repeat a request do so within seconds."""
+"""The largest number of different failed requests that are remembered.
+
+This number is enough, because clients repeat a failed request within seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class RequestIdentity:
 
     Attributes:
         digest: the hash of path and body.
-        key: the header ``Idempotency-Key``, or None.
+        key: the header ``Idempotency-Key``; None if the request has no such header.
         num_retries: how often the client has already sent the request (header ``X-Stainless-Retry-Count``).
     """
 
@@ -61,8 +69,8 @@ class PendingAnswer:
         """Count one more waiting client until the ``with`` block ends.
 
         An answer is abandoned if no client waits for it and no client has received it. If the answer is abandoned at
-        the end of the block and ``grace`` seconds later, its sampling is cancelled. By default, ``grace`` is
-        ``ABANDONED_SECONDS``.
+        the end of the block, and is still abandoned ``grace`` seconds later, its sampling is cancelled. By default,
+        ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -91,7 +99,7 @@ class PendingAnswer:
         return self.drafting.result().answer
 
     async def begin(self) -> None:
-        """Wait until something can be sent: the first token if the model streams, otherwise the complete answer."""
+        """Wait until a first part can be sent: the first token if the model streams, otherwise the complete answer."""
         while not self.drafting.done() and not self.live.has_begun:
             await asyncio.wait({self.drafting}, timeout=POLL_SECONDS)
 
@@ -103,10 +111,10 @@ class PendingAnswer:
 
 
 class AnswerLog:
-    """The answers of one model: answers that are being sampled, and complete answers that are kept for repetitions.
+    """The answers of one model: answers that are being sampled, and complete answers for repeated requests.
 
     Args:
-        model: answers the requests.
+        model: the model that answers the requests.
         num_kept: the number of complete answers that are kept.
     """
 
@@ -190,10 +198,11 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Count a failed request. After a request that succeeded, forget the ``num_earlier`` failures before it.
+        """Count a failed request. After a request that succeeded, forget earlier failures of equal requests.
 
-        This method also reads the exception of each failed request. Otherwise asyncio would log a traceback if no
-        client waits for the answer, for example at the end of a run.
+        ``digest`` identifies equal requests, and ``num_earlier`` is the number of their earlier failures. ``drafting``
+        is the finished task of the request. This method also reads the exception of each failed request. Otherwise
+        asyncio would log a traceback if no client waits for the answer, for example at the end of a run.
         """
         if _can_be_repeated(drafting):
             self._change_failures(digest, 1)

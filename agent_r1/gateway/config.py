@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class GatewayConfig(BaseModel):
-    """Limits of an agent of your own, which calls the policy over HTTP (``--agent``)."""
+    """Limits of an agent program: a function of yours that calls the policy over HTTP (``--agent``)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -19,5 +19,7 @@ class GatewayConfig(BaseModel):
     """Maximum number of answers of one episode that are sampled at the same time. Further requests wait."""
 
     on_error: Literal["retry", "train"] = "retry"
-    """What to do with an attempt whose agent raised an exception after an answer of the policy. retry: a failure of the
-    environment, which is repeated and not trained. train: the policy caused it, and the answer of the attempt is ""."""
+    """What to do with an attempt whose agent raised an exception after an answer of the policy. retry: count it as a
+    failure of the environment, so that the attempt is repeated and not trained. train: count it as caused by the
+    policy, and train the attempt with the answer "".
+    """

@@ -1,10 +1,12 @@
 """Recognition of sampled actions in the conversations that clients send.
 
 A client sends the whole conversation with each request. The client may have changed the assistant messages in it:
-arguments of calls were parsed and written again, texts were stripped, calls got new ids. A message that still means a
-sampled action is replaced by this action, so that the session continues with the sampled tokens. If the message adds
-text after the sampled text, it becomes the sampled action, followed by the added text. Any other assistant message is
-treated like a message of the user, and starts a new branch.
+arguments of calls were parsed and written again, texts were stripped, calls got new ids.
+
+- A message with the same meaning as a sampled action is replaced by this action, so that the session continues with the
+  sampled tokens.
+- A message that begins with the text of a sampled action becomes the sampled action, followed by the added text.
+- Any other assistant message is treated like a message of the user, and starts a new branch.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class SentAction:
 
 
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
-    """Return the conversation, with each assistant message that repeats a sent action replaced by the sampled message.
+    """Return the conversation with sampled messages in place of the assistant messages that repeat a sent action.
 
     A sent action is an action of this session that was sent to the client. ``messages`` is the conversation that the
     client sends back.

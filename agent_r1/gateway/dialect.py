@@ -1,4 +1,4 @@
-"""Dialects: the formats in which clients write requests and read answers. Helpers that all dialects use."""
+"""Dialects: the formats in which clients write requests and read answers, with functions that all dialects use."""
 
 from __future__ import annotations
 
@@ -26,15 +26,21 @@ PIECE_CHARACTERS = 32
 
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
-"""The largest number of stop strings, and of their characters. They are compared after each sampled token."""
+"""The largest number of stop strings, and the largest number of characters of a stop string.
+
+After each sampled token, the text is compared with all stop strings.
+"""
 
 
 EventWriter = Callable[[Part], Iterator[str]]
-"""A function that yields the server-sent events of a part of a stream. It is called with each part, in order."""
+"""A function that yields the server-sent events of a part of a stream.
+
+The function is called with each part of the stream, in order.
+"""
 
 
 class Exchange(Protocol):
-    """A request in a dialect, which also writes its answer in this dialect."""
+    """A request in a dialect. Its methods also write the answer in this dialect."""
 
     @property
     def chat(self) -> ChatRequest:
@@ -87,7 +93,7 @@ class Strict(BaseModel):
 class Lenient(BaseModel):
     """The base class of parts of a request in which unknown fields are ignored.
 
-    For example, a message that the client received from another server can have additional fields.
+    For example, the conversation can contain a message from another server, with additional fields.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
@@ -132,7 +138,7 @@ def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...
 
 
 def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the names of the arguments of a request that have no effect, such as "frequency_penalty".
+    """Return the names of the given arguments of a request that have no effect, such as "frequency_penalty".
 
     On other servers, these arguments change the sampling. Here the model always samples from its own distribution.
     Raise RequestError if ``tool_choice`` forces one of several tools.
@@ -140,7 +146,8 @@ def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping
     Args:
         choice: the argument ``tool_choice``.
         tools: the tools of the request.
-        others: the other arguments that have no effect, by name. The value of an argument that was not given is false.
+        others: the values of the other arguments without an effect, by name. A value is false if the argument was not
+            given.
     """
     values = {f"tool_choice={choice}": _requires_call(choice, tools), **others}
     return tuple(name for name, value in values.items() if value)

@@ -54,13 +54,13 @@ class EpisodeModel:
         self._num_requests = 0
         self._openings: dict[int, Messages] = {}  # the conversation of each new branch, by the number of its request
         self.failure: Stopped | None = None
-        """Why the last request got no answer; None if it got one."""
+        """The reason why the last request got no answer; None if the last request got an answer."""
         self.is_cut = False
-        """Whether a limit of the run cut the last answer. A limit that the agent itself set does not count."""
+        """Whether a limit of the run cut the last answer. A limit that the agent itself requested does not count."""
 
     @property
     def start(self) -> Messages:
-        """The conversation that was requested first, before its first answer. () if there is no answer."""
+        """The conversation of the first request, before its answer. () if no request was answered."""
         return self._openings[min(self._openings)] if self._openings else ()
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
@@ -153,10 +153,10 @@ class EpisodeModel:
 
 
 def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:
-    """Return whether a conversation is so long that it cannot fit into the context.
+    """Return whether a conversation is certainly too long for the context. The conversation is not tokenized.
 
     The result is true if the conversation has more than ``MAX_TOKEN_CHARACTERS`` characters for each token of the
-    context. So a huge text need not be tokenized.
+    context.
     """
     texts = chain(
         (part for message in messages for part in (message.text, message.reasoning or "")),

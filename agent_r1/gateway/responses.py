@@ -34,10 +34,10 @@ from agent_r1.gateway.dialect import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
-"""The member of ``include`` that asks for log-probabilities."""
+"""The entry of the argument ``include`` with which a request asks for log-probabilities."""
 
 PREFIX = "resp_"
-"""The beginning of the id of a response."""
+"""The text with which the id of a response begins."""
 
 
 class _Text(Lenient):
@@ -282,7 +282,7 @@ def _message_item(id: str, text: str, status: str, logprobs: list[Json]) -> Json
 
 @dataclass(slots=True)
 class _EventWriter:
-    """A writer of the server-sent events of one answer. :meth:`write` gets the parts of the answer in order.
+    """A writer of the server-sent events of one answer. :meth:`write` is called with each part of the answer, in order.
 
     ``items`` holds the output items that have begun.
     """

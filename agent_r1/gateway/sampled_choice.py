@@ -1,4 +1,4 @@
-"""The alternatives that a session samples for a request, and the messages that the client receives."""
+"""Sample alternative answers to a request in a session, and convert them to messages for the client."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
 async def generate(
     session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
 ) -> list[Sample | Stopped]:
-    """Sample ``request.n`` alternatives concurrently, and return them in a list.
+    """Sample ``request.n`` alternative answers concurrently, and return them in a list.
 
-    An alternative is a Sample, or Stopped if the session could not sample. Each alternative holds one of ``slots``
-    while it is sampled.
+    An alternative is a Sample, or Stopped if the session could not sample it. Each alternative occupies one of the
+    ``slots`` while it is sampled.
     """
 
     async def generate_one() -> Sample | Stopped:
@@ -72,7 +72,10 @@ def _can_be_sent(call: ToolCall) -> bool:
 
 
 def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
-    """Return (the message before the first stop string, this stop string); (the message, None) if none occurs."""
+    """Return (the message before the first stop string, this stop string).
+
+    Return (the message, None) if the message contains no stop string.
+    """
     found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
     if not found:
         return message, None

@@ -1,4 +1,4 @@
-"""A model that is served for inference: every request is a conversation of its own, and nothing is recorded."""
+"""A model that is served for inference. Every request is a conversation of its own, and no turn is recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED_BITS = 62
 
 
 class ServedModel:
-    """A model for inference, which records nothing.
+    """A model that answers requests for inference, and records no turns.
 
     The sampling parameters of a request are used. Parameters that the request does not give are taken from ``agent``.
     """
@@ -35,7 +35,8 @@ class ServedModel:
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
         """Sample the answer to a request, and return it as a draft. Equal requests with a seed get equal answers.
 
-        If the request asks for one choice, the tokens so far are written to ``live``.
+        If the request asks for only one choice, the tokens sampled so far are written to ``live``, until the answer is
+        complete.
         """
         prompt, session = self._prompt(request), self._session(request, live)
         try:

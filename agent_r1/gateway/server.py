@@ -1,8 +1,8 @@
 """The gateway: an HTTP server on loopback through which agents call models, each with an API key of its own.
 
 A request without a valid key is refused before its body is read. A key gives access to one model (the policy within one
-episode), and to nothing that other keys have. Keys are stored as hashes, and requests are limited in size, number and
-time. The server accepts only loopback host names, so that a web page cannot reach it by DNS rebinding.
+episode), and to nothing that belongs to another key. Keys are stored as hashes. Requests are limited in size, number
+and time. The server accepts only loopback host names, so that a web page cannot reach it by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Host names that requests can have."""
 
 NO_PROXY = ("no_proxy", "NO_PROXY")
-"""The environment variables that list hosts which clients reach without a proxy."""
+"""The environment variables with the list of hosts that clients reach without a proxy."""
 
 MAX_BODY = 32 * 2**20
-"""The largest body of a request, in bytes. A client sends all images of a conversation with each request."""
+"""The largest body of a request, in bytes.
+
+The limit is high, because a client sends all images of a conversation with each request.
+"""
 
 BODY_SECONDS = 30.0
 """The time limit for the arrival of a body, in seconds."""
@@ -66,7 +69,7 @@ NO_RETRY = {"X-Should-Retry": "false"}
 
 @dataclass(slots=True)
 class _Access:
-    """The model that an API key gives access to, with its answers and its limit on requests.
+    """The model that an API key gives access to, with the answers of the model and its limit on requests.
 
     Attributes:
         turnstile: limits the number of requests in progress (read or answered) to ``model.max_concurrent``.
@@ -279,9 +282,10 @@ async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAns
 
 
 async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:
-    """Wait until the answer is complete, or until its stream can begin if ``streams`` is true. Return True.
+    """Wait until the answer is complete. If ``streams`` is true, wait only until its stream can begin. Return True.
 
-    Return False if the client disconnects before. Raise RequestError if the API key is revoked while the request waits.
+    Return False if the client disconnects during the wait. Raise RequestError if the API key is revoked during the
+    wait.
     """
     disconnected = shared_task(_disconnection(request))
     ready = shared_task(pending.begin()) if streams else pending.drafting

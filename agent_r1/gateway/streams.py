@@ -1,4 +1,4 @@
-"""Streams: the parts of an answer, while the answer is sampled or after it is complete."""
+"""Convert answers to the parts of a stream, while an answer is sampled or after it is complete."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.user_code import isolate
 
 POLL_SECONDS = 0.1
-"""How often new tokens become new pieces of a stream, in seconds."""
+"""The time between two pieces of a live stream, in seconds.
+
+The tokens that are sampled in this time are sent together.
+"""
 
 HELD_CHARACTERS = 32
-"""How many characters are held back if the answer can have tool calls. No mark that begins a call is longer."""
+"""The number of characters at the end of an unfinished answer that are not sent yet, if the answer can have tool calls.
+
+These characters can be the beginning of a mark that begins a call. No such mark is longer.
+"""
 
 LONGEST_TAG = 41
-"""The largest number of characters of a tag that is not complete, including its first character ``<``."""
+"""The largest number of characters of an unfinished tag at the end of a text, including its first character ``<``."""
 
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
 
@@ -69,8 +75,9 @@ def settled_message(message: Message, request: ChatRequest) -> Message:
 def _settled(text: str, num_held: int) -> str:
     """Return the beginning of ``text`` that later tokens cannot change.
 
-    The last ``num_held`` characters are left out. Whitespace, half a character and an unfinished tag at the end are
-    also left out. The time must stay linear in the length of ``text``, because this function runs in the event loop.
+    The last ``num_held`` characters are left out. Whitespace, an incomplete character (U+FFFD) and an unfinished tag at
+    the end are also left out. The time must stay linear in the length of ``text``, because this function runs in the
+    event loop.
     """
     finished = _without_blank_end(text)
     tag = _UNFINISHED_TAG.search(finished, max(0, len(finished) - LONGEST_TAG))
@@ -81,7 +88,7 @@ def _settled(text: str, num_held: int) -> str:
 def _without_blank_end(text: str) -> str:
     """Return ``text`` without whitespace and U+FFFD at the end.
 
-    U+FFFD is the decoded form of half a character.
+    U+FFFD is the decoded form of a character whose last bytes are missing.
     """
     return text[: len(text.replace("\ufffd", " ").rstrip())]
 
@@ -119,7 +126,7 @@ def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
 
 
 class _SentTexts:
-    """The reasoning and the text of each choice that a stream has already sent."""
+    """A record of the reasoning and the text of each choice that a stream has already sent."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, PieceKind], str] = {}
@@ -127,8 +134,9 @@ class _SentTexts:
     def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
         """Yield the part of ``message`` that was not sent yet, in pieces, and mark this part as sent.
 
-        The pieces of the reasoning come first. ``index`` is the index of the choice. If a text differs from the text
-        that was sent, only the part from the first different character is sent: after "abc", "abde" gives "de".
+        The pieces of the reasoning come first. ``index`` is the index of the choice. If the new text does not begin
+        with the text that was sent, the new text from the first different character on is sent: after "abc", "abde"
+        gives "de".
         """
         texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
         for kind, text in texts:

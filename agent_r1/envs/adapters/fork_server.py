@@ -1,4 +1,4 @@
-"""The server side of :mod:`agent_r1.envs.adapters.processes`: a process that forks worker processes.
+"""A process that forks worker processes: the server side of :mod:`agent_r1.envs.adapters.processes`.
 
     python -m agent_r1.envs.adapters.fork_server FD MODULE
 

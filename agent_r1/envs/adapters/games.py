@@ -26,7 +26,7 @@ CLOSE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The outcome of an action in a game.
+    """The result of the opening or of an action of a game.
 
     Attributes:
         text: the text that the policy sees.
@@ -137,10 +137,10 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 
 
 def to_transition(observation: Observation) -> Transition:
-    """Return the transition for an observation of a game.
+    """Convert an observation of a game to a transition.
 
-    If the game continues, the policy gets the text of the observation as a user message. The reward is put into
-    ``results``, from which :func:`episode_return` reads it.
+    If the game continues, the policy gets the text of the observation as a user message. The reward is stored in
+    ``results`` of the transition, from which :func:`episode_return` reads it.
     """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS
@@ -176,5 +176,5 @@ def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int
 
 
 def episode_return(trajectory: Trajectory, task: Task) -> tuple[float, ...]:
-    """Return the reward of the game for each turn. Their sum is the return of the episode."""
+    """Return the reward of the game for each turn. The sum of these rewards is the return of the episode."""
     return tuple(float(sum(result.data for result in turn.results)) for turn in trajectory.turns)

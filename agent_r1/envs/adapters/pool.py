@@ -25,11 +25,10 @@ class _LoopState:
 
 
 class WorkerPool:
-    """A pool of worker processes.
+    """A pool of worker processes. Each process holds an object of the same class.
 
-    Each process holds an object of the same class, and a call runs a method of one object.
-
-    If a call times out or its process crashes, the call fails, and a later call starts a new process.
+    A call runs a method of the object in one process. If a call times out or its process crashes, the call fails, and a
+    later call starts a new process.
 
     Args:
         package: a module that is imported once, before the processes are forked.

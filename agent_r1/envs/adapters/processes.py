@@ -1,10 +1,12 @@
 """Blocking Python objects in worker processes.
 
-In a worker process, an object can hang, crash or change global state without harm to this process. Many packages draw
-from the global ``random``, are not thread-safe, or hang in C code. Threads do not isolate such packages. Each package
-has one server process (:mod:`agent_r1.envs.adapters.fork_server`). The server process imports the package once, and can
-then fork a worker process within a few milliseconds. A worker process limits the effects of errors, but it is not a
-sandbox: it has all rights of this process.
+In a worker process, an object can hang, crash or change global state without harm to this process. Threads would not be
+enough: many packages draw from the global ``random``, are not thread-safe, or hang in C code.
+
+Each package has one server process (:mod:`agent_r1.envs.adapters.fork_server`). The server process imports the package
+once, and can then fork a worker process within a few milliseconds.
+
+A worker process limits the effects of errors, but it is not a sandbox: it has all rights of this process.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ _INSTRUCTION = "Give the answer alone between <answer> and </answer>."
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr)\(")
 _OVERSAMPLING = 20  # entries drawn per task, because questions of a dataset repeat
 _UNSANDBOXED = "none: the scorer of reasoning-gym runs answers"
-"""The value of ``data["sandbox"]`` of a task, if the scorer of the task's dataset runs answers without a sandbox."""
+"""The value of ``data["sandbox"]`` of a task whose scorer runs answers as code.
+
+The scorer of the task's dataset runs the answers without a sandbox.
+"""
 
 
 def reasoning_gym_tasks(
