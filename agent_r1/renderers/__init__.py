@@ -1,6 +1,7 @@
 """The conversion of messages to tokens and of tokens to messages: renderers, tool-call formats and stop strings.
 
-Each name is imported when it is first used. So an import of ``agent_r1.renderers.config`` does not load transformers.
+A name of this package is imported when it is first used. So an import of ``agent_r1.renderers.config`` does not load
+transformers.
 """
 
 from typing import TYPE_CHECKING

@@ -38,11 +38,11 @@ _SHOW = """\
 {%- for part in content %}{{ '<|image|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
 {%- endmacro -%}
 """
-"""A macro of a template. It writes the content of a message: a text, or a list of texts and images."""
+"""A macro of the chat template. It writes the content of a message: a text, or a list of texts and images."""
 
 
 class OneTokenImages:
-    """An :class:`~agent_r1.renderers.protocol.ImageExpander` for which one token stands for any image."""
+    """An :class:`~agent_r1.renderers.protocol.ImageExpander` that represents every image by one token."""
 
     placeholder = IMAGE_TOKEN
 

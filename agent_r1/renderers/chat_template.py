@@ -1,7 +1,7 @@
-"""Chat templates, rendered as transformers renders them, but with limits on steps, characters and time.
+"""Render chat templates as transformers does, but with limits on steps, characters and time.
 
-The limits are needed because a template is a program from a model's folder. Steps and characters are counted, so that a
-template that exceeds these limits is refused on every machine.
+The limits are needed because a template is a program from a model's folder. A template that exceeds the limit on steps
+or characters is refused on every machine, because steps and characters are counted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ChatTemplate:
 
 
 def _describe(error: Exception) -> str:
-    """Return one line of text about an error: the line number in the template, and the message of the error."""
+    """Return an error as one line of text: its line number in the template, if the line is known, and its message."""
     message = " ".join(str(error).split())[:300]
     name = "" if isinstance(error, TemplateError | BudgetExceeded) else f"{type(error).__name__}: "
     line = error.lineno if isinstance(error, TemplateSyntaxError) else _template_line(error)
@@ -126,7 +126,7 @@ def _template_line(error: Exception) -> int | None:
 def _placeholder(value: object) -> object:
     """Return a replacement for a value that JSON cannot represent.
 
-    The value is one of a template's variables, or inside one of them. A mapping becomes a dictionary. Any other object
-    becomes the name of its type, so that a template cannot call the methods of the object.
+    The value is a variable of a template, or is inside such a variable. A mapping becomes a dictionary. Any other
+    object becomes the name of its type, so that a template cannot call the methods of the object.
     """
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"

@@ -1,12 +1,14 @@
-"""Images in rendered conversations: a mark in the text of a message, then the placeholder tokens of the image.
+"""Convert conversations with images to tokens. In the tokens, an image is a sequence of equal placeholder tokens.
 
-A tool format and a chat template convert the text of a message. Before, each image is replaced by a mark in the text.
-The template gets the content as a list of texts and images, and writes a placeholder for each image. At the end, the
-placeholder is replaced by as many placeholder tokens as the image has features.
+The conversion has four steps:
 
-A text can contain the placeholder too, because the policy can write it. A second mark replaces such a placeholder
-before the template runs. So each placeholder in the output of the template is an image. The marks are random, because a
-web page or the policy could write a known mark.
+1. In the text of a message, a mark replaces each image. The tool format then converts the text.
+2. The chat template gets the content of the message as a list of texts and images. It writes one placeholder per image.
+3. A mark replaces each of these placeholders again. The result is called a marked text.
+4. Placeholders replace the marks: one placeholder for each feature of the image.
+
+The policy can write the text of a placeholder too. A second mark replaces this text before step 2. So each placeholder
+that the template writes is an image. The marks are random, because a web page or the policy could write a known mark.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from agent_r1.renderers.special_tokens import change_texts
 
 
 def _random_mark() -> str:
-    """Return a mark: 16 random characters of Unicode's private use, which no template and no tool format changes."""
+    """Return a mark: 16 random private-use characters of Unicode. No template and no tool format changes a mark."""
     return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(16))
 
 
 class PromptEncoder:
-    """An encoder that prepares messages with images for a template, and converts rendered text to tokens.
+    """An encoder that prepares messages with images for a chat template, and converts rendered text to tokens.
 
-    A marked text is a rendered text in which a mark stands for each image. Only the renderer reads it.
+    A marked text is a rendered text with a mark in place of each image. Marked texts are used only inside the renderer.
 
     Args:
         tokenizer: the tokenizer.
@@ -45,7 +47,7 @@ class PromptEncoder:
         self._image, self._written = _random_mark(), _random_mark()
 
     def mark_images(self, message: Message) -> Message:
-        """Return the message with one text, in which a mark stands for each image.
+        """Return the message with its texts and images joined to one text, in which a mark stands for each image.
 
         Without vision, an image in a tool result becomes a line of text, and any other image raises UnsupportedChat.
         """
@@ -59,9 +61,10 @@ class PromptEncoder:
         return replace(message, parts=(Text(text),))
 
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
-        """Return a message for a template, with its content as a list if it contains marks of images.
+        """Return a message for a chat template. If its content contains marks of images, the content becomes a list.
 
-        With ``always``, the content is a list also if it is only text, as some templates of vision models require.
+        With ``always``, a content without marks becomes a list too, because the templates of some vision models require
+        this.
 
         Example:
             {"role": "user", "content": "Look: MARK"} becomes
@@ -81,23 +84,23 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return the marked text for the output of a template."""
+        """Convert ``text``, which a chat template wrote, to a marked text."""
         if self._images is None:
             return text
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Return a marked text with a placeholder for each image."""
+        """Convert a marked text to the text that the chat template wrote, with a placeholder for each image."""
         return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
 
     def prompt(
         self, marked: str, end: str, messages: Sequence[Message], earlier: Sequence[Message] = ()
     ) -> RenderedPrompt:
-        """Return the prompt of a conversation, with the tokens of its part ``end``.
+        """Return the prompt of a conversation, with only the tokens of the last part of its text.
 
         Args:
             marked: the marked text of the whole conversation.
-            end: the end of the conversation, as text that :meth:`shown` returns.
+            end: the last part of the text, in the form that :meth:`shown` returns.
             messages: the messages in ``end``.
             earlier: the messages before ``end``.
 
@@ -141,14 +144,16 @@ class PromptEncoder:
 def locate_images(
     ids: Sequence[int], token: int, images: Sequence[Image], counts: Sequence[int]
 ) -> tuple[PromptMedia, ...]:
-    """Return the images at their placeholder tokens in ``ids``.
+    """Return each image with the positions of its placeholder tokens in ``ids``.
+
+    ``ids`` are the tokens of parts of a text: a text, an image, a text, an image, .., a text.
 
     Args:
-        ids: the tokens of a text, an image, a text, .., an image, a text.
+        ids: the tokens of all parts.
         token: the placeholder token.
         images: the images.
-        counts: the number of placeholder tokens in each of these texts and images. Placeholder tokens in a text stand
-            for no image.
+        counts: the number of placeholder tokens in each part. The placeholder tokens in a part that is a text stand for
+            no image.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]
@@ -156,7 +161,7 @@ def locate_images(
 
 
 def _spans(indices: Sequence[int]) -> Iterator[range]:
-    """Yield ranges of consecutive indices. For example, 4 5 6 9 become range(4, 7) and range(9, 10)."""
+    """Yield ranges of consecutive indices. For example, the indices 4, 5, 6 and 9 give range(4, 7) and range(9, 10)."""
     start = 0
     for end in range(1, len(indices) + 1):
         if end == len(indices) or indices[end] != indices[end - 1] + 1:

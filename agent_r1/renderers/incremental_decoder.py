@@ -1,4 +1,4 @@
-"""Decoding of a growing generation: each token is decoded a few times, however long the generation becomes."""
+"""Decode a growing generation. Each token is decoded only a few times, even in a long generation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[Sequence[int]], str]
 
 MAX_PENDING = 8
-"""The largest number of tokens that wait for the end of a character."""
+"""The number of pending tokens up to which the decoder waits for the end of a character."""
 
 CHARACTER_TOKENS = 4
 """The largest number of tokens that encode one character, because UTF-8 has at most 4 bytes per character."""
 
 
 class IncrementalDecoder:
-    """A decoder that converts the tokens of a generation to text as they arrive, part by part.
+    """A decoder that converts the tokens of a generation to text, part by part.
 
-    The text of a token can depend on the tokens before and after it: several tokens can encode one character, and many
-    tokenizers drop a space at the beginning of a text. So new tokens are decoded together with the previous part, and
-    a part ends only after a complete character. The parts together are the text of all tokens. Invalid bytes, which
-    complete no character, are returned as U+FFFD after a few more tokens.
+    All parts together are the text of all tokens. A part ends only after a complete character, because several tokens
+    can encode one character. Tokens whose text was not returned yet are called pending.
+
+    The text of a token can also depend on the tokens before it: many tokenizers drop a space at the beginning of a
+    text. So new tokens are decoded together with the previous part. Bytes that complete no character are returned as
+    U+FFFD after a few more tokens.
 
     Attributes:
-        num_pending: the number of tokens whose text :meth:`add` has not returned yet.
+        num_pending: the number of pending tokens.
 
     Example:
         >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))
@@ -40,11 +42,11 @@ class IncrementalDecoder:
         return len(self._pending)
 
     def add(self, ids: Sequence[int]) -> str:
-        """Return the text of the pending tokens and the new tokens ``ids``.
+        """Add the tokens ``ids``, and return the text that becomes final.
 
-        If this text ends within a character, tokens become pending, and their text is not returned. If at most
-        ``MAX_PENDING`` tokens are decoded, all of these tokens become pending. Otherwise only the last tokens become
-        pending.
+        If the text of the pending and the new tokens ends with a complete character, return this text. Otherwise, if
+        there are at most ``MAX_PENDING`` of these tokens, return "", and keep all tokens pending. If there are more,
+        return the text of the tokens at the beginning, and keep only the last tokens pending.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)
@@ -60,9 +62,9 @@ class IncrementalDecoder:
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:
-        """Return (n, text of the first n pending tokens). n is chosen so that later tokens cannot change this text.
+        """Return (n, the text of the first n pending tokens), so that later tokens cannot change this text.
 
-        ``text`` is the text of all pending tokens, of which there are more than ``MAX_PENDING``.
+        ``text`` is the text of all pending tokens. There must be more than ``MAX_PENDING`` of them.
         """
         count = len(self._pending)
         # Usually only the last character is incomplete, so that one to three tokens remain.
@@ -83,7 +85,10 @@ class IncrementalDecoder:
         return self._decode(self._previous + pending)[len(previous) :]
 
     def _advance(self, end: int, text: str) -> str:
-        """Make the first ``end`` pending tokens the previous part, whose text is ``text``. Return ``text``."""
+        """Remove the first ``end`` pending tokens, and return their text, which is ``text``.
+
+        If the text is not empty, the removed tokens become the previous part, with which later tokens are decoded.
+        """
         if text:  # otherwise decoders that drop a space at the beginning of a text would drop the next space
             self._previous = self._pending[:end]
         self._pending = self._pending[end:]

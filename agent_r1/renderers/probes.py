@@ -1,4 +1,4 @@
-"""Probes: messages and a tool that a renderer renders to find out how a chat template behaves."""
+"""Probes: messages and a tool with which a renderer finds out how a chat template behaves."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PROBE_TOOL = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """The effect of a further message on the rendered text of the prompt and the action before this message.
+    """The behavior of a chat template when a further message follows a prompt and an action.
 
     Attributes:
-        kind: "append" if the rendered text begins with the prompt and the action, unchanged; "rewrite" if the template
-            changes earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be
-            parsed.
+        kind: "append" if the new rendered text begins with the prompt and the action, unchanged; "rewrite" if the
+            template changes earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls
+            cannot be parsed.
         reason: an explanation of ``kind`` for users.
     """
 

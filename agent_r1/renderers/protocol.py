@@ -13,7 +13,7 @@ from agent_r1.core.tool import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    r"""A rendered conversation, which ends at the place at which the assistant begins to write.
+    r"""A rendered conversation. It ends with the header of the assistant's next message.
 
     Attributes:
         text: the text of the whole conversation.
@@ -34,7 +34,8 @@ class ImageExpander(Protocol):
     """An object that determines which tokens stand for an image in a prompt.
 
     Attributes:
-        placeholder: the special token that a chat template writes for an image, and that is repeated for its features.
+        placeholder: the special token that stands for an image. A chat template writes it once per image. In the final
+            text, there is one placeholder for each feature of the image.
     """
 
     @property
@@ -62,7 +63,7 @@ class Renderer(Protocol):
         ...
 
     def stop_condition(self, tools: tuple[ToolSpec, ...]) -> StopCondition | None:
-        """Return the condition under which a text ends an action. Return None if only end tokens end an action."""
+        """Return the condition on the text that ends an action. Return None if only end tokens end an action."""
         ...
 
     def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> RenderedPrompt:
@@ -109,7 +110,8 @@ class Renderer(Protocol):
     def parse_text(self, text: str, turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
         """Return the action that the text of sampled tokens forms, as :meth:`parse` does.
 
-        The text does not include the end token. A stream calls this method with the beginning of an action.
+        The text does not include the end token. While an answer is streamed, this method is called with the beginning
+        of an action.
         """
         ...
 

@@ -52,7 +52,7 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
     """Return a copy of a tool's description in which :func:`break_tokens` has changed every text.
 
-    These texts are names, descriptions, defaults and choices. They can come from a source that is not trusted, for
+    The texts are names, descriptions, defaults and choices. They can come from a source that is not trusted, for
     example an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
@@ -60,9 +60,10 @@ def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
 
 
 class ShownTools:
-    """The tools as prompts show them: with broken special tokens (:func:`break_tokens_in_tool`).
+    """A cache of tool descriptions for prompts. In these descriptions, all special tokens are broken.
 
-    All prompts of an environment have the same tools, so the result for the last tools is kept.
+    The descriptions are changed with :func:`break_tokens_in_tool`. All prompts of an environment have the same tools,
+    so only the result for the last tools is kept.
     """
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
@@ -78,7 +79,7 @@ class ShownTools:
 
 
 def change_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value of JSON with ``change(text)`` in place of each text in it, including the names of fields."""
+    """Return a JSON value in which ``change(text)`` replaces each text, including the names of fields."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -11,7 +11,10 @@ from agent_r1.core.inference import StopCondition
 Decode = Callable[[Sequence[int]], str]
 
 _EXTRA_TOKENS = 4
-"""How many additional earlier tokens are decoded, because some tokens have no text of their own."""
+"""The number of earlier tokens that are decoded together with new tokens.
+
+More than one token is needed, because some tokens have no text of their own.
+"""
 
 
 class StopStringMatcher:
@@ -46,10 +49,14 @@ class StopStringMatcher:
 def with_stop_strings(
     condition: StopCondition | None, strings: tuple[str, ...], decode: Decode
 ) -> StopCondition | None:
-    """Return a stop condition that is met if ``condition`` is met, or if a text of ``strings`` is complete.
+    """Return a stop condition that is met if ``condition`` is met, or if the text contains one of ``strings``.
 
-    These texts also end a generation inside a thought. If ``strings`` is empty, return ``condition``. ``condition`` is
-    None if the generation has no other stop condition. ``decode`` returns the text of tokens.
+    The texts in ``strings`` also end a generation inside a thought. If ``strings`` is empty, return ``condition``.
+
+    Args:
+        condition: the other stop condition of the generation; None if there is none.
+        strings: the additional stop strings.
+        decode: returns the text of tokens.
     """
     if not strings:
         return condition
@@ -61,10 +68,13 @@ def with_stop_strings(
 
 
 class GrowingText:
-    """A decoder of a growing generation, which passes each new part of the text to a check.
+    """A decoder of a growing generation. It passes each new part of the text to a check.
 
-    A check is a function ``(text) -> bool``. ``make_check`` makes a new check for each generation. New tokens are
-    decoded together with a few earlier tokens, because the text of a token can depend on earlier tokens.
+    New tokens are decoded together with a few earlier tokens, because the text of a token can depend on earlier tokens.
+
+    Args:
+        decode: returns the text of tokens.
+        make_check: returns a new check for a generation. A check is a function that gets text and returns a bool.
 
     Example:
         GrowingText(decode, lambda: check).check(token_ids)

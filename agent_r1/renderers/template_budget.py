@@ -12,32 +12,39 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 STEPS, STEPS_PER_CHARACTER = 100_000, 100
-"""The largest number of steps of a render: STEPS + STEPS_PER_CHARACTER * characters of the conversation.
+"""Two numbers that limit the steps of a render.
 
-A step is an iteration of a loop, a call, an operator or an output. Templates of current models take fewer than 5 steps
-per character.
+The limit is STEPS + STEPS_PER_CHARACTER * (number of characters of the conversation). A step is an iteration of a loop,
+a call, an operator or an output. Templates of current models take fewer than 5 steps per character.
 """
 
 CHARACTERS, CHARACTERS_PER_CHARACTER = 10_000_000, 1000
-"""The largest number of characters that the operations of a render produce together.
+"""Two numbers that limit how many characters the operations of a render produce together.
 
-The limit is CHARACTERS + CHARACTERS_PER_CHARACTER * characters of the conversation.
+The limit is CHARACTERS + CHARACTERS_PER_CHARACTER * (number of characters of the conversation).
 """
 
 SECONDS = 5.0
 """The largest processor time of a render, in seconds. A render usually takes milliseconds.
 
-Only the processor time of the thread that renders is counted, and not the time of other work on the machine.
+Only the processor time of the thread that renders is counted. Other work on the machine does not count.
 """
 
 MAX_INTEGER_BITS = 2**14
 """The largest number of bits of an integer. Python reads integers of up to 4300 digits (14,285 bits) from JSON."""
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
-"""The processor time is checked after this number of steps, and in each call with this number of characters or more."""
+"""Two numbers that determine when the processor time of a render is checked.
+
+The time is checked after every ``_STEPS_PER_CHECK`` steps, and whenever at least ``_CHARACTERS_PER_CHECK`` characters
+are subtracted from the budget at once.
+"""
 
 _CHARACTERS_PER_NODE = 8
-"""The characters that are counted for each value in a container, in addition to its text: quotes, commas, braces."""
+"""The number of characters that are counted for each value in a container, in addition to the text of the value.
+
+This number stands for the quotes, commas and braces around the value.
+"""
 
 _MAX_WIDTH_DIGITS = 3
 """The largest number of digits of a width or precision in a format."""
@@ -114,7 +121,7 @@ class Budget:
             raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
-        """Return the number of values in nested containers, at most ``limit_steps``.
+        """Return the number of values in nested containers. The count stops at ``limit_steps``.
 
         A container that occurs at two places is counted twice.
         """
@@ -173,7 +180,10 @@ def _check_width(width: str) -> None:
 
 
 def size_of(value: Any, limit: int = 2**62) -> int:
-    """Return the length of a text. Return the approximate length of any other value as text, at most ``limit``."""
+    """Return the number of characters that a value has as text.
+
+    The number is exact for a text. For any other value, it is approximate and at most ``limit``.
+    """
     return len(value) if isinstance(value, str) else min(limit, _traverse(value, limit, _CHARACTERS_PER_NODE))
 
 

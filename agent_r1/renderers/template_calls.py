@@ -1,4 +1,4 @@
-"""Costs of the filters, methods and tests that a chat template calls, and the methods that it may call."""
+"""The methods that a chat template may call, and the costs of the filters, methods and tests that it calls."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _LINEAR = frozenset({
     "upper", "values", "wordcount",
 })
 # fmt: on
-"""Filters and methods whose time is linear in their arguments, and whose result is not longer than all of them."""
+"""Filters and methods that take linear time, and whose result is not longer than all arguments together."""
 
 _QUADRATIC = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"})
 """Filters and methods that can compare each character of a text with each character of an argument."""
 
 _STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace"})
-"""Filters and methods whose result is a text with all values that their arguments contain."""
+"""Filters and methods whose result is a text that contains all values in their arguments."""
 
 # fmt: off
 _TEXTUAL = frozenset({
@@ -58,10 +58,10 @@ _TEXTUAL = frozenset({
     "upper", "urlencode", "wordcount",
 })
 # fmt: on
-"""Filters that convert a value to a text, if it is not a text."""
+"""Filters that first convert an input of another type to a text."""
 
 _COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique"})
-"""Filters and methods that read all values of an iterator, and copy or compare their texts."""
+"""Filters and methods that read all values of an iterator, and copy or compare the texts of these values."""
 
 _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
 """Filters and methods that copy or compare the texts in a container."""
@@ -89,8 +89,8 @@ def require_method(function: Any) -> Any:
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments ``args`` of a call of the filter or method ``name``, with a list in place of an iterator.
 
-    Only the first argument is replaced, and only if ``name`` reads all its values. The cost of the call depends on the
-    number of these values, which an iterator does not know.
+    The cost of the call depends on the number of values, and an iterator does not know this number. Only the first
+    argument is replaced, and only if ``name`` reads all its values.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])

@@ -27,13 +27,16 @@ from agent_r1.renderers.template_budget import Budget, check_format_spec, size_o
 from agent_r1.renderers.template_calls import require_method, spend_call, spend_result, spend_scan, with_list
 
 _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
-"""Filters that templates cannot use: ``random``, and filters for people and web pages, whose cost is not linear."""
+"""Filters that templates cannot use: ``random``, and formatting filters whose cost is not linear."""
 
 _MAX_DATE_FORMAT = 1000
 """The largest number of characters of a format of a date."""
 
 _NODES_PER_STEP = 8
-"""The number of nodes of the syntax tree that count as one step when a loop or macro with these nodes runs."""
+"""The number of syntax nodes that count as one step.
+
+When a loop or a macro runs, its cost is the number of nodes in it, divided by this number.
+"""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):

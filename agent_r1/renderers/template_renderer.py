@@ -1,7 +1,7 @@
-"""A renderer for any chat template. The renderer renders probes to find out how the template behaves.
+"""A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-Sampled tokens are never tokenized again. The tokens between two actions are the end of a turn, tool results and the
-header of the next turn. The renderer finds these tokens as the difference between two renders of the template. Some
+Sampled tokens are never tokenized again. Between two actions stand the end of a turn, tool results and the header of
+the next turn. The renderer finds the tokens of this text as the difference between two renders of the template. Some
 templates change earlier text, for example because they drop earlier reasoning. Then there is no such difference, and
 the next turn starts a new branch of the trajectory.
 """
@@ -103,7 +103,7 @@ class TemplateRenderer:
         return self.stop_token_ids[0]
 
     def stop_condition(self, tools: Tools) -> StopCondition | None:
-        """Return the condition under which a text ends an action. Return None if only end tokens end an action."""
+        """Return the condition on the text that ends an action. Return None if only end tokens end an action."""
         strings = self.tool_format.stop_strings(tools)
         if not strings:
             return None
@@ -185,9 +185,9 @@ class TemplateRenderer:
     ) -> RenderedPrompt | None:
         """Return the prompt after an action and its observation, with only the tokens that follow the sampled tokens.
 
-        If the policy sampled no end token, the new tokens begin with the rest of the turn: unsampled text of the
-        action's message, or the end token. Text that was sampled after the end of the action is not repeated. Return
-        None if the template changes earlier text, or does not write the end token that was sampled.
+        If the policy sampled no end token, the new tokens begin with the rest of the turn: the end token, or text of
+        the action's message that was not sampled. Text that was sampled after the end of the action is not repeated.
+        Return None if the template changes earlier text, or does not write the end token that was sampled.
         """
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
@@ -212,9 +212,8 @@ class TemplateRenderer:
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
         """Return the part of the sampled ``text`` that the template writes unchanged; None if the template changes it.
 
-        ``ids`` are the tokens of ``text``. ``rest`` is the text that the template writes after the prompt. The result
-        is usually ``text``. If the template drops the text after the end of the action, the result is the text up to
-        the end.
+        This part is usually the whole text. If the template drops the text after the end of the action, the part ends
+        there. ``ids`` are the tokens of ``text``, and ``rest`` is the text that the template writes after the prompt.
         """
         if self._is_written(text, rest):
             return text
@@ -222,11 +221,11 @@ class TemplateRenderer:
         return complete if self._is_written(complete, rest) else None
 
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
-        """Return the text that the template writes for an action. This text can differ from the sampled text.
+        """Return the text that the template writes for an action, even if this text differs from the sampled text.
 
-        ``with_action`` is the conversation up to the action. ``rest`` is the text that the template writes after the
-        prompt if more messages follow. Return None if the template writes the prompt or the action differently without
-        these messages.
+        ``with_action`` is the conversation up to and including the action. ``rest`` is the text that the template
+        writes after the prompt when other messages follow. Return None if the template writes the prompt or the action
+        differently when no other messages follow.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)
@@ -340,7 +339,7 @@ class TemplateRenderer:
     # ---- learning what the template does
 
     def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
-        """Return the behavior of the template when a message follows an action.
+        """Find out how the template behaves when a message follows an action, and return the behavior.
 
         Args:
             boundary: the role of the message that follows: "tool" for a tool result, "user" for a user's message.
@@ -374,11 +373,10 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of the action ``probe`` in ``text``, a rendered conversation.
+        """Return the tokens of the action ``probe`` in a rendered conversation in which it follows ``prompt``.
 
-        In the conversation, ``probe`` follows ``prompt``. Return None if ``text`` does not begin with the prompt, or if
-        parsing the tokens gives a different action than ``probe``. A ``<think>`` at the end of the prompt may be
-        missing in ``text``.
+        ``text`` is the rendered conversation. A ``<think>`` at the end of the prompt may be missing in ``text``. Return
+        None if ``text`` does not begin with the prompt, or if parsing the tokens gives another action than ``probe``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

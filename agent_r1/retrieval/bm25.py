@@ -1,4 +1,4 @@
-"""BM25 search: the words that a passage shares with a query decide its rank."""
+"""BM25 search. The rank of a passage depends on the words that the passage shares with the query."""
 
 from __future__ import annotations
 

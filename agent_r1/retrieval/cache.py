@@ -1,4 +1,4 @@
-"""The cache of vectors and faiss indexes. The name of a folder in the cache is a hash of the inputs (``Origin``)."""
+"""The cache of vectors and faiss indexes. A folder in the cache has a hash of its ``Origin`` as its name."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Origin:
 
     @property
     def key(self) -> str:
-        """The name of the folder for this origin."""
+        """The name of the folder for this origin: a hash of all its attributes."""
         return hashlib.sha256(json.dumps([FORMAT, asdict(self)]).encode()).hexdigest()[:32]
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder for ``origin`` in ``cache``. Build the folder first if it is missing or damaged.
+    """Return the folder for ``origin`` in ``cache``. If the folder is missing or damaged, build it first.
 
-    The argument of ``make`` is a temporary folder, to which ``make`` writes the files. Then the temporary folder gets
-    its final name. Raises InvalidInput if the folder cannot be created.
+    ``make(folder)`` writes the files to a temporary folder. The temporary folder then gets its final name. Raises
+    InvalidInput if the folder cannot be created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

@@ -1,4 +1,4 @@
-"""A retriever on another machine, over HTTP."""
+"""A client of a retrieval server on another machine. It searches over HTTP."""
 
 from __future__ import annotations
 

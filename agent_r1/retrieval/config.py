@@ -90,7 +90,7 @@ class RetrieverConfig(SearchConfig):
 
 
 def check(config: IndexConfig) -> None:
-    """Raise InvalidInput if ``config`` was given a setting that has no effect together with the other settings.
+    """Raise InvalidInput if a given setting of ``config`` has no effect, because of the values of other settings.
 
     For example, ``probes`` has no effect without a faiss index of the type IVF.
     """

@@ -18,7 +18,7 @@ from agent_r1.retrieval.vectors import TorchVectors, Vectors, build_faiss, impor
 VECTORS, INDEX = "vectors.npy", "index.faiss"
 
 ENCODED_AT_ONCE = 8192
-"""Number of passages that are encoded at a time while the vectors are made."""
+"""The number of passages that are encoded at a time when the vectors are computed."""
 
 
 class DenseIndex:
@@ -78,5 +78,8 @@ def _write_index(vectors: Path, factory: str, folder: Path) -> None:
 
 
 def _mapped(vectors: Path) -> np.ndarray:
-    """Return the vectors as a memory map. The mode is copy-on-write, because torch warns about a read-only array."""
+    """Return the vectors in a file as a memory map.
+
+    The mode of the map is copy-on-write, because torch warns about a read-only array.
+    """
     return np.load(vectors, mmap_mode="c", allow_pickle=False)

@@ -46,9 +46,9 @@ def open_retriever(corpus: str | Path, encoder: str = "") -> Retriever:
 
 
 _INDEXED: WeakValueDictionary[tuple[Path, int, int, int, int], BM25Index] = WeakValueDictionary()
-"""The BM25 indexes in use, by the path, size, times and inode of their file.
+"""The BM25 indexes that are in use, by (path, size, times, inode) of their file.
 
-Two task sets that search the same file share one index.
+So two task sets that search the same file share one index.
 """
 
 

@@ -52,8 +52,10 @@ DRAIN_SECONDS = 10
 """Seconds that a stopped server waits for the requests in progress."""
 
 QUERIES_PER_SEARCH = 16
-"""A batch is searched in parts of this many queries, so that a large batch does not block other requests for
-seconds."""
+"""The number of queries of a batch that are searched at a time.
+
+A larger number would block other requests for seconds.
+"""
 
 
 class _RequestError(Exception):

@@ -42,8 +42,8 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
 def search_tool_with_question(retriever: Retriever, k: int = TOP_K) -> Tool:
     """Return a tool like :func:`search_tool` that repeats the question after the passages.
 
-    The question is the text of the last message of the task. Without the question, a small model answers with any value
-    in the passages.
+    The question is the text of the last message of the task. Without the question at the end, a small model often
+    answers with the wrong value from the passages.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:

@@ -11,7 +11,7 @@ import torch
 from agent_r1.core.errors import InvalidInput
 
 CHUNK = 65536
-"""The number of vectors that are scored, or added to a faiss index, at a time."""
+"""The number of vectors that are handled at a time: scored by a search, or added to a faiss index."""
 
 
 class Vectors(Protocol):
@@ -21,7 +21,7 @@ class Vectors(Protocol):
         """Return, for each query, the numbers of the ``k`` nearest vectors, nearest first.
 
         ``queries`` is a float32 array of shape (n, width), with one query in each row. The nearest vector has the
-        largest inner product with the query. A list can be shorter than ``k``.
+        largest inner product with the query. A list is shorter than ``k`` if fewer vectors are found.
         """
         ...
 

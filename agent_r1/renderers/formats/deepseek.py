@@ -28,7 +28,7 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 class DeepSeek(ToolFormat):
-    """The tool format of DeepSeek V3, R1 and V3.1. ``parse`` reads the calls that any of their templates writes."""
+    """The tool format of DeepSeek V3, R1 and V3.1. ``parse`` reads the calls that all their templates write."""
 
     name: ClassVar[str] = "deepseek"
 

@@ -24,7 +24,7 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 
 AUTO = "auto"
 TEMPLATE_FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Qwen35, Glm, Llama, DeepSeek, Harmony, Lfm2)
-"""The formats that the detection tries with a template, in the order in which they are tried."""
+"""The tool formats that :func:`detect_format` tries, in this order."""
 
 FORMAT_NAMES = (AUTO, *(known.name for known in TEMPLATE_FORMATS), Response.name, Tags.name)
 
@@ -75,9 +75,9 @@ def open_renderer(
 def detect_format(tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None = None) -> ToolFormat:
     """Return the first format that can parse the tool calls of the tokenizer's chat template.
 
-    To test a format, the template writes a call, and the format tries to parse the call. If no format can parse the
-    call, return Hermes, which works for an agent without tools. For an agent with tools, :func:`require_tools` then
-    raises UnsupportedChat.
+    To test a format, a call is rendered with the template, and the rendered text is parsed with the format. If no
+    format can parse the call, return Hermes, which works for an agent without tools. For an agent with tools,
+    :func:`require_tools` then raises UnsupportedChat.
 
     Raises:
         UnsupportedChat: no renderer can use the template, for example because it writes no special token after a turn.

@@ -1,6 +1,6 @@
-"""A check whether a growing action in the format ``tags`` is complete.
+"""Check whether an action in the format ``tags`` is complete, while its text grows.
 
-The time of all checks together is proportional to the length of the text.
+The time of all checks of an action together is proportional to the length of its text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agent_r1.renderers.formats.tool_format import THINK_CLOSE, THINK_OPEN
 
 _PARTIAL_FENCE = re.compile(r"`{1,2}|```\w*[ \t]*")
-"""Matches an incomplete fence at the end of a text. With more text, the fence can open or close a block."""
+"""The pattern of an unfinished fence at the end of a text. Further text decides whether it opens or closes a block."""
 
 _SPACE = re.compile(r"\s*")
 
@@ -57,8 +57,8 @@ class _Search:
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
         """Return the next match of a pattern in the text so far, or None if there is no match.
 
-        After a search without a match, the next search skips all positions at which no match can begin, even if text is
-        added.
+        If there is no match, the next search begins near the end of the present text. It skips the positions at which
+        no match can begin, whatever text is added.
         """
         found = pattern.search(text, self._position)
         if found is None:

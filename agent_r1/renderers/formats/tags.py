@@ -40,9 +40,9 @@ PLAIN_BREAK = "\n\n"
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
-"""The stop strings of a code block: a closing fence and a line break, a space or a tab.
+"""The stop strings after a code block: a closing fence, followed by a line break, a space or a tab.
 
-A space and a tab are included, because white space is allowed between the fence and the end of its line.
+A space or a tab is also a stop, because spaces and tabs are allowed between a fence and the end of its line.
 """
 
 _FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")

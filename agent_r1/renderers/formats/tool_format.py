@@ -123,15 +123,16 @@ class ToolFormat(ABC):
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
         """Return a new function for one action. The function gets text, and returns whether the action can be complete.
 
-        During sampling, the function is called each time the action's text contains a new stop string. It gets the text
-        that is new since the previous call. If it returns True, :meth:`is_complete` is called with the whole text. By
-        default, the function always returns True. A format overrides this method if its stop strings often occur inside
-        an action.
+        During sampling, the function is called each time a further stop string occurs in the action's text. Its
+        argument is the text that is new since the previous call. If it returns True, :meth:`is_complete` is called with
+        the whole text. By default, the function always returns True. A format overrides this method if its stop strings
+        often occur inside an action.
 
         Args:
             tools: the tools of the prompt.
             is_opened: whether the action begins inside a thought (``<think> .. </think>``).
-            thoughts: how many thoughts at the beginning of the action are removed before :meth:`parse` gets the text.
+            thoughts: the number of thoughts at the beginning of the action that are removed before :meth:`parse` is
+                called.
         """
         return lambda part: True
 
@@ -224,9 +225,9 @@ def text_before(text: str, opening: str) -> str:
 
 
 MAX_JSON_DEPTH = 100
-"""The largest number of nested lists and objects in a call.
+"""The largest number of nested lists and objects in the JSON text of a call.
 
-The limit is needed because code that renders, copies and stores a call is recursive.
+The limit is needed because calls are rendered, copied and stored by recursive code.
 """
 
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
