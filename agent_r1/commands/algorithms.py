@@ -60,7 +60,10 @@ def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
 
 
 def _config_for(name: str, settings: Layer) -> TrainConfig:
-    """Return the configuration of a training run with the algorithm ``name`` and the layer ``settings`` of options."""
+    """Return the configuration of a training run with the algorithm ``name``.
+
+    ``settings`` are the options that the user gave.
+    """
     layers = [settings, Layer("NAME", {"algorithm": name})]
     config = resolve(TrainConfig, layers)
     return config.model_copy(update={"algorithm": corrected_algorithm(config, layers)})

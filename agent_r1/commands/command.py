@@ -103,9 +103,9 @@ class SettingOption(click.Option):
 class SettingsCommand(click.Command):
     """A command with one option for every setting of the settings class ``config``.
 
-    If ``keys`` is given, only the settings with these dotted keys have an option. The callback has an argument
-    ``settings``: a :class:`Layer` with the settings that the user typed. Options can be spelled with underscores or
-    with hyphens.
+    If ``keys`` is given, only the settings with these dotted keys (such as ``trainer.learning_rate``) have an option.
+    The callback has an argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be
+    spelled with underscores or with hyphens.
     """
 
     def __init__(self, *args: Any, config: type[BaseModel], keys: Collection[str] | None = None, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The run that an argument of a command names."""
+"""Find the run that an argument of a command names."""
 
 from __future__ import annotations
 

@@ -109,7 +109,9 @@ def summary_json(summary: AttemptSummary) -> dict[str, Any]:
 
 
 def status_text(summary: AttemptSummary) -> Text:
-    """Return the status of an attempt as text in the color of the status, or "in progress" if it has not ended."""
+    """Return the status of an attempt as text in the color of the status; "in progress" if the attempt has not
+    ended.
+    """
     if summary.status is None:
         return Text("in progress", "cyan")
     style = (

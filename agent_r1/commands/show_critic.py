@@ -25,9 +25,12 @@ BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The critic's value of the state before an action, and the sum of the rewards that followed.
+    """A prediction of the critic before an action, and the rewards that followed.
 
-    ``turn`` counts the turns of the attempt from 0.
+    Attributes:
+        turn: the index of the turn in its attempt, from 0.
+        value: the critic's value of the state before the action.
+        reward: the sum of the rewards that followed this state.
     """
 
     turn: int
@@ -37,10 +40,15 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class CriticRow:
-    """A summary of predictions: their number, the mean of their values, and the mean of the following rewards.
+    """A summary of several predictions.
 
-    ``explained`` is 1 - Var(G - V) / Var(G), the share of the variance of the following rewards G that the values V
-    explain; NaN if all G are equal.
+    Attributes:
+        name: the name of the row.
+        count: the number of predictions.
+        value: the mean of the predicted values.
+        reward: the mean of the rewards that followed.
+        explained: 1 - Var(G - V) / Var(G), the share of the variance of the following rewards G that the values V
+            explain. NaN if all G are equal.
     """
 
     name: str
@@ -56,9 +64,9 @@ class CriticReport:
 
     Attributes:
         rows: summaries of the predictions in all turns, in turn 0, in turn 1, and so on.
-        bins: summaries of the predictions in each range of critic values. A row of these is a bin.
-        calibration_error: the error of a bin is the distance between its mean value and its mean following reward. This
-            is the mean error over all predictions, each with the error of its bin.
+        bins: summaries of the predictions in each range of critic values. Each range is called a bin.
+        calibration_error: the error of a bin is the distance between the bin's ``value`` and ``reward``. This number is
+            the mean error of the bins, weighted by the number of predictions.
     """
 
     rows: tuple[CriticRow, ...]

@@ -30,7 +30,9 @@ from agent_r1.viewer.text import duration, number, one_line
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
 _RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
-"""Kinds of events that are not listed as last events. Other lines of the report show them, or they hold data."""
+"""The report lists the last events, except events of these kinds: other lines of the report show them, or they hold
+data instead of text.
+"""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
 
@@ -308,8 +310,9 @@ def _hints(report: RunReport) -> Text:
 
 
 def _resume_command(report: RunReport) -> str:
-    """Return the command that continues the run. For a run that was started in Python, return the Python call
-    instead.
+    """Return the command that continues the run.
+
+    For a run that was started in Python, return the Python call instead.
     """
     run = run_argument(report.folder)
     if report.file is not None:

@@ -19,7 +19,7 @@ NAME_WIDTH, WIDE_NAME_WIDTH, VALUE_WIDTH, MAX_BLOCKS = 27, 40, 8, 60
 """The widths of the columns of a table of curves. The sparklines get the remaining width, at most MAX_BLOCKS."""
 
 Curve = Mapping[int, float]
-"""Values by step."""
+"""The values of a metric by step."""
 
 
 def safe(text: str, style: str = "") -> Text:

@@ -72,8 +72,9 @@ def _opened_in_browser(address: str) -> Iterator[None]:
 
 
 def _folder(run: str) -> Path:
-    """Return the folder that ``run`` names: a run, or a folder of runs. Raise InvalidInput if the folder holds
-    no run.
+    """Return the folder that ``run`` names: a run, or a folder of runs.
+
+    Raise InvalidInput if the folder holds no run.
     """
     from agent_r1.viewer import Catalog
 

@@ -20,9 +20,7 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The largest number of characters of a value, and of the remedy, in an error message."""
 
 MAX_ADDRESS = 10_000
-"""Credentials are removed from a value of at most this many characters before the value is shortened for an error
-message.
-"""
+"""A value with more characters is shortened for an error message before credentials are removed from it."""
 
 
 class AgentR1Error(Exception):

@@ -37,7 +37,7 @@ class AttemptFinished:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFate:
-    """An event: an attempt was trained at ``step``, or was dropped for ``reason``. This is called the attempt's fate.
+    """An event: the fate of an attempt was decided. The attempt was trained at ``step``, or was dropped for ``reason``.
 
     In a segment of a run (a stretch of training without a stop), each attempt gets at most one fate.
 

@@ -1,4 +1,4 @@
-"""Images as bytes: their format and size, read from the file itself, and checks of files from untrusted sources.
+"""Read the format and the size of image files, check files from untrusted sources, and convert images.
 
 A file is refused before it is decoded if its structure is not complete, if it declares too many pixels, or if bytes
 follow its end. So decoding never needs much memory, and an accepted file contains only an image.
@@ -28,7 +28,7 @@ MAX_IMAGE_PIXELS = 2**25
 FORMATS = "PNG, JPEG, GIF or WebP"
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"})
-"""The modes of pillow that a PNG can have."""
+"""The modes of images of pillow that can be written to a PNG without a conversion."""
 
 
 class ImageHeader(NamedTuple):
@@ -239,8 +239,9 @@ def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_gif(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end) of a GIF. Raise _Damaged if a frame does not fit into this
-    size.
+    """Return (width, height, offset of the file's end) of a GIF.
+
+    Raise _Damaged if a frame does not fit into this size.
     """
     width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]
     position = 13 + (3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0)
@@ -263,8 +264,9 @@ def _parse_gif(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_webp(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end) of a WebP. The first chunk of the RIFF container holds the
-    size.
+    """Return (width, height, offset of the file's end) of a WebP.
+
+    The first chunk of the RIFF container holds the size.
     """
     end, kind = 8 + _little(data, 4, 4), _take(data, 12, 4)
     if _take(data, 8, 4) != b"WEBP":

@@ -165,8 +165,10 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` as ScoredTokens. Tokens that also begin this sequence keep their log-probabilities here;
-        all following tokens get 0.
+        """Return ``token_ids`` as ScoredTokens.
+
+        The tokens that are equal from the beginning on keep their log-probabilities. The first different token, and all
+        tokens after it, get 0.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))

@@ -12,8 +12,9 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` function for a package. At the first use of a public name, the function imports its
-    submodule.
+    """Return a ``__getattr__`` function for a package.
+
+    At the first use of a public name, the function imports its submodule.
 
     Args:
         package: the package's ``__name__``.

@@ -136,7 +136,7 @@ class Message:
 
     Attributes:
         calls: the tool calls of an assistant message.
-        reasoning: the thought that an assistant message begins with, or None.
+        reasoning: the thought at the beginning of an assistant message; None if the message has no thought.
         call_id: the id of the tool call that a tool message answers; None for other messages.
 
     Example:

@@ -23,11 +23,11 @@ class Part(Enum):
     PREFILL = "prefill"
     """Forward passes over prompts and tool results in the embedded engine."""
     SAMPLING = "sampling"
-    """Choice of tokens from logits, and stop strings."""
+    """Choice of tokens from logits, and search for stop strings."""
     SERVERS = "servers"
     """Requests to an engine outside of this process, and waiting for the answers."""
     TOOLS = "tools"
-    """Environments and their tools, and agent programs."""
+    """Work of environments, of their tools, and of agent programs."""
     REWARDS = "rewards"
     """Computation of rewards by scorers."""
     RENDERING = "rendering"
@@ -66,7 +66,7 @@ SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 
 @dataclass(frozen=True, slots=True)
 class PartTime:
-    """The wall seconds of a part of a step, and the CPU seconds of all threads of the process in this time."""
+    """The wall seconds of a part of a step, and the CPU seconds that all threads of the process used in this time."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -223,8 +223,9 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """A context manager that measures the time of one part. The part is active while a thread is inside the ``with``
-    block.
+    """A context manager that measures the time of one part.
+
+    The part is active while a thread is inside the ``with`` block.
 
     Args:
         profiler: distributes the time over the active meters.

@@ -26,8 +26,9 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
-    """Return settings by dotted key. The most important settings come first, credentials are removed, and a list
-    becomes one text.
+    """Return settings by dotted key.
+
+    The most important settings come first, credentials are removed, and a list becomes one text.
 
     ``config`` holds the settings in nested tables.
 

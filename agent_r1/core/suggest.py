@@ -28,8 +28,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _similarity(name: str, candidate: str) -> float:
-    """Return the similarity of the names ``name`` and ``candidate``, from 0 to 1. The similarity of equal names
-    is 1.
+    """Return the similarity of the names ``name`` and ``candidate``, from 0 to 1.
+
+    The similarity of equal names is 1.
     """
     words = candidate.rpartition(".")[2].split("_")
     part, name_part = "_".join(words), name.rpartition(".")[2]

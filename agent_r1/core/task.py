@@ -61,8 +61,9 @@ class Task:
 
 
 def check_text(what: str, text: object) -> None:
-    """Raise InvalidInput if ``text`` is not text, or has a character that cannot be encoded. ``what`` names the text in
-    the error.
+    """Raise InvalidInput if ``text`` is not text, or has a character that cannot be encoded.
+
+    ``what`` names the text in the error.
     """
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")

@@ -1,4 +1,4 @@
-"""Token records: what one update computed for each action token of a turn."""
+"""Token records: the numbers that one update computed for each action token of a turn."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class TokenRecord:
     """The numbers that one update computed for the action tokens of one turn, with the weights before the update.
 
     Each tuple has one number per action token, in the order of ``Turn.action_ids``. A number that the update did not
-    compute is NaN. For example, an update with several minibatches changes the weights after the first minibatch.
-    Without a pass over all tokens before the update, ``logprobs`` of the later minibatches are then NaN.
+    compute with these weights is NaN. For example, ``logprobs`` are NaN in the second minibatch of an update that made
+    no pass over all tokens before its first optimizer step.
 
     Attributes:
         turn: the index of the turn in its trajectory.
         logprobs: the log-probability of the token in the trainer, at the sampler's temperature.
         advantages: the advantage of the token.
         loss_weights: the weight of the token in the policy loss, multiplied by its importance weight. 0 if the loss
-            mask, the token mask or the rejection excludes the token.
+            mask, or the ``token_mask`` or ``rejection`` of the algorithm, excludes the token.
         entropies: the entropy of the policy at the token, in nats, in the first pass over the token.
         values: the critic's value of the state before the token; () without a critic.
 

@@ -243,8 +243,9 @@ class Trajectory:
         return (*(() if turn.parent is None else self._path_to(self.turns[turn.parent])), turn)
 
     def prompt_media(self, turn: Turn) -> tuple[PromptMedia, ...]:
-        """Return the images that the policy saw before its action in ``turn``. Their indices are positions in
-        ``prompt_ids``.
+        """Return the images that the policy saw before its action in ``turn``.
+
+        Their indices are positions in ``prompt_ids``.
         """
         if turn.parent is None:
             return turn.media
@@ -294,8 +295,9 @@ class Group:
     Attributes:
         group_id: the number of the group in the run.
         greedy: an additional attempt that was sampled greedily, or None. Some algorithms use its return as the baseline
-            (ReMax, arXiv:2310.10505). It is not in ``trajectories``, and it can have failed.
-        retried: failed attempts. Each was replaced by a new attempt with the same sample index and a higher ``retry``.
+            (ReMax, arXiv:2310.10505). This attempt is not in ``trajectories``, and it can have failed.
+        retried: failed attempts. Each failed attempt was replaced by a new attempt with the same sample index and a
+            higher ``retry``.
         role: the role of the attempts in a game of several agents, such as ``nim/first``. Algorithms with a baseline
             per role (RAE) compare attempts of equal role.
     """

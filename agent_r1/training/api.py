@@ -96,9 +96,10 @@ class Trainer:
         callbacks: functions that are called with the :class:`StepReport` of each step. An exception in a callback stops
             the run.
         progress: the display of the progress. Default: on stderr, a bar for a terminal, otherwise one line per step.
-        placement: factories of engine and trainer. Default: engine and trainer run in this process.
-        settings: fields of :class:`~agent_r1.training.config.TrainConfig`. A group of fields is a mapping:
-            ``steps=20, trainer={"learning_rate": 1e-5}``.
+        placement: factories of engine and trainer. Default: engine and trainer run in this process, unless the settings
+            ask for servers or for several ranks.
+        settings: fields of :class:`~agent_r1.training.config.TrainConfig`. A group of fields is a mapping: ``steps=20,
+            trainer={"learning_rate": 1e-5}``.
 
     Example:
         trainer = Trainer(env, tasks, model="Qwen/Qwen2.5-0.5B-Instruct", eval_tasks=held_out, steps=50)

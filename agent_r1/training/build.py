@@ -184,8 +184,9 @@ class Runtime:
 
     @property
     def training_agent(self) -> Agent:
-        """The agent that samples the attempts for training. A critic guides the agent if there is an engine
-        "guided".
+        """The agent that samples the attempts for training.
+
+        A critic guides the agent if there is an engine "guided".
         """
         return replace(self.agent, engine=self.engines["guided"]) if "guided" in self.engines else self.agent
 

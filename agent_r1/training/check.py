@@ -132,8 +132,7 @@ def render_report(report: CheckReport) -> Text:
 
 
 def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
-    """Play the reference solutions of some tasks, and return a report that compares their rewards with the expected
-    rewards.
+    """Play the reference solutions of some tasks, and compare their rewards with the expected rewards.
 
     ``config.n`` is the number of tasks in each split. ``progress`` prints the number of solutions of each split.
 

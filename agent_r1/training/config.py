@@ -79,8 +79,8 @@ class TasksetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """Questions (for wikifilm: pages), for task sets that read a file of questions: a file, hf:NAME or, for multihop,
-    the TOML file of a mixture."""
+    """Questions of task sets that read a file of questions (wikifilm: pages): a file, hf:NAME or, for multihop, the
+    TOML file of a mixture."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
@@ -276,8 +276,8 @@ class TrainSettings(GuidedConfig):
     that reward_weights does not list has weight 1."""
 
     reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
-    """Factors on the weights of rewards by step, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR: linear between the
-    given steps, and constant before and after them. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
+    """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. A factor is linear between
+    the given steps, and constant before and after. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
 
     shuffle_rewards: bool = False
     """Control run: shuffle the rewards among the attempts at each task, so that a reward tells nothing about its

@@ -26,8 +26,9 @@ PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
 """A regular expression for the options of vLLM whose product is the number of GPUs of a server."""
 
 MEMORY_SHARE = r"(?<!\S)--gpu[-_]memory[-_]utilization[ =]"
-"""A regular expression for the option of vLLM that limits the share of a GPU's memory. A server with this option can
-share the GPU of the trainer.
+"""A regular expression for the option of vLLM that limits the share of a GPU's memory.
+
+A server with this option can share the GPU of the trainer.
 """
 
 
@@ -73,7 +74,7 @@ def find_hardware() -> Hardware:
 
 
 def hardware_event() -> LogEvent:
-    """Return the event with the processor, the cores, the GPUs and the version of torch with which a run trains."""
+    """Return an event with the processor, the CPU cores, the GPUs and the version of torch of this machine."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     found = {
         "processor": _processor_name(),

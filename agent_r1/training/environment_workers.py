@@ -32,7 +32,9 @@ from agent_r1.workers import (
 )
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
-"""The name of a task set's environment on workers, and prefixes for environments of single splits and of baselines."""
+"""Names of environments on workers: ENV is the environment of the task set. VARIANT and BASELINE are prefixes of the
+environments of single splits and of baselines.
+"""
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:

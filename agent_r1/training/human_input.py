@@ -1,4 +1,4 @@
-"""Conversion of typed lines to assistant messages, for a person who acts instead of the policy."""
+"""Conversion of lines that a person types to assistant messages. The person acts instead of the policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def format_signature(tool: ToolSpec) -> str:
 
 
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
-    """Convert a line that a person typed to a message.
+    """Return the message that a line means. A person typed the line instead of the policy.
 
     - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is a JSON object, or the value of a single argument.
     - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is a JSON object.

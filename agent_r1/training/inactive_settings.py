@@ -78,8 +78,9 @@ def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings that have an effect only at importance ratios other than 1. If such ratios can occur, yield
-    nothing.
+    """Yield settings that have an effect only at importance ratios other than 1.
+
+    If such ratios can occur, yield nothing.
 
     If the advantage is always 0, yield the settings of the loss instead.
     """

@@ -35,8 +35,9 @@ ADVISED_RANK = 16
 """The rank of the adapter in the advice for a run that does not fit into memory."""
 
 MOMENT_BYTES: Mapping[OptimizerName, int] = {"adamw": 8, "adamw-8bit": 2}
-"""The bytes that the two moments of one weight take, by optimizer. The scales of the 8-bit moments add less
-than 2 %.
+"""The bytes that the two moments of one weight take, by optimizer.
+
+The scales of the 8-bit moments add less than 2 %.
 """
 
 OVERHEAD = 1.1
@@ -59,7 +60,7 @@ class MemoryUse:
 class MemoryPlan:
     """The memory that a run needs with micro-batches of at most ``micro_tokens`` tokens.
 
-    A longer sequence is not divided. It is a micro-batch by itself.
+    A sequence with more tokens is not divided: it is a micro-batch by itself.
     """
 
     micro_tokens: int
@@ -103,7 +104,7 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
     """Yield the sizes of micro-batches to try, in tokens, from large to small.
 
     The first size is the configured size. Each further size is half the size before, but the last size is ``context``.
-    If the configured size is below ``context``, it is the only size.
+    If the configured size is below ``context``, only the configured size is tried.
 
     Example:
         8192, 4096, 3000 for the configured size 8192 and ``context`` 3000
@@ -116,7 +117,7 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
 
 
 def shares_prefixes(model: PreTrainedModel, config: TrainConfig) -> bool:
-    """Return whether the trainer computes prefixes that several sequences share only once."""
+    """Return whether the trainer computes a prefix only once if several sequences have this prefix in common."""
     if not wants_sharing(config.trainer, [model]):
         return False
     return obstacle_to_sharing(config.trainer, config.algorithm, [model]) is None

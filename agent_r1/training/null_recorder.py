@@ -1,6 +1,6 @@
 """A recorder that stores nothing, and a function that lets each group start at once.
 
-They are for attempts that do not belong to a run, such as the attempts of an evaluation.
+This module is for attempts that do not belong to a run, such as the attempts of an evaluation.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ STEPS, RECORDED_STEPS = 6, 24
 """The number of simulated steps, without and with recorded runs. The means leave out the first step."""
 
 MAX_ENGINES = 8
-"""The largest number of simulated engines. If a run has more engines, only the attempts of this many engines are
-simulated.
+"""The largest number of simulated engines.
+
+If a run has more engines, only the attempts of this many engines are simulated.
 """
 
 USABLE_MEMORY = 0.9
@@ -75,7 +76,7 @@ class Plan:
 
     Attributes:
         machine: the hardware and its division between trainer and engines, as text.
-        memory: the memory of each kind of GPU, as text; () with a recorded run.
+        memory: lines about the memory of the trainer's GPU and about the KV cache of an engine; () with a recorded run.
         predictions: the predicted step of synchronous training, then of asynchronous training.
     """
 
@@ -89,7 +90,7 @@ class Plan:
 
 
 def render_plan(plan: Plan) -> Lines:
-    """Return the plan for a terminal."""
+    """Return the plan as text and a table for a terminal."""
     grid = Grid("max_staleness", "seconds per step", "engine", "trainer", "tokens/s", box=box.SIMPLE_HEAD)
     for found in plan.predictions:
         shares = (f"{100 * share:.0f} %" for share in (found.engine_utilization, found.trainer_utilization))
@@ -309,11 +310,12 @@ def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -
 def _predict(
     config: PlanConfig, cluster: Cluster, groups: Sequence[GroupLoad], steps: int
 ) -> tuple[StepPrediction, ...]:
-    """Return the predictions for synchronous training, and for ``max_staleness`` (1 if it is 0).
+    """Return the predictions for synchronous and for asynchronous training.
 
-    ``groups`` are the groups of ``steps`` steps. If there are more than ``MAX_ENGINES`` engines, ``groups`` are only
-    the share of the simulated engines. The cost of a trained token is then increased, so that an update takes as long
-    as an update with all groups.
+    The staleness of asynchronous training is ``config.max_staleness``, but at least 1. ``groups`` are the groups of
+    ``steps`` steps. If there are more than ``MAX_ENGINES`` engines, ``groups`` are only the share of the simulated
+    engines. The cost of a trained token is then increased, so that an update takes as long as an update with all
+    groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

@@ -10,7 +10,7 @@ class ProfileLog:
     """A log that takes the profile of each step, and prints tables.
 
     Args:
-        profiler: measures the steps. The first step begins now.
+        profiler: measures the steps. The first step begins when the log is made.
         every: the number of steps between two tables. 0: no tables.
         progress: prints the tables.
     """

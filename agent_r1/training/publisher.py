@@ -60,7 +60,7 @@ class WeightPublisher:
 
         - If the engine cannot compute checksums, the checksum is removed.
         - If engine and trainer do not share memory, an adapter is merged into the model.
-        - If there still is a checksum, the new checksum is the checksum of the model in the engine's data type.
+        - If a checksum remains, it becomes the checksum of the model in the engine's data type.
 
         If the handle of ``update`` is not a model, only the first change applies.
         """

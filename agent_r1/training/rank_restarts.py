@@ -1,4 +1,4 @@
-"""Training that survives the death of a rank: the ranks are started again, and continue from the last checkpoint."""
+"""Training that continues after a rank has died: the ranks are started again, and continue from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.shutdown import GracefulShutdown
 
 RANKS_RESTARTED = "ranks restarted"
-"""The kind of the event of a segment that began because a rank died."""
+"""The kind of an event: a new segment of the run began because a rank died."""
 
 
 async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:

@@ -45,7 +45,10 @@ CHANGEABLE = (
 """
 
 DECODE_STEP = "decode_step"
-"""The kind of the event with the implementation of the decode steps. A run without such an event began with PyTorch."""
+"""The kind of an event that names the implementation of the decode steps.
+
+A run without this event began with PyTorch.
+"""
 
 TORCH = "torch"
 
@@ -94,7 +97,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def recorded_decode_step(reader: RunReader) -> str:
-    """Return the implementation that computed the last decode steps of a run: "torch", or a text about the native step.
+    """Return the implementation that computed the last decode steps of a run: "torch", or a text such as the example.
 
     Example:
         "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"

@@ -82,8 +82,9 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 def resume(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> TrainReport:
-    """Continue the run ``config.run`` in a new segment, then compare the trained model with the baselines. Return a
-    report.
+    """Continue the run ``config.run`` in a new segment, then compare the trained model with the baselines.
+
+    Return a report.
 
     Args:
         config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
@@ -120,8 +121,9 @@ def resume(
 
 
 def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
-    """Return the task set with ``splits`` as its evaluation splits. If ``splits`` is empty, return the task set
-    unchanged.
+    """Return the task set with ``splits`` as its evaluation splits.
+
+    If ``splits`` is empty, return the task set unchanged.
     """
     return replace(taskset, evaluation=splits) if splits else taskset
 

@@ -64,8 +64,9 @@ class GracefulShutdown:
             self._task = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal ``number``. The first signal requests a shutdown. The second signal stops the process at
-        once.
+        """Handle the signal ``number``. The first signal requests a shutdown.
+
+        The second signal stops the process at once.
 
         Python can call this method between any two instructions of the main thread.
         """

@@ -49,7 +49,7 @@ class EngineCost:
         weights: seconds in which the weights are read from memory.
         context: seconds in which the keys and values of one token are read.
         prefill_pass: fixed seconds of a pass over the new tokens of all requests that join at the same time.
-        prefill_token: seconds of one new token.
+        prefill_token: seconds of the prefill of one new token.
         request: seconds of a request outside of the model, during which no token is sampled.
         rows: the largest number of sequences in a decode batch.
         slots: the largest number of sequences that run at the same time.
@@ -68,11 +68,8 @@ class EngineCost:
     kv_tokens: float = math.inf
 
     def decode(self, sequences: int, context: float) -> float:
-        """Return the seconds of a decode step.
-
-        Args:
-            sequences: the number of sequences that get a token.
-            context: the number of tokens in the KV cache.
+        """Return the seconds of a decode step of ``sequences`` sequences. ``context`` is the number of tokens in the KV
+        cache.
         """
         batches = -(-sequences // self.rows)
         return batches * self.step + max(sequences * self.sequence, batches * self.weights + context * self.context)
@@ -102,7 +99,9 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The rules by which attempts start: groups per step, staleness in steps, and number of concurrent attempts."""
+    """The rules by which attempts start: groups per step, largest staleness in steps, and number of concurrent
+    attempts.
+    """
 
     groups_per_step: int
     max_staleness: int = 0
@@ -197,8 +196,9 @@ class _Simulation:
         self._is_training, self._update_seconds = False, 0.0
 
     def at(self, time: float, event: Callable[[float], None]) -> None:
-        """Call ``event(time)`` at the simulated time ``time``. Events at equal times are called in the order of their
-        addition.
+        """Call ``event(time)`` at the simulated time ``time``.
+
+        Events at equal times are called in the order of their addition.
         """
         heappush(self._events, (time, next(self._numbers), event))
 
@@ -366,8 +366,9 @@ class _Engine:
             self.on_action(now, attempt)
 
     def _admit(self) -> float:
-        """Move waiting requests into the batch while there is room. Return the seconds that the prefill of these
-        requests takes.
+        """Move waiting requests into the batch while there is room.
+
+        Return the seconds that the prefill of these requests takes.
         """
         tokens = admitted = 0
         while self._waiting and self._has_room(self._waiting[0]):

@@ -20,7 +20,7 @@ SAVE_SECONDS = 600
 """Slurm sends SIGTERM this number of seconds before the time limit of the job, so that the run can save its work."""
 
 CORES = 1024
-"""The assumed number of CPU cores of a node. It is so large that the number of cores is never the limit."""
+"""The assumed number of CPU cores of a node. The number is so large that CPU cores are never the limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,14 +115,14 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 
 
 def _one_optimizer_step(config: TrainConfig) -> TrainConfig:
-    """Return settings with which an update takes one optimizer step, so that gradients can be compared."""
+    """Return a copy of ``config`` with which an update takes one optimizer step, so that gradients can be compared."""
     one = {"minibatches": 1, "critic_epochs": None, "critic_minibatches": 1}
     algorithm = config.algorithm.model_copy(update={"epochs": 1})
     return config.model_copy(update={"trainer": config.trainer.model_copy(update=one), "algorithm": algorithm})
 
 
 async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]:
-    """Run all checks, then close the services."""
+    """Run all checks, then close the services. Return the results of the checks in order."""
     results = []
     try:
         with (

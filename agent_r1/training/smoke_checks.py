@@ -47,9 +47,7 @@ difference between the losses.
 """
 
 VISIBLE_CHANGE = 4.0
-"""The change of log-probabilities that a change of the weights must cause, as a multiple of the limit for rounding
-errors.
-"""
+"""The change of log-probabilities that changed weights must cause, as a multiple of the limit for rounding errors."""
 
 MAX_DOUBLINGS = 16
 """The largest number of times that the change of the weights is doubled until the log-probabilities change enough."""
@@ -155,7 +153,10 @@ class SmokeChecks:
         return accept(f"{len(attempts)} attempts, {len(turns)} turns, {tokens} tokens", attempts=len(attempts))
 
     async def check_update(self) -> CheckOutcome:
-        """Take one optimizer step on the sampled batch, with rewards that differ within each group."""
+        """Check that the trainer takes one optimizer step on the sampled batch.
+
+        The attempts get new rewards, which differ within each group.
+        """
         if not self._groups:
             return skip("no attempts were sampled")
         updater = self._runtime.updater
@@ -297,7 +298,10 @@ class SmokeChecks:
         return engine.pool.reasons() if isinstance(engine, PolicyEngine) else ""
 
     async def _play(self, scripts: Sequence[Responder]) -> list[Trajectory]:
-        """Play one episode for each of the ``scripts``, at the first training task."""
+        """Play one episode for each of the ``scripts``, at the first training task.
+
+        Return the trajectories in this order.
+        """
         taskset, limits = self._runtime.taskset, rollout_limits(self._runtime.config)
         agent = ScriptedAgent(taskset.env_for_split("train"), lambda attempt: scripts[attempt.group_id])
         collector = Collector(agent, (), NullRecorder(), "smoke", replace(limits, retries=0))
@@ -315,8 +319,9 @@ class SmokeChecks:
         return [self._runtime.updater.select(group) for group in rewarded]
 
     def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
-        """Add noise to the trainer's weights until the log-probabilities change visibly. Return their mean absolute
-        change.
+        """Add noise to the trainer's weights until the log-probabilities change visibly.
+
+        Return their mean absolute change.
 
         Args:
             original: the weights without noise.

@@ -39,8 +39,9 @@ def mean_change(before: Canary, after: Canary) -> float:
 
 
 def first_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that are first moments of AdamW. ``tensors`` are the tensors in the state of a trainer, by
-    name.
+    """Return the tensors that are first moments of AdamW.
+
+    ``tensors`` are the tensors in the state of a trainer, by name.
     """
     return {name: tensor for name, tensor in tensors.items() if name.endswith(".exp_avg")}
 

@@ -30,13 +30,15 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""The shortest response of an environment, in seconds, that counts as tool time. Shorter responses count as work of
-this process.
+"""The shortest response of an environment, in seconds, that counts as tool time.
+
+Shorter responses count as work of this process.
 """
 
 ROUNDS = 4
-"""The number of times that :func:`measure_cluster` fits the costs. Each fit uses a simulation with the costs of the fit
-before.
+"""The number of times that :func:`measure_cluster` fits the costs.
+
+Each fit uses a simulation with the costs of the fit before.
 """
 
 BANDWIDTH_SHARE = 0.7

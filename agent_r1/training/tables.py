@@ -172,8 +172,9 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def normal_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % normal interval (low, high) of the mean of ``values``. The interval of a single value has width
-    0.
+    """Return the 95 % normal interval (low, high) of the mean of ``values``.
+
+    The interval of a single value has width 0.
 
     Example:
         >>> normal_interval([0.5, -0.5, 0.5, -0.5])

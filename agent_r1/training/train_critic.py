@@ -212,8 +212,7 @@ def fit(
 
 
 def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors with one element per state of the attempts: values, returns, and whether the state ends an
-    action.
+    """Return three tensors with one element per state: values, returns, and whether the state ends an action.
 
     Each tensor has the shape (n,), in which n is the number of states of all attempts.
     """

@@ -1,5 +1,6 @@
-"""The vLLM servers of a run. They are started or checked before the run begins, and all policies of the run share
-them.
+"""The vLLM servers of a run.
+
+They are started or checked before the run begins, and all policies of the run share them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm
 
 
 class ServerRefused(InvalidInput):
-    """Raised if a vLLM server did not start, cannot be reached, or does not serve the policy's weights."""
+    """Raised if a vLLM or SGLang server did not start, cannot be reached, or does not serve the policy's weights."""
 
 
 @dataclass(frozen=True, slots=True)

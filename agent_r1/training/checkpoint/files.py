@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
 TRAINER_TENSORS = "trainer*.safetensors"
-"""The files of a checkpoint that hold the tensors of the trainer's state: one, or one for each rank."""
+"""The names of the files with the trainer's tensors in a checkpoint: one file, or one file for each rank."""
 _STATE = "state"
 ADAPTER = "adapter"
 """The folder of the adapter in the folder of the final model."""
@@ -156,8 +156,9 @@ def save_model(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``. Return
-    ``run/model``.
+    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
+
+    Return ``run/model``.
 
     A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
     If ``images``, the image processor of a model with vision, is given, it is written too. ``disk`` has the file system
@@ -189,9 +190,9 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the new folder.
 
-    The newest ``keep`` checkpoints are kept. Each of these checkpoints names the best step until then. The checkpoints
-    of these best steps are kept too. A checkpoint with missing files, or with files of a wrong size, does not count as
-    one of the newest checkpoints.
+    The newest ``keep`` checkpoints are kept. Each checkpoint records which step was the best until then. The
+    checkpoints of the best steps that the kept checkpoints record are kept too. A checkpoint with missing files, or
+    with files of a wrong size, does not count as one of the newest checkpoints.
 
     Args:
         run: the folder of the run.
@@ -226,7 +227,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """Read the checkpoint in ``folder``, which was saved for ``model`` and ``tokenizer``.
+    """Return the content of the checkpoint in ``folder``, which must have been saved for ``model`` and ``tokenizer``.
 
     Raises:
         InvalidInput: if the checkpoint is corrupt, or was saved with a different format, model, tokenizer or chat
@@ -353,8 +354,9 @@ def _save_pretrained(
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> None:
-    """Save the tensors of the trainer's state in ``folder``. If the ranks of a trainer wrote files, move them to
-    ``folder``.
+    """Save the tensors of the trainer's state in ``folder``.
+
+    If the ranks of a trainer wrote files, move them to ``folder``.
     """
     if not isinstance(tensors, TensorFiles):
         disk.write(folder / _TENSORS, lambda path: save_file(dict(tensors), path))
@@ -379,8 +381,7 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
     """Return the old checkpoints to remove after a checkpoint with the progress ``progress`` was saved.
 
-    The newest ``keep`` complete checkpoints are kept. Each of these checkpoints names the best step until then. The
-    checkpoints of these best steps are kept too.
+    The newest ``keep`` complete checkpoints are kept, and the checkpoints of the best steps that they record.
     """
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]

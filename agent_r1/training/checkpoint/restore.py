@@ -33,7 +33,7 @@ RESUMED = "resumed"
 """The kind of the first event of a resumed run."""
 
 INEXACT = "inexact"
-"""The kind of the event of a resumed run whose results can differ from the results of an uninterrupted run."""
+"""The kind of an event: the results of a resumed run can differ from the results of an uninterrupted run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -205,8 +205,9 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 
 
 def _count_reasons(reasons: Sequence[str]) -> Iterator[str]:
-    """Yield each reason with its count, the most common reason first. Reasons that differ only in numbers count as
-    equal.
+    """Yield each reason with its count, the most common reason first.
+
+    Reasons that differ only in numbers count as equal.
     """
     causes = Counter(map(normalize_reason, reasons))
     for cause, count in causes.most_common():

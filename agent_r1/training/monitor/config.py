@@ -49,7 +49,7 @@ class MonitorConfig(BaseModel):
 
     true_reward: str = ""
     """Name of a reward that measures what the run is meant for, such as em with weight 0 beside a reward model. Warn if
-    it falls while the reward that is trained on rises. Empty: no check."""
+    this reward falls while the reward that is trained on rises. Empty: no check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
     """Number of steps in the means that the check of true_reward compares."""

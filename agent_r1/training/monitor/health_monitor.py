@@ -136,8 +136,9 @@ class HealthMonitor:
         return (finding,)
 
     def on_proxy(self, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
-        """Check whether the policy exploits its reward. Return the finding when it occurs for the first time; otherwise
-        ().
+        """Check whether the policy exploits its reward.
+
+        Return the finding when it occurs for the first time; otherwise ().
 
         ``metrics`` are the result of :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
         """

@@ -27,11 +27,11 @@ ERRORS = 2.0
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
-    """Return the mean return of a step's attempts, their mean reward ``true_reward``, and the correlation.
+    """Return three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
 
-    The correlation is between the return and the reward ``true_reward``. It is left out if all attempts have the same
-    return or the same reward. Attempts without the reward ``true_reward`` are left out. If no attempt has this reward,
-    the result is {}.
+    The true reward is the reward with the name ``true_reward``. Attempts without this reward are left out. If no
+    attempt has this reward, the result is {}. The correlation is left out if all attempts have the same return or the
+    same true reward.
     """
     pairs = [
         (sample.total, true)

@@ -118,8 +118,9 @@ def describe(requests: Sequence[ResourceRequest]) -> str:
 
 
 class RayCluster:
-    """Reserved resources in a Ray cluster, one bundle for each process of a run. The actors of the run use these
-    resources.
+    """Reserved resources in a Ray cluster, one bundle for each process of a run.
+
+    The actors of the run use these resources.
 
     If this object started Ray, Ray ends when this object is deleted or this process ends.
 
