@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -80,15 +80,16 @@ def test_a_run_completes_although_a_server_dies_in_the_middle(
     assert not list(Path("/dev/shm").glob(f"agent-r1-weights-{os.getpid()}-*"))
 
 
+@pytest.mark.parametrize("adapter", [(), LORA])
 def test_a_run_on_one_server_repeats_bit_for_bit(
-    servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    adapter: Sequence[str], servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without staleness, and with a server whose samples do not depend on other requests. The server is used twice."""
     digests = []
     for name in ("first", "second", "other"):
         run = tmp_path / name
         seed = ["--seed", "1"] if name == "other" else []
-        assert main(["train", *OPTIONS, *seed, *vllm(servers[:1]), "--run", str(run)]) == 0
+        assert main(["train", *OPTIONS, *adapter, *seed, *vllm(servers[:1]), "--run", str(run)]) == 0
         capsys.readouterr()
         assert main(["verify", str(run), "--digest"]) == 0
         digests.append(capsys.readouterr().out)
