@@ -1,7 +1,7 @@
 """A cgroup around one sandbox, if this machine permits cgroups.
 
 The cgroup limits one sum: the memory of all processes in the sandbox plus the size of the files in /tmp. The sandbox
-also limits the address space. This other limit applies to each process separately and ignores the files in /tmp.
+also limits the address space of each process. The limit on the address space ignores the files in /tmp.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ V2 = CgroupVersion(("memory.max",), "memory.events")
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A cgroup (control group): the kernel limits the memory of all processes in it together.
+    """A cgroup (control group): a group of processes whose total memory the kernel limits.
 
     To join the cgroup, a process writes its id to the file ``procs``.
     """

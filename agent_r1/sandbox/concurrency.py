@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
 """The largest number of calls that run at the same time in one event loop.
 
-A further call waits for a free slot, and its time limit begins when it has the slot.
+A further call waits for a free slot. The time limit of a call begins when the call gets a slot.
 """
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()

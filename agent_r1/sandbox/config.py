@@ -32,14 +32,15 @@ class Limits(BaseModel):
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
     """The largest address space of each process.
 
-    If cgroups are available, also the largest memory of all processes and /tmp together.
+    If cgroups are available, this number also limits the sum of the memory of all processes and the size of the files
+    in /tmp.
     """
 
     processes: int = Field(default=16, ge=1)
     """The largest number of processes and threads at the same time."""
 
     disk: int = Field(default=64 * _MIB, ge=_MIB)
-    """The size of /tmp, which is the only writable folder, and the largest size of one file."""
+    """The size of /tmp, the only writable folder. Also the largest size of one file."""
 
     open_files: int = Field(default=64, ge=16)
     """The largest number of open files of each process."""

@@ -5,8 +5,9 @@ arguments of calls, but never the tests. The tests' process compares the returne
 code. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for this run.
 Otherwise the candidate fails.
 
-There is no verdict if the tests pass an argument that would arrive at the candidate as a different value, because such
-tests are faulty. A candidate cannot cause this case: all values that a candidate returns can be passed back unchanged.
+There is no verdict if the tests are faulty: if they call a function with an argument that would arrive at the candidate
+as a different value. A candidate cannot cause this case, because all values that a candidate returns can be sent back
+to it unchanged.
 """
 
 from __future__ import annotations

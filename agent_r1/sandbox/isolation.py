@@ -66,8 +66,8 @@ class Confinement:
     def command(self, control: int, filter_fd: int | None) -> list[str]:
         """Return the command line that starts the worker, the process that runs programs.
 
-        The worker inherits the file descriptors ``control`` (requests and reports) and ``filter_fd`` (the filter of
-        system calls).
+        The worker inherits two file descriptors: ``control`` is the socket for requests and reports, and ``filter_fd``
+        holds the filter of system calls (None if there is no filter).
         """
         worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
         if not self.layers:
@@ -75,7 +75,7 @@ class Confinement:
         return [_bwrap(), *self._bubblewrap(filter_fd), "--", *worker]
 
     def environment(self) -> Mapping[str, str]:
-        """Return the complete environment of the confined process. It inherits no variable of this process.
+        """Return the complete environment of the confined process. The process inherits no variable of this process.
 
         Example:
             {"HOME": "/tmp", "PATH": "/usr/bin:/bin", .., "PYTHONPATH": "/opt/numpy"}

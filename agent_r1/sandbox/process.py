@@ -75,7 +75,7 @@ class _Stream:
 
 
 class SandboxProcess:
-    """A worker process in the sandbox, made by :func:`start_process`. The caller has to close it."""
+    """A worker process in the sandbox, made by :func:`start_process`. The caller has to close the process."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class SandboxProcess:
     def kill(self) -> None:
         """Kill the process and all processes that it started, even processes that left its process group.
 
-        In the sandbox, the process is the first of a PID namespace. When it ends, the kernel ends all other processes
-        of the namespace.
+        In the sandbox, the process is the first process of a PID namespace. When it ends, the kernel ends all other
+        processes of the namespace.
         """
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -142,7 +142,7 @@ class SandboxProcess:
     async def _send(self, request: bytes) -> str | None:
         """Send a request, and wait until the worker is ready. Return None, or the error if the worker cannot start.
 
-        The worker is ready when it has dropped its privileges. It reads the request only after that.
+        The worker is ready when it has dropped its privileges. Only then does the worker read the request.
         """
         try:
             async with asyncio.timeout(START_SECONDS):

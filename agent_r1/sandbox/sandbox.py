@@ -25,7 +25,8 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 def find_unconfined_sandbox() -> str | None:
     """Return ``"none: nothing"`` if this process has a sandbox of level ``none``; otherwise None.
 
-    The text is the sandbox's :attr:`Sandbox.isolation`. Sandboxes that no tool or environment declares are also found.
+    The text is the :attr:`Sandbox.isolation` of such a sandbox. A sandbox is also found if no tool or environment
+    declares it.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -35,7 +36,7 @@ def find_unconfined_sandbox() -> str | None:
 def sandbox_level(declaration: object) -> str | None:
     """Return the isolation that a tool or an environment declares, as text such as ``bubblewrap: files network``.
 
-    A declaration is a Sandbox, or a text that is returned unchanged. For any other value, return None.
+    A declaration is a Sandbox or a text. A text is returned unchanged. For any other value, return None.
     """
     if isinstance(declaration, Sandbox):
         return declaration.isolation
@@ -105,7 +106,7 @@ class Sandbox:
     async def grade(
         self, candidate: str, tests: str, *, calls: Sequence[str], setup: str = "", limits: Limits | None = None
     ) -> Verdict:
-        """Return whether the functions of a candidate pass tests. The candidate can neither see nor change the tests.
+        """Test the functions of a candidate, and return the verdict. The candidate cannot see or change the tests.
 
         Args:
             candidate: untrusted source that defines functions.

@@ -1,8 +1,8 @@
 """A seccomp filter that denies the system calls that code in the sandbox does not need.
 
-The filter is a list of denied calls. A list of allowed calls would change with each version of CPython and its
-packages. The calls that reach rarely used parts of the kernel do not change so often. A denied call fails with EPERM,
-which is a ``PermissionError`` in Python. ``clone3`` fails with ENOSYS, so that the C library uses ``clone`` instead.
+The filter is a list of denied calls: calls that reach rarely used parts of the kernel. This list seldom changes. A list
+of allowed calls would change with each version of CPython and its packages. A denied call fails with EPERM, which is a
+``PermissionError`` in Python. ``clone3`` fails with ENOSYS, so that the C library uses ``clone`` instead.
 """
 
 from __future__ import annotations

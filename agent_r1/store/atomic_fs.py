@@ -49,7 +49,7 @@ def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
     All files of the hidden folder are synced before the rename. After an exception in the block, the hidden folder is
     removed. If the process is killed, the hidden folder can remain. Raises OSError if ``folder`` exists and is not
-    empty. ``disk`` has the file system operations.
+    empty. ``disk`` performs the file system operations.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -64,7 +64,7 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
     Unlike :func:`atomic_dir`, this function accepts an existing ``folder``. The old folder is renamed after all new
     files are on the disk, and removed after the replacement. After an exception in the block, ``folder`` is unchanged.
-    ``disk`` has the file system operations.
+    ``disk`` performs the file system operations.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -79,7 +79,7 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
     """Rename a folder to a hidden name, so that no reader finds the folder during its removal. Return the new path.
 
-    ``disk`` has the file system operations.
+    ``disk`` performs the file system operations.
     """
     hidden = hidden_path(folder)
     disk.rename(folder, hidden)
@@ -89,7 +89,7 @@ def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
 def remove_leftovers(folder: Path, disk: Disk = DISK) -> None:
     """Remove the hidden folders that remained when an earlier save of ``folder`` was killed.
 
-    ``disk`` has the file system operations.
+    ``disk`` performs the file system operations.
     """
     for path in folder.parent.glob(f".{folder.name}.*"):
         disk.remove(path)
@@ -98,7 +98,7 @@ def remove_leftovers(folder: Path, disk: Disk = DISK) -> None:
 def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Write ``data`` to a file atomically: if the process is killed, the file has its complete old or new content.
 
-    ``disk`` has the file system operations.
+    ``disk`` performs the file system operations.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = hidden_path(path)
@@ -113,7 +113,7 @@ def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
 
 def hidden_path(path: Path) -> Path:
-    """Return a new hidden name beside ``path``. :func:`remove_leftovers` finds it."""
+    """Return a new hidden name beside ``path``. :func:`remove_leftovers` recognizes the name."""
     return path.parent / f".{path.name}.{uuid.uuid4().hex}"
 
 

@@ -1,6 +1,7 @@
-"""Pages of a list of attempts, and search in conversations. A page begins after the last attempt of the page before.
+"""Read a page of a list of attempts, or search in the conversations of a list.
 
-With page numbers (OFFSET), the database would read all earlier pages, and new attempts would shift the pages.
+A page is given by the last attempt of the page before. With page numbers (OFFSET), the database would read all earlier
+pages, and new attempts would shift the pages.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from agent_r1.store.compression import unpack_document
 from agent_r1.store.rows import attempt_key
 
 SEARCH_SECONDS = 0.1
-"""The time limit of the search for one page, in seconds. The page then holds the attempts that were found."""
+"""The time limit of the search for one page, in seconds. At the limit, the page holds the attempts found so far."""
 
 SEARCHED_AT_LEAST = 100
-"""The number of attempts that the search for one page reads at least, even after its time limit."""
+"""The smallest number of attempts that the search for one page reads, even if this takes longer than its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class AttemptPage:
 
     Attributes:
         last: the last attempt that was read. The next page begins after this attempt. None: there is no next page.
-        searched: the number of attempts whose conversations were searched; 0 if no text was given.
+        searched: the number of attempts whose conversations were searched; 0 if the list has no text to search for.
     """
 
     attempts: tuple[AttemptSummary, ...]
@@ -78,9 +79,10 @@ def read_page(
     """Return a page of the list ``listed``: at most ``limit`` attempts that follow the attempt ``after``.
 
     If ``after`` is None, the page begins with the first attempt of the list. With ``backwards``, the list is read in
-    reverse order, so the page holds the attempts before ``after``, the nearest first.
+    reverse order: the page holds the attempts before ``after``, and begins with the attempt nearest to ``after``.
 
-    If the list has a text, the search ends after SEARCH_SECONDS. The page can then have fewer than ``limit`` attempts.
+    If the list has a text to search for, the search ends after SEARCH_SECONDS. The page can then have fewer than
+    ``limit`` attempts.
     """
     query = _rows_query(connection, listed, after, backwards)
     if listed.text is None:

@@ -13,7 +13,10 @@ MAX_DEPTH = 100
 TOO_DEEP = f"(nested deeper than {MAX_DEPTH} levels)"
 
 MAX_INTEGER_BITS = 4096
-"""Integers with more bits are stored as hexadecimal text, because Python refuses to write very long decimal numbers."""
+"""The largest number of bits of an integer that is stored as a number.
+
+Larger integers are stored as hexadecimal text, because Python refuses to write very long decimal numbers.
+"""
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:

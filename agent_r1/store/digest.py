@@ -17,9 +17,11 @@ def run_digest(reader: RunReader) -> str:
 
     The digest covers attempts with their policy versions, tokens, log-probabilities, rewards, fates and credit. The
     credit of an attempt is the sum of its advantages. The digest also covers the metrics and the checksums of all
-    weights. It does not cover times, texts for people (reasons, events), the run's name and configuration, rewards of
-    weight 0, and superseded rows. The attempts are hashed in the order of groups, whatever the order in which they
-    ended.
+    weights.
+
+    The digest does not cover times, texts for people (reasons, events), the run's name and configuration, rewards of
+    weight 0, and superseded rows. The attempts are hashed in the order of their groups, so the order in which they
+    ended does not matter.
 
     If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
     """

@@ -107,7 +107,7 @@ def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 
 
 def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the newest saved checkpoint is missing.
+    """Yield a message if the newest checkpoint in the records is missing on the disk.
 
     Yield nothing if the run is complete and has its final model. Such a run needs no checkpoint.
     """

@@ -55,7 +55,7 @@ class Seal(NamedTuple):
 
 
 START = Seal(0, bytes(SEAL_BYTES))
-"""The head of a database without rows."""
+"""The seal before the first row. It is the last seal of an empty database."""
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
@@ -93,7 +93,7 @@ class Ledger:
     """A writer that appends rows to a database, and gives each row its seal: a hash of this row and all earlier rows.
 
     Attributes:
-        head: the seal of the last row.
+        head: the seal of the last row. If there are no rows, ``START``.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -119,7 +119,7 @@ class RunReader:
         return last_checkpoint_step(self._connection)
 
     def check_checkpoint(self, checkpoint: Path) -> Manifest:
-        """Check that a checkpoint is intact and belongs to this run. Return its manifest.
+        """Compare a checkpoint with its manifest and with the records of this run. Return the manifest.
 
         Raises:
             CorruptCheckpoint: if the checkpoint is not intact, or does not belong to this run.
@@ -165,7 +165,7 @@ class RunReader:
         return (self.image(part.sha256) or part) if isinstance(part, Image) else part
 
     def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
-        """Return the token records of an attempt, one per turn with action tokens; () if the update made none."""
+        """Return the token records of an attempt, one per turn with action tokens; () if no update made them."""
         sql = """SELECT turn, numbers FROM token_records JOIN current_attempts AS attempts ON attempt_id = attempts.id
                  WHERE attempt = ? ORDER BY turn"""
         rows = self._rows(sql, attempt_key(attempt))
@@ -198,8 +198,8 @@ class RunReader:
     ) -> AttemptPage:
         """Return the page of a list that follows the attempt ``after``; the first page if ``after`` is None.
 
-        With ``backwards``, return the page before ``after``, the nearest attempt first. A page has at most ``limit``
-        attempts.
+        With ``backwards``, return the page before ``after``. It begins with the attempt nearest to ``after``. A page
+        has at most ``limit`` attempts.
         """
         return read_page(self._connection, listed, after, limit, backwards)
 

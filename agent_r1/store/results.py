@@ -1,4 +1,7 @@
-"""Facts and results of a run that are log events with JSON: its tools, its file, its validations, its final table."""
+"""Facts and results of a run that are recorded as log events with JSON.
+
+They are the tools, the file of the task set, the hardware, the validations and the final table.
+"""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def event_rows(
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt; None if the attempt was never started.
 
-    A row with the attempt id None cannot be inserted. So an event about an attempt that was never started is refused.
+    No row with the attempt id None can be inserted. So an event about an attempt that was never started is refused.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()

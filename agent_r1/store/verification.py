@@ -80,7 +80,7 @@ _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 def _decode_text(text: bytes) -> str:
     """Return stored text. Bytes that are not UTF-8 become lone surrogates.
 
-    So damaged text can be shown, and is not equal to any other text.
+    So damaged text can be shown, and never equals valid text.
     """
     return text.decode("utf-8", "surrogateescape")
 

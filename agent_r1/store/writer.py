@@ -31,7 +31,7 @@ class RunWriteError(AgentR1Error):
 
 @dataclass(slots=True)
 class _Submission:
-    """The events of one ``record`` call, and an error if these events were refused."""
+    """The events of one ``record`` call. If the events were refused, also the error."""
 
     events: tuple[Event, ...]
     error: RunWriteError | None = None

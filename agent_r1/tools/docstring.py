@@ -61,7 +61,7 @@ def _parse_entries(lines: list[str]) -> dict[str, str]:
     """Return the description of each argument, by name, from the ``lines`` of a section.
 
     An entry begins with a line ``name: text`` or ``name (type): text`` without indentation. Each other line belongs to
-    the entry above.
+    the entry before it.
     """
     entries: dict[str, str] = {}
     name = None

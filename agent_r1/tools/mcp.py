@@ -291,7 +291,7 @@ def _describe(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Lease:
-    """The use of a connection by one episode. ``release`` is called at the end of the episode."""
+    """The use of a connection by one episode. The function ``release`` is called at the end of the episode."""
 
     connection: _Connection
     release: Callable[[_Connection], Any]
@@ -302,7 +302,7 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PerEpisode:
-    """An opener that opens a connection of its own for each episode."""
+    """An opener that opens a separate connection for each episode."""
 
     server: Server
 
@@ -323,7 +323,7 @@ class _SharedState:
 
 
 class _Shared:
-    """An opener that shares one connection among the episodes of an event loop, and replaces an unusable connection."""
+    """An opener with one connection for all episodes of an event loop. An unusable connection is replaced."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -64,7 +64,7 @@ class FunctionSignature:
     ) -> dict[str, Any] | InvalidArguments:
         """Return the validated keyword arguments, or InvalidArguments if ``arguments`` is not valid.
 
-        Defaults and safe conversions ("3" to 3) are applied.
+        Missing arguments get their defaults. Safe conversions, such as "3" to 3, are made.
         """
         try:
             fields = self.model.model_validate(dict(arguments))

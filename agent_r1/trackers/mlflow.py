@@ -1,4 +1,4 @@
-"""MLflow: a tracking server, or a local SQLite file."""
+"""Log to MLflow: to a tracking server, or to a local SQLite file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_r1.core.packages import import_extra
 from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRun
 
 MAX_PARAMS = 100
-"""The largest number of settings in one request, a limit of MLflow."""
+"""The largest number of settings in one request, which MLflow itself prescribes."""
 
 STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 

@@ -1,4 +1,4 @@
-"""Names of metrics in trackers, in groups that a tracker shows as panels."""
+"""Names of metrics in trackers. A name begins with a group, for which a tracker shows a panel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROLLOUT = {
     *("unscored", "retried", "calls", "invalid_calls", "failed_calls", "groups", "refilled_groups", "failed"),
     *("filtered", "staleness", "tokens", "em"),
 }
-"""Metrics of the attempts of a step, without the rewards."""
+"""The names of metrics about the attempts of a step, except the names of rewards."""
 
 
 def metric_name(name: str, is_timing: bool = False) -> str:

@@ -13,13 +13,16 @@ from agent_r1.core.redaction import redact_values
 from agent_r1.core.trajectory import RewardValue, Trajectory
 
 RunEnd = Literal["completed", "stopped", "failed"]
-"""How a run ended: it took all steps, a signal stopped it, or an error ended it."""
+"""How a run ended. completed: it took all steps. stopped: a signal stopped it. failed: an error ended it."""
 
 PROJECT = "agent-r1"
-"""The project (or experiment) to which runs belong, if no variable of the tracker's own environment names another."""
+"""The default project of runs in a tracker (or experiment, in MLflow).
+
+An environment variable of the tracker, such as WANDB_PROJECT, can name another project.
+"""
 
 TRACKERS_FOLDER = "trackers"
-"""The folder of a run with the ids under which the trackers know the run."""
+"""The name of the folder inside a run's folder that contains the run's id in each tracker."""
 
 
 @dataclass(frozen=True, slots=True)

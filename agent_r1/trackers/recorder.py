@@ -1,4 +1,4 @@
-"""The recorder that also gives the events of a run to trackers."""
+"""The recorder that passes events on to another recorder, and also gives their metrics to trackers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun, Tracke
 from agent_r1.trackers.registry import TRACKERS
 
 HANG_SECONDS = 120.0
-"""The time limit of one call of a tracker, and of all calls that are left when the run ends."""
+"""The time limit of one call of a tracker, in seconds.
+
+At the end of a run, all remaining calls together have this time.
+"""
 
 SAMPLES, SAMPLE_EVERY = 2, 10
-"""How many attempts are shown as text, and at which steps: step 1, and every tenth step."""
+"""The number of attempts that are shown as text, and how often: at step 1 and at every tenth step."""
 
 Job = Callable[[Tracker], object]
 
@@ -38,9 +41,9 @@ class TrackingRecorder:
     Args:
         recorder: the other recorder. It writes the events to the disk.
         names: the names of the trackers.
-        run: the run, which the trackers receive.
+        run: the run that the trackers show.
         warn: prints a warning.
-        limit: the time limit of a call in seconds (default: ``HANG_SECONDS``).
+        limit: the time limit of a call in seconds; None for ``HANG_SECONDS``.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class TrackingRecorder:
             self._attempts = []
 
     def _without_repeated(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the values of a step that the trackers do not have yet."""
+        """Return the values of a step that the trackers have not received yet."""
         if step > self._newest_step:
             self._newest_step, self._names_of_newest = step, set()
         if step < self._newest_step:
@@ -130,7 +133,7 @@ class _TrackerThread(threading.Thread):
     """The daemon thread that makes one tracker and calls it.
 
     Attributes:
-        failure: why the tracker gets no further calls; None while it works.
+        failure: the reason why the tracker gets no further calls; None while the tracker works.
     """
 
     def __init__(self, tracker: str, run: TrackedRun) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the folder of the run."""
+"""Log to TensorBoard: write event files to the folder of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackio: a local database, or a Space of the Hugging Face Hub."""
+"""Log to Trackio: to a local database, or to a Space of the Hugging Face Hub."""
 
 from __future__ import annotations
 

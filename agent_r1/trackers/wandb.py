@@ -1,4 +1,4 @@
-"""Weights & Biases: online, or in a local folder if the variable WANDB_MODE is ``offline``."""
+"""Log to Weights & Biases: online, or to a local folder if the variable WANDB_MODE is ``offline``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from agent_r1.core.packages import import_extra
 from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRun
 
 STEP = "step"
-"""The metric on the horizontal axis.
+"""The name of the metric on the horizontal axis of the charts.
 
-The steps of wandb itself cannot be used: they never decrease, but a resumed run repeats the steps after its checkpoint.
+The step counter of wandb itself cannot be used: it never decreases, but a resumed run repeats the steps after its
+checkpoint.
 """
 
 

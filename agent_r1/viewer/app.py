@@ -40,23 +40,29 @@ STATIC: Mapping[str, str] = {"style.css": "text/css", "app.js": "text/javascript
 """The static files, by name, with their types. No other file is served."""
 
 MAX_COMPARED = 8
-"""The largest number of runs, or of attempts, side by side."""
+"""The largest number of runs that a page compares, and of attempts that stand side by side."""
 
 MAX_SCALED = 32
-"""The largest number of attempts of a group that are read for the scale of advantages."""
+"""The largest number of attempts of a group that are read to determine the scale of the advantages."""
 
 COLUMN_TEXT = 4000
-"""The largest number of characters of a text if attempts stand side by side."""
+"""The largest number of characters of a text if several attempts stand side by side."""
 
 MAX_EVENTS = 200
 
 MAX_COUNTED = 1000
-"""If the table has conditions: the largest number of matching attempts that is counted exactly. More take too long."""
+"""The largest number of matching attempts that is counted exactly, if the table has conditions.
+
+Counting all attempts of a large run would take too long.
+"""
 
 Settings = Mapping[str, Any]
 
 FindModel = Callable[[str], Path | None]
-"""A function (model setting of a run) -> folder of this model on this machine; None if there is no such folder."""
+"""A function that returns the folder of a model on this machine; None if there is no such folder.
+
+Its argument is the setting ``model`` of a run.
+"""
 
 
 class Viewer:
@@ -66,8 +72,8 @@ class Viewer:
         catalog: the runs to show.
         defaults: the default of each setting, by its dotted key. A page shows the settings that differ from their
             defaults, and the settings without a default.
-        find_model: takes the setting ``model`` of a run, and returns the folder of this model; None if the folder is
-            not found. The pages use the tokenizer in this folder for runs that have not saved a tokenizer.
+        find_model: returns the folder of the model that a run began with; None if the folder is not found. The pages
+            use the tokenizer in this folder for runs that have not saved a tokenizer.
     """
 
     def __init__(self, catalog: Catalog, defaults: Settings, find_model: FindModel) -> None:
@@ -275,8 +281,8 @@ class Viewer:
 def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> Starlette:
     """Return the web application that shows the runs of ``catalog``.
 
-    The application itself checks no token, so it must run behind a :class:`~agent_r1.viewer.guard.Guard`. The arguments
-    are the arguments of :class:`Viewer`.
+    The application itself checks no token, so it must run behind a :class:`~agent_r1.viewer.guard.Guard`. For the
+    arguments, see :class:`Viewer`.
     """
     viewer = Viewer(catalog, defaults, find_model)
     app = Starlette(routes=viewer.routes())
@@ -295,9 +301,9 @@ def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> S
 
 @contextmanager
 def damage_refused() -> Iterator[None]:
-    """Return a context manager for a block that reads records of a run.
+    """Return a context manager that converts errors of damaged records to error responses.
 
-    Raise HTTPException (status 422) if the block cannot decode a record.
+    If the ``with`` block cannot decode a record of a run, HTTPException (status 422) is raised.
     """
     try:
         yield
@@ -332,12 +338,12 @@ def run_path(run: str) -> str:
 
 
 def quote_segment(value: object) -> str:
-    """Return a value as one segment of a path."""
+    """Return a value as one segment of a URL path, with escapes for special characters."""
     return quote(str(value), safe="", errors="backslashreplace")
 
 
 def attempt_path(attempt: AttemptId) -> str:
-    """Return the name of an attempt in addresses: its id without the name of the run.
+    """Return the name of an attempt in URLs: its id without the name of the run.
 
     Example:
         >>> attempt_path(AttemptId("demo", "style-a/7", 3, 0))

@@ -69,8 +69,8 @@ class TurnView:
         branch: the number of the turn's branch in the trajectory tree, from 0.
         versions: the numbers of the weights that sampled the action, such as "3" or "3, 4".
         context: the number of tokens that the policy saw before the action.
-        state: the messages before the action, if the page does not show them elsewhere: a rewritten context, or the
-            conversation of a sub-agent.
+        state: the messages before the action, if no other part of the page shows them: a rewritten context, or the
+            conversation of a sub-agent. Otherwise ().
         num_tokens: the number of tokens of the action.
         tokens: the tokens of the action; () if the page does not show them one by one.
         timing: how long the engine and the environment took; "" if the times were not measured.
@@ -102,7 +102,7 @@ class Conversation:
         answer: the answer that an agent program returned; None if the last text of the policy is the answer.
         rewards: the rewards of the whole trajectory.
         branches: the number of branches of the trajectory tree; 1 if no turn rewrote the context.
-        is_shortened: whether a text is longer than its part on the page.
+        is_shortened: whether a text of the conversation was cut to fit on the page.
     """
 
     start: tuple[MessageText, ...]
@@ -115,7 +115,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """The trajectory of an attempt and its token records. ``records`` is () if no update made token records."""
+    """An attempt: its trajectory and its token records. ``records`` is () if no update made token records."""
 
     trajectory: Trajectory
     records: tuple[TokenRecord, ...]
@@ -146,11 +146,12 @@ def make_conversation(
     """Return the conversation of an attempt for a page.
 
     Args:
+        attempt: the attempt.
         scales: the color scales of the tokens.
         tokenizer: decodes the tokens. If it is None, each token is shown as its id.
         most: the maximum number of characters in each text.
-        most_tokens: the maximum number of tokens that are shown one by one. Earlier turns come first. If a turn has
-            more tokens than remain of this number, the turn is shown only as text.
+        most_tokens: the maximum number of tokens of the page that are shown one by one. It is used up in the order of
+            turns. If a turn has more tokens than remain, the turn is shown only as text.
     """
     trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
     contexts = _context_lengths(trajectory.turns)
@@ -237,7 +238,7 @@ def _arguments(arguments: Mapping[str, Any], most: int) -> Iterator[tuple[str, s
 
 
 def _message(message: Message, most: int) -> MessageText:
-    """Return a message as text. Each call that it makes follows in a line of its own."""
+    """Return a message as text. Each tool call of the message is added in a line of its own."""
     reasoning = visible(shortened(message.reasoning or "", most))
     calls = [f"{call.name} {call.raw if call.arguments is None else as_json(call.arguments)}" for call in message.calls]
     lines = [_text_of(message.parts, most), *(visible(shortened(call, most)) for call in calls)]

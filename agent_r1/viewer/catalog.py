@@ -17,11 +17,16 @@ from agent_r1.viewer.charts import sparkline
 from agent_r1.viewer.panels import BEST_BY, Curves, best_step
 
 RunState = Literal["complete", "training", "stopped", "failed"]
-"""complete: all steps were taken. training: a process is writing the run. stopped: a signal or a kill ended it before.
-failed: an error or a health check ended it."""
+"""The state of a run.
+
+- complete: all steps were taken.
+- training: a process is writing the run.
+- stopped: a signal or a kill ended the run before its last step.
+- failed: an error or a health check ended the run.
+"""
 
 _SIGNALS = ("SIGINT", "SIGTERM")
-"""The reasons of runs that a signal stopped."""
+"""The names of signals. If the recorded reason of a run's end is one of these names, the run was stopped."""
 
 
 class Catalog:
@@ -37,7 +42,7 @@ class Catalog:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The argument ``folders`` of the catalog, as text."""
+        """The folders in which the catalog looks for runs, as text."""
         return tuple(map(str, self._folders))
 
     def runs(self) -> Mapping[str, Path]:
@@ -87,7 +92,7 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A row in the list of runs, which is also the head of the page of a run.
+    """A row in the list of runs. The page of a run shows the same values at its top.
 
     Attributes:
         detail: why the run stopped; "" if the run did not stop or the reason is not known.

@@ -1,4 +1,4 @@
-"""Line charts: from points to the geometry that the template ``_chart.html`` draws as SVG."""
+"""Line charts: convert curves to the coordinates that the template ``_chart.html`` draws as SVG."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 24
 """The size of a chart and the margins around its plot area, in units of the SVG."""
 
 MAX_POINTS = 300
-"""The largest number of points of one line. A longer curve is divided into intervals. The smallest and the largest
-value of each interval are drawn, so that no peak disappears."""
+"""The largest number of points of one line.
+
+A longer curve is divided into intervals. The smallest and the largest value of each interval are drawn, so that no peak
+disappears.
+"""
 
 NUM_COLORS = 8
 
 MAX_COVERED = 3
-"""The largest number of covered lines that a line shows, each number by another pattern of dashes."""
+"""The largest value of ``DrawnLine.covered``. Each value from 1 to this number has a pattern of dashes of its own."""
 
 Curve = Mapping[int, float]
 """Values by step."""
@@ -55,9 +58,9 @@ class DrawnLine:
     Attributes:
         path: the attribute ``d`` of the SVG path.
         dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another line.
-        covered: the number of earlier lines that have the same values as this line at all its steps, at most
-            MAX_COVERED. If the number is above 0, this line is dashed, so that the earlier lines are visible in the
-            gaps.
+        covered: the number of earlier lines that this line covers, at most MAX_COVERED. A covered line has the same
+            values at all steps of this line. If the number is above 0, this line is dashed, so that the earlier lines are visible in
+            the gaps.
         mark: the point (x, y) that gets a mark; None for no mark.
         values: (x, step, y, value) of each point, for the text that appears at the pointer.
         last: the last value, as text.
@@ -77,7 +80,7 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The geometry of a chart, which the template draws. If no line has a finite value, the chart has no lines.
+    """A chart in the form that the template draws. If no line has a finite value, the chart has no lines.
 
     Attributes:
         note: a remark on the vertical axis, beside the unit.
@@ -164,7 +167,7 @@ def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
 
 
 def _count_covered(curve: Curve, earlier: Sequence[Curve]) -> int:
-    """Return the number of earlier curves that have the values of ``curve`` at all of its steps."""
+    """Return how many of the ``earlier`` curves have the values of ``curve`` at all its steps, at most MAX_COVERED."""
     equal = [other for other in earlier if all(other.get(step) == value for step, value in curve.items())]
     return min(len(equal), MAX_COVERED)
 

@@ -1,4 +1,4 @@
-"""The guard of the viewer: it answers only requests of a browser that has the token, and only GET requests."""
+"""The guard of the viewer. It accepts only GET and HEAD requests from a browser that has the token."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
-"""The host names that a browser on this machine uses. A page of another host cannot reach the viewer by DNS rebinding.
-Any port is accepted, because a tunnel may have another one than the viewer."""
+"""The pattern of the host names that a browser on this machine uses, with an optional port.
+
+A web page of another host cannot reach the viewer by DNS rebinding, because its requests name this other host. Any port
+is accepted, because the port of a tunnel can differ from the port of the viewer.
+"""
 
 MAX_URL = 4096
 """The largest number of bytes in a path with its query."""
@@ -31,8 +34,11 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""The headers of every response. A browser that follows them loads no script or other resource of another origin, and
-runs no script that is written inside a page."""
+"""The headers of every response.
+
+These headers forbid a browser to load resources, such as scripts, from another origin, and to run scripts that are
+written inside a page.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The charts of a run: which metrics belong together, and with which unit."""
+"""The charts of a run: which metrics each chart shows, and with which unit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Curves = Mapping[str, Curve]
 """The curves of a run by the name of the metric."""
 
 Named = Sequence[tuple[str, Curve]]
-"""Curves with their labels in a chart."""
+"""The curves of one chart, as pairs (label, curve)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Panel:
     Attributes:
         title: the title of the chart.
         unit: the unit of the values, as text.
-        select: returns the curves of the chart with their labels, from all curves of a run.
+        select: returns the curves of the chart with their labels. Its argument holds all curves of a run.
         log: as in :func:`~agent_r1.viewer.charts.draw`.
         from_zero: as in :func:`~agent_r1.viewer.charts.draw`.
         missing: the text that replaces the chart if a run has no values for it. If ``missing`` is "", the chart is left
@@ -199,7 +199,10 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
 
 
 def _largest(parts: Named) -> Named:
-    """Return at most ``NUM_COLORS`` curves: the largest parts in their order, and the sum of all others as "rest"."""
+    """Return ``parts``. If there are more than ``NUM_COLORS`` parts, add up the smallest parts to one curve, "rest".
+
+    The largest parts stay in their order, and "rest" comes last.
+    """
     if len(parts) <= NUM_COLORS:
         return parts
     by_size = sorted(parts, key=lambda part: sum(part[1].values()), reverse=True)
@@ -231,7 +234,10 @@ def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
 
 
 def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return one chart for each part of a whole, such as a part of a step. A part that a run lacks gets no chart."""
+    """Return one chart for each part of a whole, such as a part of a step, with one line per run.
+
+    A part gets no chart if one of the runs lacks it.
+    """
     charts = []
     for panel in PANELS:
         if panel.are_parts:

@@ -13,7 +13,7 @@ from agent_r1.store.results import ResultKind, read_results
 from agent_r1.viewer.text import number
 
 SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "hardware"})
-"""The kinds of results that are not in the list of events."""
+"""The kinds of results that the list of events leaves out, because another part of the page shows them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The settings of runs that pages show: settings that differ from the defaults, or that differ between runs."""
+"""The settings that pages show: settings that differ from their defaults, or that differ between runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DifferingSetting:
 
 ALGORITHM = "algorithm."
 DESCRIPTIVE = frozenset({"algorithm.paper", "algorithm.deviations", "run"})
-"""Settings that describe a run and change nothing in it."""
+"""Settings that only describe a run. Their values change nothing in the run."""
 
 
 def own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Setting, ...]:

@@ -1,4 +1,4 @@
-"""The table of attempts: its filter, order and page, read from the query of an address and written back to one."""
+"""The table of attempts: its conditions, order and page, as the query of a URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_r1.store.attempt_list import AttemptFateName, AttemptOrder
 from agent_r1.store.attempt_search import AttemptList
 
 PAGE = 50
-"""Attempts per page."""
+"""The number of attempts on one page."""
 
 MAX_TEXT = 200
 """The largest number of characters of a text to search for."""

@@ -1,7 +1,7 @@
-"""Text of trajectories for a page: every character is visible, and long texts are shortened.
+"""Prepare texts of trajectories for a page: make every character visible, and shorten long texts.
 
-Models and tools write the text, so it can contain anything: terminal control sequences, characters that reverse the
-direction of the text, and lines of a megabyte. The templates escape it.
+Models and tools write these texts, so a text can contain anything: terminal control sequences, characters that reverse
+the direction of the text, and lines of a megabyte. Characters of HTML are escaped later, by the templates.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from agent_r1.core.trajectory import TurnTiming
 
 MAX_SHOWN = 20_000
-"""The largest number of characters of a text on a page. A link shows the whole text."""
+"""The largest number of characters that a page shows of a long text. A link leads to the whole text."""
 
 MAX_WHOLE = 2_000_000
-"""The largest number of characters of a text that is shown as a whole."""
+"""The largest number of characters that are shown of a whole text."""
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"

@@ -1,4 +1,4 @@
-"""The action tokens of an attempt with the figures of each, and the levels by which a page colors them."""
+"""The action tokens of an attempt: the numbers of each token, and the colors in which a page shows these numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from agent_r1.viewer.text import number, visible
 Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
 
 TokenFigures = Mapping[str, float | None]
-"""The numbers of one token: by the name of the coloring, and ``trainer`` (log-probability) and ``weight``."""
+"""The numbers of one token, by name. The names are the colorings, ``trainer`` and ``weight``.
+
+``trainer`` is the log-probability in the trainer, and ``weight`` the loss weight. None: the number is not known.
+"""
 
 MAX_TOKENS = 20_000
-"""The largest number of tokens of a page that are shown one by one. The texts of further turns are shown as a whole."""
+"""The largest number of tokens of a page that are shown one by one. Further turns are shown only as text."""
 
 TOKENIZER = "tokenizer.json"
 

@@ -1,4 +1,4 @@
-"""An HTTP server in the event loop of the caller, which idle connections cannot exhaust."""
+"""An HTTP server in the event loop of the caller. Idle connections cannot use up its connections."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4
-"""The number of open files that are reserved for each connection. Agents in this process also open its other end."""
+"""The number of open files that are reserved for each connection.
+
+A connection of an agent in this process needs two files, because both of its ends are in this process.
+"""
 
 KEEP_ALIVE_SECONDS = 75
-"""How long a connection can be idle, in seconds. Clients close idle connections earlier, so they use no closed one."""
+"""The time after which an idle connection is closed, in seconds.
+
+Clients close their idle connections earlier. So no client sends a request on a connection that the server has closed.
+"""
 
 CLOSE_SECONDS = 5.0
-"""How long a closed server waits for the requests in progress, in seconds."""
+"""The time that requests in progress have to end after the server is closed, in seconds."""
 
 
 class HttpServer:
-    """A uvicorn server that listens on a port and serves an application. It starts when the object is created."""
+    """A uvicorn server that serves an application at a port. It starts when the object is created."""
 
     def __init__(self, app: Starlette, host: str, port: int) -> None:
         self._socket = listen(host, port, "choose another --port")
@@ -51,7 +57,10 @@ class HttpServer:
 
 
 def _max_connections() -> int:
-    """Return the largest number of connections that the limit on open files permits. Raise this limit if necessary."""
+    """Return the largest number of connections that the limit on open files permits.
+
+    If the limit is too low, the function first raises it as far as the system permits.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS * FILES_PER_CONNECTION
     if resource.RLIM_INFINITY != soft < wanted:
@@ -63,7 +72,10 @@ def _max_connections() -> int:
 
 
 class _Protocol(LimitedHeadersProtocol):
-    """A connection, which is closed if the server has too many, or if the headers of a request take too long."""
+    """A connection to the server.
+
+    It is closed if the server has too many connections, or if the headers of a request take too long.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -18,7 +18,7 @@ HEADER_SECONDS = 30.0
 
 
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server without signal handlers. The command that starts the server installs the handlers."""
+    """A uvicorn server without signal handlers. The program that starts the server installs its own handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -26,13 +26,14 @@ class EmbeddedServer(uvicorn.Server):
 
 
 class ThreadedServer:
-    """A server that is used in one of two ways.
+    """A server that runs either in the thread of the caller or in a thread of its own.
 
-    ``run`` blocks until another thread or a signal handler calls ``stop``. Then ``run`` answers the requests in
-    progress, and returns. As a context manager, the server runs in a thread of its own until the end of the block.
+    - ``run`` blocks until another thread or a signal handler calls ``stop``. Then ``run`` answers the requests in
+      progress, and returns.
+    - Used in a ``with`` statement, the server runs in a thread of its own until the end of the block.
 
     Args:
-        listening: the socket on which the server accepts connections. The server closes it.
+        listening: the socket on which the server accepts connections. The server closes the socket.
         config: the settings of uvicorn.
         name: the name of the thread.
     """

@@ -1,8 +1,8 @@
-"""Environment workers: processes on other machines in which environments and their tools run, over HTTP.
+"""Environment workers: processes, often on other machines, in which environments and their tools run.
 
-:class:`EnvironmentWorker` serves the environments of a task set. :class:`WorkerPool` opens episodes on several workers,
-and :class:`RemoteEnv` is an environment whose episodes run there. Each name is imported when it is first used. So an
-import of ``agent_r1.workers.config`` does not load a server.
+:class:`EnvironmentWorker` serves the environments of a task set over HTTP. :class:`RemoteEnv` is an environment whose
+episodes run on workers, and :class:`WorkerPool` chooses a worker for each episode. Each name is imported when it is
+first used. So an import of ``agent_r1.workers.config`` does not load a server.
 """
 
 from typing import TYPE_CHECKING

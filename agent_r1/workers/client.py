@@ -1,4 +1,4 @@
-"""Environments on workers: a pool of workers that are live, and environments whose episodes run there."""
+"""The client of environment workers: a pool of workers, and an environment whose episodes run on the workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from agent_r1.workers.protocol import (
 
 CONNECT_SECONDS = 10.0
 RECHECK_SECONDS = 5.0
-"""How often a worker that failed is checked again, in seconds."""
+"""The time between two checks of a failed worker, in seconds."""
 
 Found = TypeVar("Found", bound=BaseModel)
 
@@ -49,20 +49,20 @@ _ANSWER: TypeAdapter[Opened | Stepped | ModelQuery] = TypeAdapter(Opened | Stepp
 
 
 class WorkerError(AgentR1Error):
-    """Raised if a worker cannot be reached, hangs, or refuses a request. The attempt fails, and is repeated."""
+    """Raised if a worker cannot be reached, hangs, or refuses a request. The attempt then fails, and is repeated."""
 
 
 class RemoteEnvironmentError(AgentR1Error):
-    """Raised if an environment on a worker raised an error. The message names the error and its place."""
+    """Raised if an environment on a worker raised an error. The message has the error and the line of its origin."""
 
 
 def read_token() -> str:
-    """Return the token of the workers from the environment variable TOKEN_VARIABLE; "" if it is not set."""
+    """Return the token of the workers from the environment variable TOKEN_VARIABLE; "" if the variable is not set."""
     return os.environ.get(TOKEN_VARIABLE, "")
 
 
 def check_workers(config: EnvironmentConfig, expected: WorkerDescription) -> None:
-    """Raise InvalidInput if a worker cannot be reached, or has other environments than ``expected``."""
+    """Raise InvalidInput if a worker cannot be reached, or if its description differs from ``expected``."""
     for url in config.workers:
         try:
             response = httpx.get(f"{url}/health", headers=_headers(), timeout=config.stall_seconds, trust_env=False)
@@ -96,7 +96,7 @@ def _error_line(response: httpx.Response) -> str:
 
 
 def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
-    """Return how a worker differs from the run, such as "with other tasks"; "" if it does not."""
+    """Return how a worker differs from ``expected``, such as "with other tasks"; "" if it does not differ."""
     if found.version != expected.version:
         return f"with agent-r1 {found.version} instead of {expected.version}"
     if found.taskset != expected.taskset:
@@ -107,9 +107,13 @@ def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
 
 
 class WorkerConnection:
-    """The connection to a worker. It counts the worker's episodes. ``failure`` is None if the worker is live.
+    """The connection to a worker.
 
-    If the worker failed, ``failure`` is the reason, and the worker gets no requests.
+    Attributes:
+        url: the address of the worker.
+        num_episodes: the number of episodes that use the worker.
+        failure: the reason why the worker failed; None if the worker is live. A failed worker gets no requests.
+        checked: the time of the last failure or check, on the clock of the event loop.
     """
 
     def __init__(self, url: str, stall_seconds: float) -> None:
@@ -128,7 +132,11 @@ class WorkerConnection:
         )
 
     async def post(self, path: str, body: BaseModel) -> Opened | Stepped | ModelQuery:
-        """Return the answer to a request. Raise WorkerError or RemoteEnvironmentError if there is none."""
+        """Send a request, and return the worker's answer.
+
+        Raise RemoteEnvironmentError if the environment raised an error. Raise WorkerError in all other cases without an
+        answer.
+        """
         response = await self._request("POST", path, json.dumps(body.model_dump(mode="python")).encode())
         if response.status_code == ENVIRONMENT_FAILED:
             raise RemoteEnvironmentError(_error_line(response))
@@ -140,7 +148,7 @@ class WorkerConnection:
             raise WorkerError(f"{self.url} answered something else than an environment worker") from error
 
     async def delete(self, path: str) -> None:
-        """Send a request to close an episode, unless the worker failed. A worker itself closes idle episodes."""
+        """Send a request to close an episode. Do nothing if the worker has failed: it closes idle episodes itself."""
         if self.failure is None:
             await self._request("DELETE", path, b"")
 
@@ -163,7 +171,10 @@ class WorkerConnection:
         return _read_description(await self._client.get("/health", timeout=self._stall_seconds / 2))
 
     async def _request(self, method: str, path: str, content: bytes) -> httpx.Response:
-        """Send a request. If the worker fails meanwhile, raise WorkerError."""
+        """Send a request, and return the response.
+
+        Raise WorkerError if the worker has failed, or fails during the request.
+        """
         headers = {"Content-Type": "application/json"}
         if self.failure is not None:
             raise WorkerError(f"{self.url} failed: {self.failure}")
@@ -185,7 +196,10 @@ class WorkerConnection:
             self._requests.discard(request)
 
     async def _watch(self) -> None:
-        """Check the health of the worker while it has requests. It reports its health even if a tool is slow."""
+        """Check the health of the worker regularly while requests are in progress.
+
+        A worker reports its health even while a tool is slow, so a worker without a report has failed.
+        """
         while self._requests:
             await asyncio.sleep(self._stall_seconds / 2)
             if not self._requests:
@@ -193,7 +207,10 @@ class WorkerConnection:
             await self._check_health("it does not report its health")
 
     async def _check_health(self, reason: str) -> None:
-        """If the worker does not report its health, mark it as failed and end its requests."""
+        """Ask the worker for its health. If the worker does not answer, mark it as failed and end its requests.
+
+        ``reason`` is the beginning of the text that explains the failure.
+        """
         try:
             await self._describe()
         except (WorkerError, httpx.HTTPError) as error:
@@ -212,12 +229,12 @@ class WorkerConnection:
 class WorkerPool:
     """The workers of a run. A new episode is opened on the live worker with the fewest episodes.
 
-    A worker fails if it cannot be reached, or does not report its health for ``config.stall_seconds``. Then all
-    episodes on the worker fail, and it gets no more episodes until it answers again.
+    A worker fails if it cannot be reached, or does not report its health for ``config.stall_seconds``. Then all its
+    episodes fail. A failed worker gets no new episodes until it answers again with the expected description.
 
     Args:
         config: the addresses of the workers, and their limits.
-        expected: the description that a failed worker must have when it answers again.
+        expected: the description that each worker must have.
     """
 
     def __init__(self, config: EnvironmentConfig, expected: WorkerDescription) -> None:
@@ -227,7 +244,7 @@ class WorkerPool:
         self._checking: asyncio.Task[None] | None = None
 
     async def acquire(self) -> WorkerConnection:
-        """Return a worker for a new episode. If all live workers have their maximum number of episodes, wait.
+        """Return a worker for a new episode. Wait if all live workers have their maximum number of episodes.
 
         Raise WorkerError if no worker is live.
         """
@@ -248,7 +265,7 @@ class WorkerPool:
             await self._changed.wait()
 
     def release(self, worker: WorkerConnection) -> None:
-        """End the use of a worker by an episode."""
+        """Record that an episode no longer uses the worker."""
         worker.num_episodes -= 1
         self._changed.set()
 
@@ -258,9 +275,10 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def _check_failed(self) -> asyncio.Task[None] | None:
-        """Start a task that checks failed workers again. Return this task, or the running one; None if there is none.
+        """Return the asyncio task that checks failed workers again; None if no such task is running or needed.
 
-        A worker is checked if its last check is at least ``RECHECK_SECONDS`` ago.
+        If no task is running, the function starts one for the failed workers whose last check is more than
+        ``RECHECK_SECONDS`` ago.
         """
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
@@ -277,7 +295,7 @@ class RemoteEnv:
     """An environment whose episodes run on the workers of a pool.
 
     Args:
-        env: the same environment in this process. It only describes the tools, and opens no episode.
+        env: the same environment in this process. Only its descriptions of tools are used; no episode is opened.
         name: the name of the environment on the workers.
         pool: the workers.
     """
@@ -309,7 +327,7 @@ class RemoteEnv:
 
 @dataclass(slots=True)
 class RemoteEpisode:
-    """An episode on a worker. All its requests go to this worker, because the worker holds its state."""
+    """An episode on a worker. Its requests all go to this worker, which holds the state of the episode."""
 
     start: tuple[Message, ...]
     name: str
@@ -332,7 +350,11 @@ class RemoteEpisode:
 async def _converse(
     worker: WorkerConnection, path: str, request: OpenRequest | StepRequest, models: Mapping[str, ModelClient]
 ) -> Opened | Stepped:
-    """Send a request, answer the worker's queries of models, and return the final answer of the worker."""
+    """Send a request to a worker, and return the final answer of the worker.
+
+    Before the final answer, the worker can query models of the run. The function sends the answers of the models to the
+    worker.
+    """
     answer = await worker.post(path, request)
     while isinstance(answer, ModelQuery):
         reply = await _ask(answer, models)
@@ -341,7 +363,7 @@ async def _converse(
 
 
 async def _ask(query: ModelQuery, models: Mapping[str, ModelClient]) -> ModelAnswer:
-    """Return the answer of a model to a query, or its error."""
+    """Send a worker's query to a model, and return the answer of the model. An error of the model is also an answer."""
     try:
         messages = with_images(decode_messages(query.messages), query.images)
         reply = await models[query.role](messages)

@@ -22,12 +22,13 @@ class EnvironmentConfig(BaseModel):
     Empty: environments and tools run in the process of the run."""
 
     episodes: int = Field(default=256, ge=1)
-    """Maximum number of episodes that a worker has at the same time. Further attempts wait. The wait counts towards
-    their episode_seconds."""
+    """Maximum number of episodes that a worker has at the same time. Further attempts wait. The waiting time counts
+    towards their time limit, episode_seconds."""
 
     stall_seconds: float = Field(default=60.0, gt=0)
-    """A worker that has requests and does not report its health for this time, in seconds, gets no more requests until
-    it reports its health again. The attempts on it fail, and are repeated on another worker."""
+    """Time limit for a report of a worker's health while the worker has requests, in seconds. If the report is missing,
+    the attempts on the worker fail, and are repeated on another worker. The worker gets no more requests until it
+    reports its health again."""
 
     @field_validator("workers")
     @classmethod

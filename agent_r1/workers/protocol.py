@@ -3,14 +3,14 @@
     GET    /health                       WorkerDescription
     POST   /episodes                     OpenRequest -> Opened or ModelQuery
     POST   /episodes/{episode}/step      StepRequest -> Stepped or ModelQuery
-    POST   /episodes/{episode}/answer    ModelAnswer -> the answer of the request that asked, or another ModelQuery
+    POST   /episodes/{episode}/answer    ModelAnswer -> Opened or Stepped, or another ModelQuery
     DELETE /episodes/{episode}           Closed
 
 An environment can query models (``RolloutContext.models``), which only the run has. The worker then answers a request
-with a ModelQuery, and continues when the run has sent the answer of the model.
+with a ModelQuery. The run sends the answer of the model as a ModelAnswer, and the worker continues with the request.
 
-Status 422 means that the environment raised an error; the worker is intact. Messages are encoded as in the database of
-a run (``store.codec``). The files of their images are sent in a field beside the messages.
+Status 422 means that the environment raised an error. The worker itself still works. Messages are encoded as in the
+database of a run (``store.codec``). The files of the images in the messages are sent in a separate field, ``images``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_BODY = 256 * 2**20
 """The largest number of bytes in the body of a request."""
 
 ENVIRONMENT_FAILED = 422
-"""The status of an answer after an error of the environment."""
+"""The HTTP status of an answer if the environment raised an error."""
 
 Images = dict[str, str]
 """The files of images in base64, by the sha256 of the file. An image that occurs several times is sent once."""
@@ -56,9 +56,9 @@ class _Body(BaseModel):
 
 
 class WorkerDescription(_Body):
-    """A description of the environments of a worker, or of a run.
+    """A description of the environments of a worker, or of the environments that a run needs.
 
-    A run can use a worker only if the description of the run equals the description of the worker.
+    A run can use a worker only if the two descriptions agree.
 
     Attributes:
         version: the version of agent-r1.
@@ -72,7 +72,7 @@ class WorkerDescription(_Body):
 
 
 class TaskContent(_Body):
-    """A task whose data consists of JSON values and tuples."""
+    """A task that is sent as a whole. Its data consists of JSON values and tuples."""
 
     id: str
     messages: list[Any]
@@ -81,7 +81,13 @@ class TaskContent(_Body):
 
 
 class TaskReference(_Body):
-    """A reference to a task whose data cannot be sent. The worker must have the same task, with this sha256."""
+    """A reference to a task whose data cannot be sent.
+
+    The worker must have a task with the same id, split and hash.
+
+    Attributes:
+        sha256: the hash of the whole task.
+    """
 
     id: str
     split: str
@@ -129,7 +135,14 @@ class Stepped(_Body):
 
 
 class ModelQuery(_Body):
-    """A query of the environment to the model ``role``. The ModelAnswer to it has the same number ``query``."""
+    """A query of the environment to a model of the run.
+
+    Attributes:
+        episode: the name of the episode.
+        query: the number of the query. The ModelAnswer to this query has the same number.
+        role: the role of the model, such as "user".
+        messages: the conversation that the model answers, encoded.
+    """
 
     kind: Literal["query"] = "query"
     episode: str
@@ -140,7 +153,13 @@ class ModelQuery(_Body):
 
 
 class ModelAnswer(_Body):
-    """The answer to a ModelQuery: one message, or the error of the model."""
+    """The answer of a model to a ModelQuery: one message, or an error.
+
+    Attributes:
+        query: the number of the query.
+        messages: a list with the encoded message; [] if the model raised an error.
+        error: the error of the model; None if the model answered.
+    """
 
     query: int
     messages: list[Any]
@@ -157,16 +176,16 @@ class ErrorResponse(_Body):
 
 
 def images_of(messages: Iterable[Message], results: Iterable[ToolResult] = ()) -> Images:
-    """Return the files of the images in messages and tool results."""
+    """Return the files of all images in messages and tool results."""
     parts = [part for message in messages for part in message.parts]
     parts += (part for result in results for part in result.parts)
     return {part.sha256: base64.b64encode(part.data).decode() for part in parts if isinstance(part, Image)}
 
 
 def with_images(messages: Iterable[Message], images: Mapping[str, str]) -> tuple[Message, ...]:
-    """Return the messages with the content of each image filled in from ``images``: base64 text by sha256.
+    """Return the messages with the files of their images. ``images`` has the files in base64, by sha256.
 
-    Raise InvalidInput if a content is not an image.
+    Raise InvalidInput if a file is not an image.
     """
     return tuple(replace(message, parts=_filled(message.parts, images)) for message in messages)
 
@@ -179,7 +198,7 @@ def _filled(parts: Sequence[ContentPart], images: Mapping[str, str]) -> tuple[Co
 
 
 def encode_task(task: Task) -> TaskContent | TaskReference:
-    """Return the task as JSON values, or a reference to it if its data cannot be sent."""
+    """Return the task as JSON values, or a reference to the task if its data cannot be sent."""
     data = dict(task.data)
     try:
         check_sendable("the data", data)
@@ -207,7 +226,7 @@ def decode_step(request: StepRequest) -> Action:
 
 
 def encode_transition(transition: Transition) -> Stepped:
-    """Return the transition as JSON values. Raise TypeError if a result has data that JSON cannot represent."""
+    """Return a transition as JSON values. Raise TypeError if a tool result has data that cannot be sent."""
     for result in transition.results:
         check_sendable("the data of a tool result", result.data)
     return Stepped(
@@ -232,9 +251,14 @@ def decode_transition(answer: Stepped) -> Transition:
 
 
 def check_sendable(what: str, value: object, depth: int = 0) -> None:
-    """Raise TypeError about ``what`` if a value would change when it is sent to another process.
+    """Raise TypeError if a value would change when it is sent to another process as JSON.
 
-    Numbers, texts, None, lists, tuples and dictionaries of them can be sent.
+    Numbers, texts, None, and lists, tuples and dictionaries of these values can be sent.
+
+    Args:
+        what: the name of the value in the error.
+        value: the value.
+        depth: the number of containers around the value.
     """
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise TypeError(f"{what} has an integer of {value.bit_length()} bits; the limit is {MAX_INTEGER_BITS}")

@@ -1,7 +1,8 @@
 """An environment worker: episodes of the environments of a task set, for runs on other machines, over HTTP.
 
-The worker is a Starlette application on uvicorn (see ``protocol``). Whoever can reach it and has its token can run the
-tools of its environments, so a worker that listens beyond the loopback address needs a token. It has no TLS.
+The worker is a Starlette application on uvicorn (see ``protocol``). Everyone who can reach the worker and has its token
+can run the tools of its environments. So a worker needs a token, unless it listens only on a loopback address. The
+worker has no TLS.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class WorkerLimits:
 
     Attributes:
         episodes: the largest number of episodes at the same time.
-        idle_seconds: an episode without a request for this time is closed, because its run is gone.
+        idle_seconds: the time after which an episode without a request is closed, because its run no longer exists.
     """
 
     episodes: int = 1024
@@ -83,11 +84,11 @@ class _RefusedRequest(AgentR1Error):
 
 
 class EnvironmentWorker:
-    """A server for episodes of the environments ``envs``, by name. It runs in the event loop of the caller.
+    """A server for episodes of environments. It runs in the event loop of the caller.
 
     Args:
         envs: the environments, by the names with which runs open their episodes.
-        tasks: returns the tasks of a split. A run names a task of these tasks if the data of the task cannot be sent.
+        tasks: returns the tasks of a split. These tasks are used if a run sends only a reference to a task.
         description: the description of the worker. A run compares it with the description that the run needs.
         limits: how many episodes are open at a time, and for how long.
         token: the token that requests must have. "": requests need no token, which is allowed on loopback addresses
@@ -95,7 +96,7 @@ class EnvironmentWorker:
         host: the address to listen on.
         port: the port to listen on; 0 for any free port.
 
-    Raises InvalidInput if the address cannot be used, or if it needs a token.
+    Raises InvalidInput if the address cannot be used, or if ``host`` needs a token and ``token`` is "".
 
     Example:
         worker = EnvironmentWorker({"env": taskset.env}, taskset.tasks, description)
@@ -123,7 +124,7 @@ class EnvironmentWorker:
 
     @property
     def url(self) -> str:
-        """The address of the worker. Raise RuntimeError if it was not started."""
+        """The address of the worker. Raise RuntimeError if the worker was not started."""
         if self._server is None:
             raise RuntimeError("the worker was not started")
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._server.port}"
@@ -159,7 +160,10 @@ class EnvironmentWorker:
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
 
     def _endpoint(self, handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint that answers with ``await handler(request)``, or with a status and one line of error."""
+        """Return an HTTP endpoint that checks the token of a request, and answers with ``await handler(request)``.
+
+        If the handler raises an error, the endpoint answers with an error status and one line of text.
+        """
 
         async def endpoint(request: Request) -> Response:
             try:
@@ -178,7 +182,7 @@ class EnvironmentWorker:
         return endpoint
 
     def _authenticate(self, request: Request) -> None:
-        """Raise _RefusedRequest if the token is wrong, or if the request may come from a web page in a browser."""
+        """Raise _RefusedRequest if a request has a wrong token, or if a web page in a browser may have sent it."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise _RefusedRequest(401, f"the token is missing or wrong: set {TOKEN_VARIABLE}")
@@ -249,7 +253,7 @@ class EnvironmentWorker:
             await session.close()
 
     async def _close_idle(self) -> None:
-        """Close the episodes of runs that are gone, until this task is cancelled."""
+        """Close episodes that had no request for ``idle_seconds``, again and again, until this task is cancelled."""
         limit = self._limits.idle_seconds
         while True:
             await asyncio.sleep(min(limit / 4, 30.0))
@@ -259,7 +263,7 @@ class EnvironmentWorker:
 
 
 def check_token(host: str, token: str) -> None:
-    """Raise InvalidInput if a token is too short, or missing although the worker listens beyond loopback."""
+    """Raise InvalidInput if a token is too short, or if it is missing although ``host`` is not a loopback address."""
     do = f"give at least {SHORTEST_TOKEN} printable ASCII characters in --token or {TOKEN_VARIABLE}"
     if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise InvalidInput("token", got=f"{len(token)} characters", do=do)

@@ -1,4 +1,4 @@
-"""An episode on a worker, which can query models of the run while it works on a request."""
+"""An episode on a worker. While the episode works on a request, the environment can query models of the run."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class WorkerSession:
 
     Attributes:
         name: the name of the episode in requests.
-        used: when the last request ended, on the clock of the event loop.
-        lock: held while a request works on the episode.
+        used: the time at which the last request ended, on the clock of the event loop.
+        lock: a lock that is held while a request uses the episode.
     """
 
     name: str
@@ -52,11 +52,11 @@ class WorkerSession:
     _work: asyncio.Task[Answer] | None = None
 
     def models(self, roles: tuple[str, ...]) -> Mapping[str, ModelClient]:
-        """Return the models that the environment can query, by role. They forward queries to the process of the run."""
+        """Return the models that the environment can query, by role. Each model forwards its queries to the run."""
         return {role: self._model(role) for role in roles}
 
     async def open(self, env: Env, task: Task, context: RolloutContext) -> Answer | ModelQuery:
-        """Open the episode. Return its opening messages, or the first query of a model."""
+        """Open the episode. Return its opening messages, or the environment's first query to a model."""
 
         async def work() -> Answer:
             self.episode = await run_detached(env.open(task, context))
@@ -66,7 +66,7 @@ class WorkerSession:
         return await self._start(work)
 
     async def step(self, action: Action) -> Answer | ModelQuery:
-        """Take a step in the episode. Return its outcome, or the first query of a model."""
+        """Run a step of the episode. Return the transition, or the environment's first query to a model."""
         episode = self.episode
         if episode is None or self._work is not None:
             raise EnvironmentFailure("the episode was not opened, or still works on another request")
@@ -77,7 +77,10 @@ class WorkerSession:
         return await self._start(work)
 
     async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
-        """Give the environment a model's answer. Return the environment's next query, or the request's outcome."""
+        """Give a model's answer to the environment, and continue the request.
+
+        Return the result of the request, or the environment's next query to a model.
+        """
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:
             raise EnvironmentFailure(f"no query {answer.query} waits for an answer")
@@ -105,7 +108,7 @@ class WorkerSession:
         return await self._advance()
 
     async def _advance(self) -> Answer | ModelQuery:
-        """Wait until the environment queries a model or has completed the request."""
+        """Wait until the environment queries a model or has completed the request. Return the query or the result."""
         assert self._work is not None
         query = asyncio.ensure_future(self._queries.get())
         try:

@@ -1,10 +1,10 @@
 """The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
 
-Only None, booleans, numbers, text, bytes, dates, and containers of such values are transferred, as exactly these types.
-The types and pure functions of Python are transferred by name. A value of a subclass becomes a value of the plain type,
-because an object of a subclass could claim to equal every value. Any other object stays in its process and is
-represented by a number. The format is JSON: each process creates the values itself, from a fixed list of types. The
-arguments of tests must arrive unchanged; otherwise the candidate would be tested with other values.
+Only values of these types are transferred: None, booleans, numbers, text, bytes, dates, and their containers. A
+value of a subclass becomes a value of the plain type, because an object of a subclass could claim to equal every value.
+The types and pure functions of Python are transferred by name. Any other object stays in its process and is represented
+by a number. The format is JSON: each process creates the values itself, from a fixed list of types. The arguments of
+tests must arrive unchanged; otherwise the candidate would be tested with other values.
 """
 
 import builtins
@@ -45,7 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. An object that is not plain data becomes ``{"opaque": keep(object)}``."""
+    """Return a value as JSON data. ``keep`` stores an object that is not plain data, and returns its number."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -122,13 +122,13 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a defaultdict. If its default factory is not in FACTORIES, encode it as a plain dictionary."""
+    """Return a defaultdict as JSON data; with an unknown default factory, as a plain dictionary."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Encode a numpy scalar as a Python number, with the encoder ``inner``. A ``longdouble`` is rounded to a float."""
+    """Return a numpy scalar as JSON data of a Python number. A ``longdouble`` is rounded to a float."""
     # item() would return a longdouble unchanged
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
@@ -195,7 +195,7 @@ SPECIFIC_ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bytearray, lambda value, inner: {"bytearray": bytes(value).hex()}),
     (memoryview, lambda value, inner: {"bytes": bytes(value).hex()}),
 )
-"""Encoders that are tried before ENCODERS, because a parent of their type can be in ENCODERS."""
+"""Encoders that are tried before ENCODERS, because ENCODERS can contain a base class of their type."""
 
 ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bool, lambda value, inner: bool(value)),

@@ -1,4 +1,4 @@
-"""Attacks that are attempted against each isolation layer, inside the sandbox, before the first use of the sandbox.
+"""Attacks on each isolation layer. They are attempted inside the sandbox, before the first use of the sandbox.
 
 Each attack is a function. The attack was blocked if the function raises an exception or returns False. Its argument
 ``targets`` contains the path of a secret file outside the sandbox, an open port outside the sandbox, and the limits of

@@ -1,4 +1,4 @@
-"""The process that runs programs. It drops its privileges, then runs each program that it receives and reports its end.
+"""The worker: a process that drops its privileges, runs the programs that it receives, and reports their ends.
 
     python worker.py CONTROL UID LIMITS        e.g. worker.py 5 2000000001 RLIMIT_AS=536870912,RLIMIT_CORE=0
 
