@@ -24,8 +24,8 @@ ENCODED_AT_ONCE = 8192
 class DenseIndex:
     """A search over passages by their vectors. Vector number i belongs to passage number i.
 
-    An exact dense search always returns ``k`` passages, even if no passage is relevant. If the corpus has fewer than
-    ``k`` passages, the search returns all passages.
+    An exact search returns the ``k`` nearest passages, even if no passage is relevant. If the corpus has fewer than
+    ``k`` passages, it returns all passages.
     """
 
     def __init__(

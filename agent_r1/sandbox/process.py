@@ -257,7 +257,8 @@ async def start_process(
 ) -> SandboxProcess | ExecutionResult:
     """Start a process in the sandbox and return it. If the start fails, return a result with the reason.
 
-    The process may not be ready yet. If the start fails later, the first call reports the failure.
+    When this function returns, the process may not be ready yet. If the start fails later, the first call reports the
+    failure.
 
     Args:
         confinement: the isolation of the process.

@@ -312,9 +312,11 @@ class _PerEpisode:
 
 @dataclass(slots=True)
 class _SharedState:
-    """The shared connections of one event loop. New episodes get ``connection``.
+    """The shared connections of one event loop.
 
-    ``num_users`` is the number of episodes that use each open connection.
+    Attributes:
+        connection: the connection that new episodes get; None if it was not opened yet, or has become unusable.
+        num_users: the number of episodes that use each open connection.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

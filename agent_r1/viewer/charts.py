@@ -59,8 +59,8 @@ class DrawnLine:
         path: the attribute ``d`` of the SVG path.
         dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another line.
         covered: the number of earlier lines that this line covers, at most MAX_COVERED. A covered line has the same
-            values at all steps of this line. If the number is above 0, this line is dashed, so that the earlier lines are visible in
-            the gaps.
+            values at all steps of this line. If the number is above 0, this line is dashed, so that the earlier lines
+            are visible in the gaps.
         mark: the point (x, y) that gets a mark; None for no mark.
         values: (x, step, y, value) of each point, for the text that appears at the pointer.
         last: the last value, as text.

@@ -18,7 +18,7 @@ class EnvironmentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     workers: tuple[str, ...] = ()
-    """Environment workers, separated by commas, such as http://10.0.0.5:8200. Start each with 'agent-r1 serve-env'.
+    """Environment workers, separated by commas, such as http://10.0.0.5:8200. Start a worker with 'agent-r1 serve-env'.
     Empty: environments and tools run in the process of the run."""
 
     episodes: int = Field(default=256, ge=1)

@@ -1,5 +1,6 @@
-"""Tasks from the procedural datasets of reasoning-gym (https://github.com/open-thought/reasoning-gym), and their
-scores.
+"""Tasks from the procedural datasets of reasoning-gym, and the scores of answers to these tasks.
+
+The project is at https://github.com/open-thought/reasoning-gym.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attacks on each isolation layer. They are attempted inside the sandbox, before the first use of the sandbox.
 
-Each attack is a function. The attack was blocked if the function raises an exception or returns False. Its argument
-``targets`` contains the path of a secret file outside the sandbox, an open port outside the sandbox, and the limits of
-the sandbox. The full list of attacks is in tests/sandbox/attacks.py.
+Each attack is a function. The attack was blocked if the function raises an exception or returns False. The argument
+``targets`` of an attack has the path of a secret file outside the sandbox, an open port outside the sandbox, and the
+limits of the sandbox. The full list of attacks is in tests/sandbox/attacks.py.
 """
 
 import ctypes

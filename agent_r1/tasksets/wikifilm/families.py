@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 SHARES: Mapping[str, int] = {"train": 65, "validation": 10, "test": 25}
-"""The share of the families in each class, in percent."""
+"""The share of the families that each split gets, in percent."""
 
 
 def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
