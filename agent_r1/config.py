@@ -49,8 +49,8 @@ class NestedByName:
     """A mark in the type annotation of a setting such as ``algorithm``: its value is the name of a component, and the
     component has settings of its own.
 
-    The validator of such a setting gets one flat table, with the name and all other settings. Example: ``{"name":
-    "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
+    The validator of the setting gets one flat table, with the name and all other settings. Example: ``{"name": "grpo",
+    "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 
 

@@ -173,8 +173,8 @@ def _section(config: type[BaseModel], key: str) -> str:
     """Return the heading under which ``--help`` lists the setting ``key`` of the settings class ``config``.
 
     For a setting in a group, such as ``trainer.learning_rate``, the heading is the name and the description of the
-    group. For any other setting, it is the class attribute ``section`` of the class that declares the setting, such as
-    "Training".
+    group. For any other setting, the heading is the class attribute ``section`` of the class that declares the setting,
+    such as "Training".
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]
@@ -207,7 +207,7 @@ def _annotation_text(annotation: Any) -> str:
 
 
 def _default_and_bounds(field: FieldInfo) -> str:
-    """Return the default and the bounds of a setting, such as ``[default: 200; >= 1]``; "" if it has neither."""
+    """Return the default and the bounds of a setting, such as ``[default: 200; >= 1]``; "" if there are none."""
     default = field.default
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
@@ -249,7 +249,7 @@ def with_file(settings: Layer, file: Path | None) -> list[Layer]:
 
 
 def progress_of(quiet: bool) -> Progress:
-    """Return an object that shows progress on stderr. If ``quiet`` is true, it shows nothing."""
+    """Return an object that shows progress on stderr. If ``quiet`` is true, the object shows nothing."""
     return SilentProgress() if quiet else make_progress(Console(stderr=True))
 
 

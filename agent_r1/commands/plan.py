@@ -28,10 +28,10 @@ settings of the costs that are measured in recorded runs.
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    A setting that is not given has the value that it has in RUN. The predicted attempts are drawn from the attempts of
-    RUN, with the recorded times of their environments. With --gpu, the costs are computed for a GPU. Without --gpu,
-    they are measured in RUN, a run of the embedded engine with --profile. Further runs with other batch sizes make the
-    measured costs more precise.
+    A setting that is not given has its value in RUN. The predicted attempts are drawn from the attempts of RUN, with
+    the recorded times of their environments. With --gpu, the costs are computed for a GPU. Without --gpu, the costs are
+    measured in RUN, which must be a run of the embedded engine with --profile. Further runs with other batch sizes make
+    the measured costs more precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]

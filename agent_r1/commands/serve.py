@@ -15,7 +15,7 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.config import EvalConfig, TrainConfig
 
 GROUPS = ("context", "max_tokens", "tool_format", "device", "threads", "tags", "engine")
-"""The settings that a served model uses, and the groups of such settings."""
+"""Settings that a served model uses. Some of these are groups of settings."""
 
 KEYS = tuple(key for key in setting_keys(EvalConfig) if key.partition(".")[0] in GROUPS)
 

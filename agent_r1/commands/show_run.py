@@ -41,7 +41,8 @@ _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed
 class Validation:
     """The result of one validation: the share of right answers ``em``.
 
-    ``low`` and ``high`` are the ends of the 95 % interval of ``em``. They are None if the run recorded no interval.
+    ``low`` and ``high`` are the ends of the 95 % interval of ``em``. Without a recorded interval, ``low`` and ``high``
+    are None.
     """
 
     step: int

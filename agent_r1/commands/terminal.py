@@ -84,7 +84,7 @@ class CurveTable:
 
         Args:
             title: the title of the chart, such as "Response length".
-            unit: the unit of its values, such as "tokens"; it is printed after the title.
+            unit: the unit of its values, such as "tokens". The unit is printed after the title.
             curves: (name, values by step) of each curve.
         """
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()

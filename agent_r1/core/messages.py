@@ -94,7 +94,10 @@ class Image:
 
 ContentPart = Text | Image
 ReadImage = Callable[[bytes, str | None], Image]
-"""A function (bytes of a file, declared MIME type) -> image. It raises InvalidInput if the file is not an image."""
+"""A function (bytes of a file, declared MIME type) -> image.
+
+The function raises InvalidInput if the file is not an image.
+"""
 
 
 def _trimmed_image(data: bytes, mime: str | None) -> Image:

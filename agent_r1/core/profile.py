@@ -58,7 +58,7 @@ _EXCLUSIVE = frozenset({Part.VALIDATION})
 """Parts that get all of the time while they are active."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
-"""Parts that often only wait, for example for a server. They get time only while no other part is active."""
+"""Parts that often only wait, for example for a server. These parts get time only while no other part is active."""
 
 SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 """Prefixes of the names under which a run records the wall and CPU seconds of each part."""

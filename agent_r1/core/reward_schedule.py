@@ -13,7 +13,7 @@ class RewardSchedule:
     """A factor of a reward's weight that changes with the step.
 
     ``points`` are pairs (step, factor) in ascending order of steps. The factor is interpolated linearly between two
-    points. It is constant before the first point and after the last point.
+    points. The factor is constant before the first point and after the last point.
 
     Example:
         >>> RewardSchedule.parse("1:0, 11:1").factor(6)

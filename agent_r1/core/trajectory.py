@@ -101,8 +101,8 @@ class Turn:
         new_ids: the tokens of the state that follow the parent's action; the whole state if there is no parent.
         new_messages: the messages of the state that follow the parent's action; the whole conversation if there is no
             parent.
-        tools: the tools that an agent program named in the request for this turn. None if there is no agent program:
-            then the environment has the tools.
+        tools: the tools that an agent program named in the request for this turn; None if the tools of the environment
+            are used, because there is no agent program.
         action_ids: the sampled tokens.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
@@ -110,8 +110,8 @@ class Turn:
         call_ends: for each call, the index in ``action_ids`` of the token that completes the call. The rewards of the
             call are assigned to this token.
         media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
-        timing: when the turn happened; None if it was not measured. Comparisons (``==``) ignore it, because no
-            repetition of an attempt has the same timing.
+        timing: when the turn happened; None if the time was not measured. Comparisons (``==``) ignore the timing,
+            because no repetition of an attempt has the same timing.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
@@ -281,7 +281,10 @@ class Trajectory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The full conversation between policy and environment. The policy may have seen only parts of it."""
+        """The full conversation between policy and environment.
+
+        The policy may have seen only parts of the conversation.
+        """
         conversation = list(self.start)
         for turn in self.env_turns:
             conversation += (turn.action.message, *turn.observation)

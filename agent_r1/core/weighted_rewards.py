@@ -19,8 +19,9 @@ MAX_REWARD = 1e300
 class WeightedReward:
     """A reward, multiplied by its weight.
 
-    ``turn`` and ``call`` are the position of the reward in the trajectory. Both are None for a reward of the whole
-    trajectory. ``call`` is None for a reward of a turn.
+    Attributes:
+        turn: the index of the turn that the reward belongs to; None for a reward of the whole trajectory.
+        call: the index of the tool call in the turn; None if the reward does not belong to a single call.
     """
 
     name: str

@@ -60,7 +60,7 @@ class AdapterFolders:
 
     Attributes:
         adapter: the adapter in the format of peft. Its weights differ in each version.
-        base: the frozen weights of the model. They are the same in all versions.
+        base: the frozen weights of the model. These weights are the same in all versions.
     """
 
     adapter: Path

@@ -92,7 +92,8 @@ class Trainer:
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
         agent: an agent program, which runs its own tools instead of the tools of ``env``: a function with the arguments
-            base URL, API key and task, or "FILE.py:NAME". It calls the model over HTTP (``docs/gateway.md``).
+            base URL, API key and task, or "FILE.py:NAME". The agent program calls the model over HTTP
+            (``docs/gateway.md``).
         callbacks: functions that are called with the :class:`StepReport` of each step. An exception in a callback stops
             the run.
         progress: the display of the progress. Default: on stderr, a bar for a terminal, otherwise one line per step.

@@ -155,7 +155,7 @@ def resolve_placement(
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The services of a run. They are built and checked before the run writes a file.
+    """The services of a run. The services are built and checked before the run writes a file.
 
     Attributes:
         engines: the inference engines by role. The engine "policy" serves the policy's weights. The engine "guided", if
@@ -314,7 +314,7 @@ def group_requests(
     Args:
         tasks: the training tasks.
         config: has the seed and the number of attempts per group.
-        first: the id of the first group. It is above 0 in a resumed run.
+        first: the id of the first group. The id is above 0 in a resumed run.
         kind: returns the kind of a task as a number, such as its number of hops; None if all tasks are of one kind.
     """
     kinds = [0 if kind is None else kind(task) for task in tasks]

@@ -1,4 +1,7 @@
-"""The GPUs that the trainer and each vLLM server of a run take. They are chosen and checked before the run begins."""
+"""The GPUs that the trainer and each vLLM server of a run take.
+
+The GPUs are chosen and checked before the run begins.
+"""
 
 from __future__ import annotations
 

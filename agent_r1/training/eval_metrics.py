@@ -28,7 +28,8 @@ class EvalResult:
         sub: the sub-match: 1 if a right answer occurs in the given answer, else 0; None if the task set does not report
             a sub-match.
         measure: the name of the number in ``em``: "exact match", or the name of a reward ("reward 'solved'").
-        failure: why the attempt failed or could not be scored; None if it was scored. A failed attempt counts as wrong.
+        failure: why the attempt failed or could not be scored; None if the attempt was scored. A failed attempt counts
+            as wrong.
     """
 
     em: float
@@ -65,7 +66,8 @@ def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> fl
     of their scores.
 
     Args:
-        answers: the answer of each attempt, or None for an attempt without an answer. Such attempts have no vote.
+        answers: the answer of each attempt, or None for an attempt without an answer. Attempts without an answer have
+            no vote.
         scores: the exact match of each attempt.
 
     Example:

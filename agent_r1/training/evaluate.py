@@ -153,7 +153,7 @@ async def measure_pass_at_k(
         method: its agent must sample at a temperature above 0, because greedy attempts are all equal.
         taskset: has the tasks and the scorers.
         count: how many tasks of each split are used: the first ``count`` tasks.
-        k: the k of pass@k. It is at most ``size``.
+        k: the k of pass@k, at most ``size``.
         size: the number of attempts at each task. pass@1 and pass@k are estimated from all of these attempts.
         limits: the limits of an attempt.
         progress: shows how many attempts are finished.

@@ -42,7 +42,10 @@ USABLE_MEMORY = 0.9
 """The share of a GPU's memory that a run can use."""
 
 LENGTH_SPREAD = 0.6
-"""The standard deviation of the logarithm of an action's length in tokens. It is used if there is no recorded run."""
+"""The standard deviation of the logarithm of an action's length in tokens.
+
+This value is used if there is no recorded run.
+"""
 
 P99 = 2.326
 """The 99 % quantile of the standard normal distribution."""
@@ -313,9 +316,9 @@ def _predict(
     """Return the predictions for synchronous and for asynchronous training.
 
     The staleness of asynchronous training is ``config.max_staleness``, but at least 1. ``groups`` are the groups of
-    ``steps`` steps. If there are more than ``MAX_ENGINES`` engines, ``groups`` are only the share of the simulated
-    engines. The cost of a trained token is then increased, so that an update takes as long as an update with all
-    groups.
+    ``steps`` steps. With more than ``MAX_ENGINES`` engines, only ``MAX_ENGINES`` engines are simulated, and ``groups``
+    are only their share of the groups. The cost of a trained token is then increased, so that an update takes as long
+    as an update with all groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

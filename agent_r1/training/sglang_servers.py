@@ -1,4 +1,7 @@
-"""The SGLang servers of a run. They are checked before the run begins, and all policies of the run share them."""
+"""The SGLang servers of a run.
+
+The servers are checked before the run begins, and all policies of the run share them.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class GracefulShutdown:
     """The shutdown of a run, which a signal can request.
 
     The run stops only inside blocks of :meth:`interruptible`. Rollouts run inside these blocks, because a resumed run
-    can repeat rollouts. An update, its validation and its recording run outside of these blocks. So they are completed
-    before the run stops.
+    can repeat rollouts. An update, its validation and its recording run outside of these blocks. So these three are
+    completed before the run stops.
 
     Attributes:
         signal: the number of the signal that requested the shutdown; None if no shutdown was requested.

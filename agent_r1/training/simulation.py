@@ -68,8 +68,9 @@ class EngineCost:
     kv_tokens: float = math.inf
 
     def decode(self, sequences: int, context: float) -> float:
-        """Return the seconds of a decode step of ``sequences`` sequences. ``context`` is the number of tokens in the KV
-        cache.
+        """Return the seconds of a decode step of ``sequences`` sequences.
+
+        ``context`` is the number of tokens in the KV cache.
         """
         batches = -(-sequences // self.rows)
         return batches * self.step + max(sequences * self.sequence, batches * self.weights + context * self.context)

@@ -183,7 +183,7 @@ class SmokeChecks:
         return (accept if gap <= limit else reject)(shown, gap=gap, limit=limit)
 
     async def check_publication(self) -> CheckOutcome:
-        """Change the weights by more than rounding errors, publish them, and check that the engine serves them.
+        """Change the weights by more than rounding errors, publish the weights, and check that the engine serves them.
 
         Afterwards, trainer and engine have the weights from before the check.
         """

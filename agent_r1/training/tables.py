@@ -155,7 +155,7 @@ def make_cell(answers: Sequence[EvalResult]) -> Cell:
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
     """Return the 95 % interval (low, high) of Wilson (1927) for a probability.
 
-    Both ends are between 0 and 1.
+    ``low`` and ``high`` are between 0 and 1.
 
     Args:
         share: the share of successes.

@@ -1,6 +1,6 @@
 """The vLLM servers of a run.
 
-They are started or checked before the run begins, and all policies of the run share them.
+The servers are started or checked before the run begins, and all policies of the run share them.
 """
 
 from __future__ import annotations

@@ -161,8 +161,7 @@ def save_model(
     Return ``run/model``.
 
     A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
-    If ``images``, the image processor of a model with vision, is given, it is written too. ``disk`` has the file system
-    operations.
+    The image processor ``images`` of a model with vision is written too. ``disk`` has the file system operations.
 
     Raises CheckpointError if the model cannot be written.
     """
@@ -319,7 +318,9 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Return a context manager that yields a temporary folder, and replaces ``folder`` by it at the end of the block.
+    """Return a context manager that yields a temporary folder.
+
+    At the end of the block, this folder replaces ``folder``.
 
     The block writes files into the temporary folder. At the end of the block, a manifest is added to these files. The
     manifest contains the fingerprint, and the seal of the last row that the run has recorded. If the block raises an

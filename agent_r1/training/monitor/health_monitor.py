@@ -1,4 +1,7 @@
-"""The health monitor of a run. It checks each group before the group is trained on, and each step after the update."""
+"""The health monitor of a run.
+
+The monitor checks each group before the group is trained on, and each step after the update.
+"""
 
 from __future__ import annotations
 
