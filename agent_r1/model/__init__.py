@@ -1,6 +1,7 @@
 """Torch models: loading, token log-probabilities, LoRA adapters, value heads, sentence encoders, checksums of weights.
 
-Python imports each public name on first use, so that ``agent_r1.model.config`` loads neither torch nor transformers.
+Each public name is imported when it is first used. So an import of ``agent_r1.model.config`` loads neither torch nor
+transformers.
 """
 
 from typing import TYPE_CHECKING

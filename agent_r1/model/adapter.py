@@ -1,7 +1,7 @@
-"""LoRA adapters (2106.09685), made by peft: low-rank matrices that are trained while the model itself is frozen.
+"""LoRA adapters (arXiv:2106.09685), made by peft: low-rank matrices that are trained while the model itself is frozen.
 
 An adapted layer computes x W + (alpha / rank) (x A) B. W (d, e) is frozen, A (d, rank) is random, B (rank, e) is 0 at
-the beginning. On disk and in memory, A and B are transposed, as all weights of linear layers in torch.
+the beginning. On disk and in memory, A and B are transposed, like all weights of linear layers in torch.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SAVED_PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
     """Add a new adapter to the model in place, freeze all other weights, and return the model.
 
-    The adapter's matrices A and B are in float32, or in the model's type if that type is more precise. A is random and
-    B is 0, so the outputs of the model do not change.
+    The adapter's matrices A and B are in float32, or in the model's data type if this type is more precise. At the
+    beginning, A is random and B is 0, so the outputs of the model do not change.
 
     Args:
         model: the model.
         config: the rank of the adapter, and the layers that get it.
         seed: the seed of the random numbers in A.
-        base: the name or the folder of the model without the adapter. ``base`` is saved with the adapter.
+        base: the name or the folder of the model without the adapter. Files of the adapter will contain this text.
 
     Raises:
         InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
@@ -126,8 +126,8 @@ def has_adapter(model: nn.Module) -> bool:
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights that training changes, by name, without copying them.
 
-    These are the adapter's matrices, or all weights of a model without an adapter. The names are the names of the
-    parameters, such as ``lm_head.weight``.
+    If the model has an adapter, the result has only the adapter's matrices; otherwise it has all weights. The names are
+    the names of the parameters, such as ``lm_head.weight``.
     """
     state = model.state_dict()
     return {name: tensor for name, tensor in state.items() if _is_matrix(name)} if has_adapter(model) else state
@@ -136,7 +136,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy ``weights`` into the model. Raise RuntimeError if names or shapes differ.
 
-    ``weights`` maps names to tensors, as :func:`trained_weights` returns them for a model with the same architecture.
+    ``weights`` is a result of :func:`trained_weights` for a model with the same architecture and adapter settings.
     """
     if not has_adapter(model):
         model.load_state_dict(dict(weights))
@@ -185,9 +185,9 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    The copy has no adapter and computes the same outputs. Its weights are in float32 or a more precise type, because
-    bfloat16 would round off most of A B. A weight that changes neither its value nor its type is not copied: the model
-    and the result share its memory.
+    The copy has no adapter and computes the same outputs. All weights are in float32 or a more precise type, because
+    bfloat16 would lose most of A B by rounding. A weight that changes neither its value nor its type is not copied: the
+    model and the result share its memory.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():
@@ -216,8 +216,8 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the adapter that :func:`save_weights` wrote to ``folder``, as a mapping from names to tensors.
 
-    The names are the names of the adapter's weights in ``model``. Raise ValueError if the settings of this adapter
-    differ from the settings of the adapter of ``model``.
+    The names are the names of the adapter's weights in ``model``. Raise ValueError if the adapter in ``folder`` and the
+    adapter of ``model`` have different settings.
     """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}
@@ -227,7 +227,7 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _inject(model: PreTrainedModel, lora: Any) -> None:
-    """Add an adapter with the settings ``lora``, an object of peft, to the model in place.
+    """Add an adapter to the model in place. ``lora`` is peft's object with the settings of the adapter.
 
     The matrices of the adapter are in float32 or a more precise type. Raise ValueError if the settings select a variant
     of LoRA, such as DoRA.
@@ -249,7 +249,7 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
 def _forward(layer: Any, inputs: Tensor) -> Tensor:
     """Return x W + (alpha / rank) (x A) B for the ``inputs`` x of an adapted layer: (.., d) -> (.., e).
 
-    This function replaces the forward method of peft, which needs more operations and takes three times as long.
+    This function replaces peft's own forward method, which needs more operations and takes three times as long.
     """
     outputs = layer.base_layer(inputs)
     a, b = (part[ADAPTER].weight.to(inputs.dtype).t() for part in (layer.lora_A, layer.lora_B))  # (d, rank), (rank, e)

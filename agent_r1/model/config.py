@@ -7,11 +7,11 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 ALL_LINEAR = "all-linear"
-"""The target that stands for all linear layers except the head."""
+"""The value of ``LoraConfig.target_modules`` that means all linear layers except the head."""
 
 
 class LoraConfig(BaseModel):
-    """Settings of a LoRA adapter (2106.09685), which is trained while all weights of the model are frozen.
+    """Settings of a LoRA adapter (arXiv:2106.09685), which is trained while all weights of the model are frozen.
 
     Example:
         LoraConfig(rank=16, target_modules=("q_proj", "v_proj"))
@@ -21,10 +21,10 @@ class LoraConfig(BaseModel):
 
     rank: int = Field(default=0, ge=0, le=65536)
     """Rank of the adapter's matrices. 0: no adapter, all weights are trained. An adapter needs about ten times the
-    learning rate of all weights."""
+    learning rate of a training of all weights."""
 
     alpha: float = Field(default=32.0, gt=0)
-    """The adapter's product of matrices is multiplied by alpha / rank."""
+    """Strength of the adapter: the product of its two matrices is multiplied by alpha / rank."""
 
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
     """Names of the linear layers that get an adapter, separated by commas: q_proj,v_proj. all-linear: all linear layers

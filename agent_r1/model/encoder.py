@@ -19,17 +19,17 @@ from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import tensors_checksum
 
 POOLER = "pooler"
-"""Transformers' name for the layer after the last hidden state. Sentence encoders do not use this layer."""
+"""The name in transformers of the layer after the last hidden state. Sentence encoders do not use this layer."""
 
 Pooling = Literal["mean", "cls"]
 
 POOLING_FILE = Path("1_Pooling/config.json")
-"""The file in which folders of the sentence-transformers library declare their pooling."""
+"""The file of an encoder's folder that declares the pooling, in the format of the sentence-transformers library."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
-    """An encoder model with its tokenizer.
+    """An encoder model with its tokenizer, which converts texts to vectors.
 
     The model encodes ``batch`` texts at a time, and reads at most the first ``max_tokens`` tokens of each text.
     """
@@ -60,9 +60,9 @@ class SentenceEncoder:
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return one float32 vector for each text: (texts, width).
 
-        Vectors have length 1, so the inner product of two vectors is their cosine similarity. The vector of a text
-        without tokens is 0. Texts of similar length form a batch. Padding is masked, so padding changes vectors only by
-        rounding errors.
+        A vector has length 1, so the inner product of two vectors is their cosine similarity. Only the vector of a text
+        without tokens is 0. Texts of similar length are encoded together. Their padding is masked, so it changes
+        vectors only by rounding errors.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
@@ -108,8 +108,8 @@ def load_encoder(
         name: the name or the folder of the encoder.
         pooling: how the vectors of the tokens become one vector: their mean ("mean"), the vector of the first token
             ("cls"), or the pooling that the encoder's folder declares ("auto").
-        max_tokens: the largest number of tokens that are read of a text. If the encoder has a smaller limit, its limit
-            applies.
+        max_tokens: the largest number of tokens that are read of a text. If the encoder has a smaller limit, the
+            smaller limit applies.
         batch: the number of texts that are encoded in one batch.
         device: the device of the encoder, such as "cpu" or "cuda".
 

@@ -18,17 +18,18 @@ from agent_r1.core.suggest import suggest
 from agent_r1.model.names import NAMED_MODELS, Kind, NamedModel, Package, kind_of, known_names
 
 HUB_SECONDS = 10.0
-"""Time limit for the hub's answer to a request, in seconds."""
+"""Time limit for the answer of the Hugging Face hub to a request, in seconds."""
 
 UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx*", "openvino/*")
 """Files on the hub that are not downloaded: weights in pickles, and weights for other libraries."""
 
 CONVERSION = 1
-"""The version of the conversions. Increase it if one of them writes other files than before."""
+"""The version of the code that converts model files. Increase this number if the code writes other files than
+before."""
 
 
 class _NotOnHub(Exception):
-    """Raised if a model cannot be downloaded. The message is the reason."""
+    """Raised if the files of a model are neither on the hub nor in the local cache. The message is the reason."""
 
 
 def find_folder(name: str, kind: Kind) -> Path:
@@ -93,8 +94,8 @@ def _package_file(package: Package) -> Path | None:
 def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
     """Convert the model in ``file`` to a Hugging Face folder, and return this folder.
 
-    The result is kept below ``folder``. Later calls verify its checksums and do not convert the model again. ``name``
-    is the short name of the model, and ``source`` has the function that converts ``file``.
+    The new folder is kept inside ``folder``. Later calls verify its checksums, and do not convert the model again.
+    ``name`` is the short name of the model, and ``source`` has the function that converts ``file``.
     """
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -113,7 +114,7 @@ def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
 
 
 def _is_hub_name(name: str) -> bool:
-    """Return whether a model on the hub can have this name: NAME or OWNER/NAME."""
+    """Return whether ``name`` has the form of a model's name on the hub: NAME or OWNER/NAME."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -123,9 +124,9 @@ def _is_hub_name(name: str) -> bool:
 
 @cache  # so that the hub is asked once, and tokenizer and weights are of one revision
 def _hub_folder(name: str) -> Path:
-    """Return the folder with the files of a model on the hub, downloaded now or before.
+    """Return the folder with the files of a model on the hub, which are downloaded if they are not in the local cache.
 
-    Raises _NotOnHub if there is no such model, or if the hub does not answer and the files were not downloaded before.
+    Raise _NotOnHub if the hub has no such model, or if the hub does not answer and the files are not in the cache.
     """
     unreachable = None
     try:
@@ -173,6 +174,6 @@ def _local_folder(folder: Path, kind: Kind) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """Return the type of an error and the first line of its message, at most 160 characters of the line."""
+    """Return the type of an error and the first line of its message. The line is cut to 160 characters."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

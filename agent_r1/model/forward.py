@@ -1,4 +1,4 @@
-"""Hidden states of any causal language model, and log-probabilities of target tokens from them.
+"""Hidden states of a causal language model, and log-probabilities of target tokens, computed from hidden states.
 
 Shapes: B rows, T tokens, H hidden size, N positions with target tokens, V vocabulary.
 """
@@ -50,9 +50,9 @@ def hidden_states(
         positions: (B, T) position of each token. Default: S .. S + T - 1.
         subtree_end: (B, T) the place in its row at which the subtree of each token ends. Each row holds trees of tokens
             in depth-first order. A token attends to the tokens above it, and to itself. Default: causal attention.
-        prefix: the keys and values of S tokens before each row. All tokens attend to these S tokens. Default: no
-            prefix, S = 0.
-        images: the images in ``ids``. Do not give ``mask`` together with images. Default: no images.
+        prefix: the keys and values of S tokens before each row, to which all tokens attend. Default: no prefix, S = 0.
+        images: the images in ``ids``. They also determine the positions if each token of the model has three positions.
+            Default: no images.
     """
     return backbone_states(backbone_of(model), ids, positions, subtree_end, prefix=prefix, images=images)
 
@@ -65,7 +65,7 @@ class PrefixStates:
     the weights.
 
     Args:
-        backbone: the model without its head. If S is above 0, it must not checkpoint its activations.
+        backbone: the model without its head. If S is above 0, activation checkpointing of the model must be off.
         ids: (S,) the tokens of the prefix. S can be 0.
     """
 
@@ -92,7 +92,7 @@ class PrefixStates:
         return cache
 
     def backward(self) -> None:
-        """Add the gradient that passes through the keys and values of the prefix to the gradients of the weights.
+        """Propagate the gradients of the prefix's keys and values, and add the result to the gradients of the weights.
 
         Call this method once, after the backward passes of all passes that read the prefix.
         """
@@ -104,9 +104,9 @@ class PrefixStates:
 
 
 class CachedPrefix:
-    """The keys and values of the tokens before a single row. They are kept from one pass to the next.
+    """The keys and values of the first tokens of a single row, which are kept from one pass to the next.
 
-    Each pass adds the keys and values of its tokens. Unlike :class:`PrefixStates`, there are no gradients.
+    Each pass adds the keys and values of its tokens. Unlike :class:`PrefixStates`, this class computes no gradients.
     """
 
     def __init__(self) -> None:
@@ -124,14 +124,14 @@ class CachedPrefix:
         return self._cache
 
     def keep(self, token_ids: tuple[int, ...]) -> None:
-        """Keep only the keys and values of the longest beginning that the row and ``token_ids`` have in common."""
+        """Keep only the keys and values of the tokens with which both the row and ``token_ids`` begin."""
         pairs = zip(self.token_ids, token_ids, strict=False)
         same = next((i for i, (held, wanted) in enumerate(pairs) if held != wanted), None)
         self.token_ids = self.token_ids[: min(len(self.token_ids), len(token_ids)) if same is None else same]
         self._cache.crop(len(self.token_ids) - self._cache.get_seq_length())  # minus the number of tokens to remove
 
     def append(self, token_ids: tuple[int, ...]) -> None:
-        """Count the first tokens of the last pass as part of the prefix. ``token_ids`` are these tokens."""
+        """Count ``token_ids``, the first tokens of the last pass, as a part of the prefix."""
         self.token_ids += token_ids
 
 
@@ -189,11 +189,11 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
 
     ``hidden`` has the shape (N, H), and ``targets`` has the shape (N,).
 
-    A log-probability is log-softmax(logits / temperature) over the full vocabulary, in fp32 or a more precise type. The
-    head of ``model`` computes the logits.
+    The head of ``model`` computes the logits. A log-probability is log-softmax(logits / temperature) over the full
+    vocabulary, in fp32 or a more precise type.
 
-    More than ``LOGITS_PER_CHUNK`` logits are computed in chunks, so that only one chunk is in memory. The backward pass
-    computes each chunk again.
+    If there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, so that only one chunk is in
+    memory. The backward pass computes each chunk again.
     """
     return token_scores(model, hidden, targets, temperature)[0]
 
@@ -207,7 +207,7 @@ def token_scores(
     position (N,), or m tokens per position (N, m). The log-probabilities are computed as in :func:`token_logprobs`, and
     have the shape of ``targets``.
 
-    The entropies (N,) are in nats. They have a gradient only if ``entropy_gradient`` is true. The backward pass through
+    The entropies (N,) are in nats, and have a gradient only if ``entropy_gradient`` is true. The backward pass through
     the results can run only once.
     """
     head = model.get_output_embeddings()
@@ -245,8 +245,8 @@ def top_tokens(
     ``hidden`` has the shape (N, H), and both results have the shape (N, k). k is ``count``, but at most the number of
     possible tokens. The logits are computed in chunks, as in :func:`token_logprobs`, and have no gradient.
 
-    Only tokens with an id below ``vocabulary`` are returned. With the vocabulary size of another model, the other model
-    also has all returned tokens.
+    Only tokens with an id below ``vocabulary`` are returned. If ``vocabulary`` is the vocabulary size of another model,
+    the other model knows all returned tokens.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -295,22 +295,25 @@ def supports_tree_mask(model: PreTrainedModel) -> bool:
 
 
 def uses_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model computes the attention over trees by parts (:func:`use_tree_attention`)."""
+    """Return whether the model computes the attention over trees by parts (see :func:`use_tree_attention`)."""
     return bool(model.config.get_text_config()._attn_implementation == TREE_ATTENTION)
 
 
 def may_use_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the attention over trees by parts is worth a try: on a CPU, in place of the usual attention."""
+    """Return whether the model is on a CPU and has an attention that the attention by parts can replace."""
     usual = bool(model.config.get_text_config()._attn_implementation == USUAL_ATTENTION)
     return model.device.type == "cpu" and (usual or uses_tree_attention(model))
 
 
 @torch.no_grad()
 def use_tree_attention(model: PreTrainedModel) -> bool:
-    """Let the model compute the attention over trees by parts from now on, if it can. Return whether it can.
+    """Let the model compute the attention over trees of tokens by parts from now on, if this is possible.
 
-    It can if it is on a CPU, supports masks of trees, and its layers use the attention that transformers chooses. All
-    other passes of the model stay the same. The function compares the hidden states of a tree with those under a mask.
+    Return whether it is.
+
+    It is possible if the model is on a CPU and its layers use the attention that the configuration names. The function
+    tests this: the hidden states of a tree must be the same by parts and under a mask. Passes without a tree do not
+    change. :mod:`agent_r1.model.tree_attention` explains the parts.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

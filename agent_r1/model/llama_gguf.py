@@ -43,7 +43,7 @@ _SUPPORTED = {
     "tokenizer.ggml.pre": ("gpt-2", "smollm"),
     "tokenizer.ggml.add_bos_token": (None, False),
 }
-"""The values of metadata that this module can convert. None stands for a missing entry."""
+"""The values of a GGUF file's metadata that this module can convert. None stands for a missing entry."""
 
 Metadata = Mapping[str, Any]
 

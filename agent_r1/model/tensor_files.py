@@ -22,16 +22,17 @@ from torch import Tensor
 from agent_r1.core.errors import AgentR1Error
 
 ROWS = "rows"
-"""The name in the header of a file: JSON {"name of a tensor": [number of its first row, number of all rows]}."""
+"""The key in the header of a file. Its value is JSON: {"name of a tensor": [number of its first row, number of all
+rows]}."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some rows of a tensor.
+    """Some successive rows of a tensor.
 
     Attributes:
         tensor: the rows.
-        first: the number of the first row.
+        first: the number of the first of these rows in the whole tensor, from 0.
         total: the number of rows of the whole tensor.
     """
 
@@ -52,7 +53,9 @@ def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tens
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a tensor in a file: the rows from ``first`` on. ``total`` is the number of rows of the tensor."""
+    """The part of a tensor that is in a file: the rows from ``first`` on. ``total`` is the number of rows of the whole
+    tensor.
+    """
 
     file: Path
     first: int
@@ -61,7 +64,7 @@ class _Part:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """The tensors in some safetensors files, by name. A tensor is read from its files each time it is needed.
+    """A mapping from names to the tensors in some safetensors files. A tensor is read each time it is looked up.
 
     ``files`` has the paths of the files. Raise SafetensorError or OSError if a file cannot be read.
     """
@@ -78,7 +81,7 @@ class TensorFiles(Mapping[str, Tensor]):
                     self._parts.setdefault(name, []).append(_Part(file, first, total, shape))
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the whole tensor."""
+        """Read the tensor ``name`` from its files, and return the whole tensor."""
         part = self._parts[name][0]
         if part.shape:
             return self.rows(name, 0, part.total)
@@ -92,12 +95,12 @@ class TensorFiles(Mapping[str, Tensor]):
         return len(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
+        """Return the shape of the whole tensor ``name``."""
         part = self._parts[name][0]
         return (part.total, *part.shape[1:]) if part.shape else ()
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Return the rows ``start`` to ``stop - 1`` of a tensor. Only these rows are read."""
+        """Read the rows ``start`` to ``stop - 1`` of the tensor ``name`` from its files, and return these rows."""
         found = []
         for part in sorted(self._parts[name], key=lambda part: part.first):
             begin = min(max(start - part.first, 0), part.shape[0])

@@ -1,10 +1,13 @@
 """Attention over trees of tokens, computed part by part, without the scores that a mask would hide.
 
-A tree of tokens in depth-first order consists of chains: each token of a chain but the last has one child, the next
-token. A token attends to the tokens before it on its path. So it attends to the first tokens of its own chain, and to
-all tokens of the chains above. These are the parts of the attention: a chain with itself, and the descendants of a
-chain with the chain. Both are contiguous ranges of tokens. Each part is computed by torch's attention kernel, which
-also returns the logarithm of the sum over the exponentials of the scores. With it the parts are put together exactly.
+A tree of tokens in depth-first order consists of chains. In a chain, every token except the last has one child: the
+next token. A token attends to the tokens before it on its path: to the earlier tokens of its own chain, and to all
+tokens of the chains above.
+
+So the attention has two kinds of parts. In the first kind, the tokens of a chain attend to their own chain. In the
+second kind, all descendants of a chain attend to the chain. The tokens of a part are contiguous. So torch's attention
+kernel can compute each part. The kernel also returns the logarithm of the sum over the exponentials of the scores, with
+which the results of the parts are combined exactly.
 
 Shapes: B sequences, T tokens, S tokens before them, H attention heads, K key-value heads, D head size.
 """
@@ -23,11 +26,11 @@ from transformers.masking_utils import sdpa_mask
 
 TREE_ATTENTION = "agent_r1_tree"
 USUAL_ATTENTION = "sdpa"
-"""The attention of transformers that ``TREE_ATTENTION`` is without a tree."""
+"""The attention of transformers that ``TREE_ATTENTION`` replaces, and that it uses in passes without a tree."""
 
 SMALL_TREE = 64
-"""A tree of at most this number of tokens is one part, with a mask. More parts would take longer than the scores that
-the mask hides."""
+"""A tree of at most this number of tokens is a single part, with a mask. Dividing a small tree would take longer than
+computing the scores that the mask hides."""
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -38,10 +41,10 @@ class AttentionPart:
     """The attention of some tokens, the queries, to some tokens, the keys.
 
     Attributes:
-        queries: the places of the queries.
-        keys: the places of the keys. The S tokens before the tree are counted.
-        is_causal: whether a query attends only to the keys up to itself.
-        mask: (1, 1, queries, keys), added to the scores; None without a mask.
+        queries: the indices of the queries among the T tokens.
+        keys: the indices of the keys among the S + T tokens.
+        is_causal: whether a query attends only to its own token and earlier tokens.
+        mask: (1, 1, queries, keys) the mask that is added to the scores; None if there is no mask.
     """
 
     queries: slice
@@ -55,8 +58,9 @@ class TreeParts:
     """The parts of the attention over trees of tokens.
 
     Attributes:
-        own: parts in which tokens attend to themselves. Together, they hold each token once.
-        above: parts in which tokens attend to a chain of tokens above their own.
+        own: the parts in which tokens attend to their own chain, or to a whole small tree. Each token is a query in
+            exactly one of these parts.
+        above: the parts in which tokens attend to a chain above their own chain, or to the S tokens before the tree.
     """
 
     own: tuple[AttentionPart, ...]
@@ -64,10 +68,12 @@ class TreeParts:
 
 
 def tree_mask(subtree_end: Tensor) -> Tensor:
-    """Return the attention mask of trees of tokens: (B, T, T) bool. Element (b, i, j): token i attends to token j.
+    """Return the attention mask of trees of tokens: (B, T, T) bool.
 
-    Token i attends to token j if j <= i, and token i is in the subtree of token j. ``subtree_end`` (B, T) holds the
-    place at which the subtree of each token ends. Each token attends to itself.
+    Element (b, i, j) is true if token i attends to token j.
+
+    Token i attends to token j if j <= i, and token i is in the subtree of token j. So each token attends to itself.
+    ``subtree_end`` (B, T) holds the index after the last token of each token's subtree.
     """
     place = torch.arange(subtree_end.shape[1], device=subtree_end.device)  # (T,)
     return (place[None, None, :] <= place[None, :, None]) & (place[None, :, None] < subtree_end[:, None, :])
@@ -82,8 +88,8 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
     """Return the parts of the attention over trees of tokens that stand one after the other.
 
-    ``subtree_end`` (T,) holds the place at which the subtree of each token ends. All tokens also attend to ``prefix``
-    tokens before the trees.
+    ``subtree_end`` (T,) holds the index after the last token of each token's subtree. All tokens also attend to
+    ``prefix`` tokens before the trees.
     """
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:
@@ -101,9 +107,10 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 
 
 def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, end of the subtree) of each chain of tokens. The chains of a small tree are left out.
+    """Yield (start, end, end of the subtree) of each chain of tokens.
 
-    ``ends`` holds the place at which the subtree of each token ends.
+    If the subtree of a chain has at most ``SMALL_TREE`` tokens, the chains below this chain are left out. ``ends``
+    holds the index after the last token of each token's subtree.
 
     Example: two tokens, of which the second has two children, with ``SMALL_TREE`` 0
         _chains([4, 4, 3, 4]) yields (0, 2, 4), (2, 3, 3), (3, 4, 4)
@@ -146,7 +153,10 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients. The kernel computes the gradients of a part from the result of all parts."""
+        """Return the gradients of the inputs.
+
+        The kernel computes the gradients of each part from the combined result.
+        """
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
         for part in (*ctx.parts.own, *ctx.parts.above):

@@ -17,7 +17,7 @@ from agent_r1.model.load import check_finite, quiet_transformers
 from agent_r1.model.vision import PassImages
 
 HEAD_FILE = "value_head.safetensors"
-"""The file with the head of a saved value model, beside the backbone in the format of transformers."""
+"""The file with the head of a saved value model. The backbone is in the same folder, in the format of transformers."""
 
 LOGPROB_SCALE = 0.25
 """Factor on the log-probabilities that the critic reads, so that most inputs are between -1 and 0."""
@@ -62,9 +62,8 @@ class ValueModel(nn.Module):
         The value at position t is the predicted sum of the rewards after position t. The prediction uses the tokens up
         to and including position t.
 
-        For the arguments besides ``logprobs``, see :func:`agent_r1.model.forward.hidden_states`.
         ``logprobs`` (B, T) are the log-probabilities with which the tokens were sampled; 0 for tokens that were not
-        sampled.
+        sampled. For the other arguments, see :func:`agent_r1.model.forward.hidden_states`.
         """
         added = None
         if self.logprob_input is not None and logprobs is not None:

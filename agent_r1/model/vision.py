@@ -4,9 +4,9 @@ A model with vision consists of a vision tower, which computes features of an im
 each feature in place of the embedding of a placeholder token.
 
 Models of the Qwen-VL family give each token three positions (time, height, width). A text token has three equal
-positions. The features of an image form a grid: their heights and widths count from the position after the text before
-it. The text after an image of h rows and w columns continues max(h, w) positions later, not h w (2409.12191, section
-2.1).
+positions. The features of an image form a grid of h rows and w columns. The height and the width of a feature are its
+row and its column, counted from the position after the text before the image. The text after the image continues max(h,
+w) positions later, not h w (arXiv:2409.12191, section 2.1).
 
 Shapes: B rows of T tokens, k features of an image, F features of all images of a pass, hidden size H.
 """
@@ -37,7 +37,7 @@ TILE_MODELS = ("idefics3", "smolvlm")
 """Model types whose images are cut into tiles, with ordinary positions."""
 
 KEPT_BYTES = 2**28
-"""The largest number of bytes of pixels that are kept after their first use. The newest image is always kept."""
+"""The largest number of bytes of pixels that are kept for later uses. The newest image is always kept."""
 
 
 def has_vision(config: PreTrainedConfig) -> bool:
@@ -51,9 +51,9 @@ def has_position_rows(model: PreTrainedModel) -> bool:
 
 
 def text_decoder(backbone: PreTrainedModel) -> PreTrainedModel:
-    """Return the part of ``backbone`` that reads token embeddings: all of ``backbone`` if ``backbone`` has no vision.
+    """Return the part of ``backbone`` that reads token embeddings.
 
-    For a module that is a text decoder itself, return the module.
+    If ``backbone`` has no vision, or is a text decoder itself, return ``backbone``.
     """
     return backbone.get_decoder() if has_vision(backbone.config) else backbone
 
@@ -65,8 +65,8 @@ class Pixels:
     Attributes:
         arguments: the arguments of ``get_image_features``, such as ``pixel_values``.
         count: the number k of features.
-        grid: the rows and columns of the features, if each token of the model has three positions.
-        tiles: the rows and columns of tiles if the image is cut into tiles; (0, 0) if it is not.
+        grid: the numbers of rows and columns of the features. None if each token of the model has only one position.
+        tiles: the numbers of rows and columns of tiles if the image is cut into tiles; (0, 0) if it is not.
     """
 
     arguments: Mapping[str, Tensor]
@@ -81,7 +81,9 @@ class Pixels:
 
     @property
     def coordinates(self) -> Tensor:
-        """(3, k): time, row and column of each feature. All are 0 if the model has ordinary positions."""
+        """The time, the row and the column of each feature: (3, k). All are 0 if each token of the model has only one
+        position.
+        """
         if self.grid is None:
             return torch.zeros((3, self.count), dtype=torch.long)
         features = torch.arange(self.count)
@@ -89,7 +91,7 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The position after an image with k features, minus the position after k tokens of text.
+        """The position after an image with k features, minus the position after k tokens of text: at most 0.
 
         For a model with three positions per token, it is max(h, w) - k, with h rows and w columns of features. For
         other models, it is 0.
@@ -116,7 +118,7 @@ class ImageProcessor:
         return self._placeholder
 
     def expand(self, image: Image) -> str:
-        """Return the text that replaces the placeholder of an image: the same text as in transformers."""
+        """Return the text that replaces the placeholder of an image. It is the same text as in transformers."""
         pixels = self.pixels(image)
         if self._config.model_type in GRID_MODELS:
             return self._placeholder * pixels.count
@@ -205,8 +207,9 @@ class ImageFeatures:
     """The features of one or more images: F features together.
 
     Attributes:
-        embeddings: (F, H): they replace the embeddings of the placeholder tokens.
-        deepstack: (F, H) for each of the first layers: they are added to the output of the layer (2406.04334).
+        embeddings: (F, H) the vectors that replace the embeddings of the placeholder tokens.
+        deepstack: for each of the first layers of the decoder, the vectors (F, H) that are added to the output of the
+            layer (arXiv:2406.04334); () if the model has none.
     """
 
     embeddings: Tensor
@@ -216,7 +219,7 @@ class ImageFeatures:
 def compute_features(backbone: PreTrainedModel, images: Sequence[Pixels]) -> ImageFeatures:
     """Return the features of one or more images, one image after another.
 
-    Each image is computed alone, so that its bits do not depend on the other images.
+    The features of each image are computed separately, so that their bits do not depend on the other images.
     """
     parts = [_features_of(backbone, pixels) for pixels in images]
     return ImageFeatures(
@@ -282,7 +285,7 @@ class PassImages:
     Attributes:
         pixels: the images. An image that occurs several times is listed once.
         index: (B, T) the number of the feature of each placeholder token; -1 for other tokens.
-        positions: (3, B, T) the positions of all tokens; None if the model has ordinary positions.
+        positions: (3, B, T) the positions of all tokens; None if each token of the model has only one position.
     """
 
     pixels: tuple[Pixels, ...]
@@ -296,9 +299,9 @@ class PassImages:
         """Return the images of a pass; None if the pass has no images.
 
         Args:
-            media: for each row, its images at their placeholder tokens.
+            media: for each row, the images at their placeholder tokens.
             length: the number T of tokens in a row.
-            processor: makes the pixels.
+            processor: computes the pixels of an image.
             device: the device of the pass.
         """
         distinct = {one.image.sha256: processor.pixels(one.image) for row in media for one in row}

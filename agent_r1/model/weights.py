@@ -1,4 +1,4 @@
-"""The weights of models: data types, modules whose computations have another type than their weights, checksums."""
+"""The weights of models: data types, mixed precision, activation checkpointing, and checksums."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MixedPrecision(Generic[M]):
     compute: M
 
     def refresh(self) -> None:
-        """Copy ``weights`` to ``compute``. Call this method after each change of the weights."""
+        """Copy the parameters of ``weights`` to ``compute``. Call this method after each change of the weights."""
         if self.compute is self.weights:
             return
         with torch.no_grad():
@@ -108,10 +108,10 @@ def checkpoint_activations(model: nn.Module, name: str) -> None:
 
 
 def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
-    """Return the sha256, in hex, over the name, type, shape and bytes of every parameter, in the order of names.
+    """Return the sha256, in hexadecimal digits, of the names, types, shapes and bytes of all parameters.
 
-    If ``dtype`` is given, the parameters are cast to ``dtype`` first. One flipped bit changes the checksum. The
-    computation takes about 1 ms per MB of weights on one CPU core.
+    The parameters are sorted by name. If ``dtype`` is given, they are cast to ``dtype`` first. One flipped bit changes
+    the checksum. The computation takes about 1 ms per MB of weights on one CPU core.
     """
     weights = ((name, parameter.detach()) for name, parameter in model.named_parameters())
     return tensors_checksum((name, weight.to(dtype or weight.dtype)) for name, weight in weights)

@@ -1,6 +1,8 @@
-"""The policy update: the trainer protocol, the trainer of one process, and the updater that calls a trainer.
+"""The policy update: the trainer protocol, two trainers (one process, several ranks), and the updater that calls a
+trainer.
 
-Python imports each public name on first use, so that ``agent_r1.trainer.config`` loads neither torch nor transformers.
+Each public name is imported when it is first used. So an import of ``agent_r1.trainer.config`` loads neither torch nor
+transformers.
 """
 
 from typing import TYPE_CHECKING

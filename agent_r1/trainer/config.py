@@ -1,4 +1,4 @@
-"""Settings of the trainer. This module does not import torch, so that the command line starts fast."""
+"""Settings of the trainer. An import of this module does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ class ScheduleConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: Literal["constant", "linear", "cosine", "1-sqrt"] = "constant"
-    """Shape of the curve on which the learning rates decay until the last step of the run. constant: no decay."""
+    """Curve by which the learning rates decrease until the last step of the run. constant: no decay."""
 
     warmup_steps: int = Field(default=0, ge=0)
     """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). Without min_ratio,
-    step k of n has k/n of the configured learning rates (Hugging Face: (k - 1)/n, so step 1 would change no weight)."""
+    warm-up step k of n has k/n of the configured learning rates. In transformers, it is (k - 1)/n, so that step 1
+    changes no weight."""
 
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Length of the warm-up as a share of all steps. Give either warmup_steps or warmup_ratio, not both."""
+    """Number of steps of the warm-up, as a share of all steps of the run. Give either warmup_steps or warmup_ratio, not
+    both."""
 
     decay_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Share of all steps, at the end of the run, in which the learning rates decay. Between warm-up and decay,
-    the learning rates are constant. None: the decay begins right after the warm-up."""
+    """Number of steps of the decay at the end of the run, as a share of all steps. Between warm-up and decay, the
+    learning rates are constant. None: the decay begins right after the warm-up."""
 
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Share of the configured learning rates from which the warm-up rises, and at which the decay ends."""
+    """Learning rate at which the warm-up begins and the decay ends, as a share of the configured learning rate."""
 
     def warmup_length(self, steps: int) -> int:
         """Return the number of steps of the warm-up in a run of ``steps`` steps."""
@@ -80,7 +82,9 @@ class ScheduleConfig(BaseModel):
 
 
 class TrainerConfig(BaseModel):
-    """Settings of the optimizer, and of the memory that training uses. The defaults suit a model of 3B parameters."""
+    """Settings of the optimizer, and of the memory that training uses. The defaults suit a model with 3 billion
+    parameters.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -91,22 +95,22 @@ class TrainerConfig(BaseModel):
     """Learning rate of AdamW for the critic, if the algorithm has a critic."""
 
     critic_epochs: int | None = Field(default=None, ge=1)
-    """Number of epochs over each batch that train only the critic, after the epochs of the policy. None: the epochs of
-    the policy train the critic too."""
+    """Number of epochs over each batch that train only the critic, after the epochs of the policy. None: there are no
+    such epochs, and the critic is trained in the epochs of the policy."""
 
     critic_minibatches: int = Field(default=1, ge=1)
     """Maximum number of optimizer steps of the critic per batch and epoch. A value above 1 needs critic_epochs."""
 
     critic_reads_logprobs: bool = False
-    """Whether the critic also reads the probability with which each token was sampled. If improbable tokens decide the
-    outcome, the critic then learns from far fewer attempts."""
+    """Whether the critic also reads the log-probability with which each token was sampled. If improbable tokens decide
+    the outcome, the critic then learns from far fewer attempts."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """How the learning rates change over the steps of a run."""
 
     optimizer: OptimizerName = "adamw"
-    """adamw-8bit keeps AdamW's moments in 8 bits: 2 bytes per weight instead of 8. It needs the extra agent-r1[8bit].
-    It is made for GPUs; on a CPU a step takes about 0.3 seconds per million weights."""
+    """Optimizer. adamw-8bit keeps AdamW's moments in 8 bits: 2 bytes per weight instead of 8. This needs the extra
+    agent-r1[8bit] and is made for GPUs; on a CPU a step takes about 0.3 seconds per million weights."""
 
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Decay rates of AdamW's first and second moments, each at least 0 and below 1."""
@@ -121,28 +125,28 @@ class TrainerConfig(BaseModel):
     """Maximum number of optimizer steps per batch and epoch. All tokens of a trajectory are in the same minibatch."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
-    """Number of processes of this machine (ranks) among which FSDP2 divides weights, gradients, moments and sequences:
-    one GPU each, or one CPU core each. 1: training runs in the process of the run."""
+    """Number of ranks: processes among which FSDP2 divides weights, gradients, moments and sequences. Each rank uses
+    one GPU or one CPU core of this machine. 1: training runs in the process of the run."""
 
     rank_restarts: int = Field(default=2, ge=0)
-    """Number of times that the ranks are started again after the process of a rank has ended in the middle of training.
-    The run then continues from its last checkpoint. After one more such end, the run stops. No effect with one rank."""
+    """Maximum number of times that all ranks are started again because the process of a rank ended during training. The
+    run then continues from its last checkpoint. If this happens once more, the run stops. No effect with one rank."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
     own. A smaller number needs less memory, and changes the results only by rounding errors."""
 
     share_prefixes: Literal["auto", "on", "off"] = "auto"
-    """Whether tokens with which several attempts begin, such as the system prompt and the question of a group, are
-    computed once per update. Results change only by rounding errors. auto: for models of 0.4 million parameters and
-    more, if the attention mask alone determines which tokens they read. Several ranks share no prefixes."""
+    """Whether the tokens that several attempts have in common at their beginning, such as the system prompt, are
+    computed once per update. This changes results only by rounding errors. auto: on for models with 0.4 million
+    parameters or more whose attention depends on the attention mask alone. With several ranks, it is always off."""
 
     lora: LoraConfig = LoraConfig()
-    """LoRA: an adapter is trained instead of all weights. It needs the extra agent-r1[lora]."""
+    """LoRA: an adapter is trained instead of all weights. LoRA needs the extra agent-r1[lora]."""
 
     dtype: Dtype = "float32"
     """Data type of forward and backward passes. Weights that are trained, their gradients and the optimizer's moments
-    are always kept in float32. With LoRA the frozen weights have this type too."""
+    are always kept in float32. With LoRA, the frozen weights have this type."""
 
     activation_checkpointing: bool = False
     """Keep only the inputs of each layer in the forward pass, and compute the other activations again in the backward

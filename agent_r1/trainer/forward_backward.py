@@ -50,7 +50,7 @@ class ModelSet:
         sharing: determines which prefixes of several sequences are computed only once. None: each sequence is computed
             by itself. The results differ only by rounding errors.
         profiler: measures the time of packing, and of forward and backward passes.
-        images: the image processor of the models; None if they have no vision.
+        images: the image processor of the models; None if the models cannot read images.
     """
 
     policy: PreTrainedModel
@@ -140,9 +140,9 @@ class ModelSet:
         return work(model, *arguments, **options)
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
-        """Divide the sequences in ``blocks`` into micro-batches. Return the micro-batches and their shared prefix.
+        """Return the micro-batches of all sequences in ``blocks``, and the prefix that these sequences share.
 
-        The sequences of a block are always in the same micro-batch. The result is on the device of the models.
+        The sequences of a block are always in the same micro-batch. The tensors are on the device of the models.
         """
         with self.profiler.measure(Part.PACKING):
             plan = plan_passes(blocks, self.micro_tokens, self.sharing)
@@ -159,7 +159,7 @@ class ModelSet:
             yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
-        """Yield each micro-batch of a batch, with the states that ``backbone`` computes for the tokens before it."""
+        """Yield each micro-batch, with the states that ``backbone`` computes for the tokens before the micro-batch."""
         plan = self.plan(by_sequence(batch.sequences))
         with self.profiler.measure(Part.FORWARD):
             prefix = PrefixStates(backbone, plan.prefix)
@@ -169,7 +169,7 @@ class ModelSet:
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Divide the sequences into blocks. The sequences of a block must be in the same micro-batch.
+    """Return the sequences, divided into blocks. A block is a tuple of sequences that must be in the same micro-batch.
 
     If the algorithm needs whole trajectories, a block contains all sequences of a trajectory. Otherwise each sequence
     is a block.
@@ -190,14 +190,14 @@ def score_tokens(
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
 
     The entropies have the shape (n,). The log-probabilities have the shape (n,), or (n, 1 + k) if ``others`` is given.
-    Column 0 belongs to the token itself, and each of the k further columns to a token of ``others``.
+    Column 0 belongs to the token itself. Column i belongs to token i - 1 of ``others``, for i from 1 to k.
 
     Args:
         model: the model that scores the tokens.
         batch: the training batch.
-        micro: some sequences of the batch.
+        micro: a micro-batch with some sequences of the batch.
         temperature: the temperature at which the log-probabilities are computed.
-        prefix: the states of the tokens before the micro-batch.
+        prefix: the states of the tokens before the micro-batch; None if there are no such tokens.
         entropy_gradient: whether the entropies have a gradient.
         others: (N, k) for each of the batch's N tokens, the ids of k tokens to score at its position.
         images: the images of the micro-batch.
@@ -218,7 +218,7 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the ids and the log-probabilities of the k most likely tokens in the place of each predicted token.
+    """Return (ids, log-probabilities) of the k most likely tokens in the place of each predicted token.
 
     A micro-batch predicts n tokens. Both tensors have the shape (n, k). k is ``count``, but at most the number of
     possible tokens. The possible tokens are the tokens of the model with an id below ``vocabulary``.
@@ -243,8 +243,8 @@ def forward_backward(
 ) -> PassStats:
     """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
 
-    The loss is the sum over all sequences of the batch. The batch must have at least one sequence. ``modules`` is a set
-    with "policy", "critic" or both. Without "policy", only the value loss is computed.
+    The loss is the sum over all sequences of ``prepared.batch``, which must have at least one sequence. ``modules`` is
+    a set with "policy", "critic" or both. Without "policy", only the value loss is computed.
     """
     plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
     backbones = {POLICY: backbone_of(models.policy)}
@@ -268,7 +268,7 @@ def _critic_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's value loss to the critic. Return statistics. The policy does not run."""
+    """Add the gradient of a micro-batch's value loss to the critic, without a pass of the policy. Return statistics."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -301,7 +301,7 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's loss to the policy, and to the critic if ``prefixes`` contains the critic."""
+    """Add the gradient of a micro-batch's loss to the policy, and to the critic if ``prefixes`` has "critic"."""
     with models.profiler.measure(Part.FORWARD):
         tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
         weights = scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
@@ -329,8 +329,8 @@ def _token_outputs(
 ) -> TokenOutputs:
     """Return the models' outputs for the n tokens of a micro-batch.
 
-    ``prefixes`` holds the states of the tokens before the micro-batch, by module. It always contains the policy. The
-    critic runs only if ``prefixes`` contains the critic.
+    ``prefixes`` holds the states of the tokens before the micro-batch, by module. The key "policy" is always present.
+    The critic runs only if the key "critic" is present.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 

@@ -1,4 +1,4 @@
-"""A trainer of several ranks: FSDP2 divides the models among processes of this machine."""
+"""A trainer of several processes (ranks), among which FSDP2 divides the models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FsdpTrainer:
     sequences. ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.
 
     Args:
-        ranks: the processes. The trainer ends these processes when it is closed.
+        ranks: the processes of the ranks. The trainer ends these processes when it is closed.
         model: the policy, as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`.
         algorithm: the algorithm whose loss is minimized.
         config: settings of the optimizer and of memory.
@@ -203,7 +203,11 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _pass(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method that runs a pass, on each rank. The ranks make micro-batches smaller if memory runs out."""
+        """Call a method of :class:`RankTrainer` that runs a pass, on each rank. Return the results in the order of the
+        ranks.
+
+        If memory runs out, the ranks repeat the pass with smaller micro-batches.
+        """
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]
         return results
@@ -231,7 +235,10 @@ class FsdpTrainer:
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    """Return the sum of the ranks' tensors. The tensor of a rank has zeros at the tokens of other ranks."""
+    """Return the sum of ``parts``, which has one tensor per rank.
+
+    The tensor of a rank is 0 at the tokens of other ranks.
+    """
     return torch.stack(parts).sum(0)
 
 

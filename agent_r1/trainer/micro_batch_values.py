@@ -1,4 +1,4 @@
-"""The part of a batch's numbers that belongs to a micro-batch.
+"""Selection of the numbers of a batch (values, weights, targets) that belong to a micro-batch.
 
 Shapes: n tokens and s turns in a micro-batch.
 """
@@ -43,7 +43,9 @@ def scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like:
 
 
 def scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return a micro-batch's value targets, with the dtype and device of ``like``, and weights times ``scale``."""
+    """Return a micro-batch's value targets in the dtype and on the device of ``like``. All weights are multiplied by
+    ``scale``.
+    """
     weight = state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(state_values_at(targets.target, micro, like), scaled)

@@ -14,8 +14,8 @@ from agent_r1.core.errors import AgentR1Error
 T = TypeVar("T")
 
 OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Parts of error messages. If memory runs out, PyTorch's CPU allocator and cuBLAS raise a plain RuntimeError whose
-message contains one of these parts. The allocator of a GPU raises torch.OutOfMemoryError."""
+"""Parts of error messages that mean that memory ran out. In this case, PyTorch's CPU allocator and cuBLAS raise a plain
+RuntimeError whose message contains one of these parts. The allocator of a GPU raises torch.OutOfMemoryError."""
 
 
 class OutOfMemory(AgentR1Error):
@@ -25,7 +25,7 @@ class OutOfMemory(AgentR1Error):
 class TokenBudget:
     """The maximum number of tokens in a micro-batch (``tokens``). The maximum is reduced when memory runs out.
 
-    It is not increased again. Except for rounding errors, the loss of a batch does not depend on the maximum, because
+    A reduced maximum is not increased again. The maximum changes the loss of a batch only by rounding errors, because
     loss weights are normalized over the whole batch.
     """
 
@@ -35,8 +35,8 @@ class TokenBudget:
     def run(self, work: Callable[[int], T | RanOut], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
         """Return the result of ``work(self.tokens)``.
 
-        While memory runs out, reduce ``self.tokens`` and repeat the work. The new value of ``self.tokens`` is half the
-        size of the largest micro-batch of the failed pass.
+        Each time memory runs out, set ``self.tokens`` to half the size of the largest micro-batch of the failed pass,
+        and repeat the work.
 
         Args:
             work: runs a pass over the sequences. Its argument is the maximum number of tokens in a micro-batch. If
@@ -72,12 +72,12 @@ class TokenBudget:
 
 @contextmanager
 def explain_oom(work: str) -> Iterator[None]:
-    """Return a context manager that raises OutOfMemory if memory runs out inside it.
+    """Return a context manager that raises OutOfMemory if memory runs out in its ``with`` block.
 
-    An OutOfMemory error of the code inside it is raised unchanged.
+    An OutOfMemory error that the ``with`` block raises is not changed.
 
     Args:
-        work: a name for the work inside the context manager, for the message of the error.
+        work: a name for the work in the ``with`` block, for the message of the error.
     """
     try:
         yield
@@ -105,6 +105,6 @@ def first_line(error: BaseException) -> str:
 
 
 def is_oom(error: RuntimeError | MemoryError) -> bool:
-    """Return whether the error was raised because memory ran out."""
+    """Return whether ``error`` was raised because memory ran out."""
     known = any(message in str(error) for message in OOM_MESSAGES)
     return known or isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -30,17 +30,17 @@ class ParameterGroup:
 
 
 class Optimizer:
-    """An AdamW optimizer (1711.05101) for several modules. Each module's gradient is clipped by its own norm.
+    """An AdamW optimizer (arXiv:1711.05101) for several modules. The gradient of each module is clipped separately.
 
-    Weight decay applies only to parameters with two or more dimensions. The moments exist before the first step, so
-    that the saved state has the same tensors after every step.
+    Weight decay applies only to parameters with two or more dimensions. The moments are created before the first step,
+    so that the saved state always has the same tensors.
 
     Args:
         groups: the modules to train.
         betas: the decay rates of the first and second moments.
         weight_decay: the decoupled weight decay.
         max_norm: the maximum norm of the gradient of a module.
-        name: "adamw" keeps the moments in float32; "adamw-8bit" keeps them in 8 bits (2110.02861).
+        name: "adamw" for moments in float32, "adamw-8bit" for moments in 8 bits (arXiv:2110.02861).
 
     Raises:
         InvalidInput: the package of the 8-bit optimizer is not installed.
@@ -109,14 +109,14 @@ class Optimizer:
 
 
 def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """Return the factor by which all learning rates are multiplied in one update.
+    """Return the factor by which all configured learning rates are multiplied in one update.
 
-    The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates. Decays
-    are equal to the decays in transformers. A warm-up is one step ahead of the warm-up in transformers, which begins
-    with the factor 0.
+    The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates. The decay
+    is the same as in transformers. The warm-up is one step ahead of transformers, whose warm-up begins with the factor
+    0.
 
     Args:
-        config: the form and the lengths of the schedule.
+        config: the curve of the schedule, and the lengths of warm-up and decay.
         step: the number of the update, from 1.
         steps: the number of updates of the run.
 
@@ -184,10 +184,10 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> None:
-    """Take a step with one learning rate per parameter group. On a CPU, torchao then does not compile the step.
+    """Take an optimizer step with one learning rate per parameter group.
 
-    Compiling on a CPU needs a C++ compiler, which can be missing. A learning rate that is a tensor, as in torchao, is
-    changed in place.
+    On a CPU, torchao must not compile the step, because a C++ compiler can be missing. In torchao, a learning rate is a
+    tensor, which is changed in place.
     """
     for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
         if isinstance(group["lr"], Tensor):
@@ -200,7 +200,7 @@ def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> 
 
 
 def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the pair (``name``, ``value``). If ``value`` is quantized, yield a pair for each tensor inside it instead.
+    """Yield the pair (``name``, ``value``), or several pairs if ``value`` consists of several tensors (is quantized).
 
     Example:
         The names "exp_avg.codes", "exp_avg.scale" and "exp_avg.qmap" for the name "exp_avg"
@@ -216,7 +216,7 @@ def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 def overwrite(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """Copy each tensor of ``source`` into the tensor of the same name in ``target``.
 
-    Raise InvalidInput, before the first copy, if names or shapes differ.
+    If names or shapes differ, raise InvalidInput and copy nothing.
     """
     do = "restore into the run that saved it"
     for name in sorted(target.keys() ^ source.keys()):

@@ -26,14 +26,14 @@ MODULES: frozenset[Module] = frozenset((POLICY, CRITIC))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
-    """A batch with the values that its loss needs, all computed before the first forward and backward pass.
+    """A batch with everything that its loss needs, computed before the first forward and backward pass.
 
     Attributes:
         batch: the tokens, and the sequences that the models read. A minibatch has all tokens of the batch, but only
             some of its sequences.
         weights: advantage and loss weight of each token. Loss weights are normalized over the whole batch, so the
             losses of micro-batches and of ranks are added without a further factor.
-        outputs: outputs of the models for the batch, with the weights before the update.
+        outputs: outputs of the models for the batch, computed with the weights before the update.
         old_logprobs: (N,) log pi_old; pi_old is the denominator of the importance ratio. None if the batch is used in
             only one pass, with the weights that sampled it. Then pi_old is the policy itself, and every ratio is 1.
     """
@@ -48,7 +48,7 @@ class PreparedBatch:
 class PassStats:
     """Statistics of one forward and backward pass. Tensors have no gradient and are on the CPU.
 
-    n is the number of tokens that the policy predicted in the pass and whose log-probability is used, such as action
+    n is the number of tokens of the training batch that the policy predicted in the pass. Usually these are the action
     tokens. If the pass trained only the critic, n is 0.
 
     Attributes:
@@ -78,7 +78,7 @@ class OptimStats:
 
     Attributes:
         applied: False if the loss or a gradient was not finite. Then no weight and no moment has changed.
-        gradient_norms: norm of each module's gradient before clipping.
+        gradient_norms: norm of the gradient of each trained module, before clipping.
 
     Example:
         OptimStats(applied=True, gradient_norms={"policy": 0.42})
@@ -106,13 +106,16 @@ class TrainerState:
 class Trainer(Protocol):
     """A service that holds the models of an algorithm, computes gradients and takes optimizer steps.
 
-    A trainer is one process, or several ranks that the caller controls like one process. Its methods block the calling
+    A trainer is one process, or several ranks that the caller controls like one process. All methods block the calling
     thread, so call them from a worker thread.
     """
 
     @property
     def micro_tokens(self) -> int:
-        """Maximum number of tokens in a micro-batch. It is below the configured number after memory ran out."""
+        """The maximum number of tokens in a micro-batch.
+
+        If memory has run out, this is less than the configured number.
+        """
         ...
 
     @property
@@ -151,7 +154,7 @@ class Trainer(Protocol):
     def forward_backward(
         self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
     ) -> PassStats:
-        """Compute ``scale`` times the loss of the batch's sequences, and the gradient of this loss for ``modules``.
+        """Compute ``scale`` times the loss of the batch, and the gradient of this loss for ``modules``.
 
         ``modules`` is a set with "policy", "critic" or both. Return statistics of the pass. Call :meth:`optim_step`
         once after each call.
@@ -169,7 +172,7 @@ class Trainer(Protocol):
         ...
 
     def sync_reference(self, alpha: float) -> None:
-        """Move the reference's weights towards the policy's: reference <- alpha * policy + (1 - alpha) * reference."""
+        """Set the weights of the reference to alpha * policy + (1 - alpha) * reference."""
         ...
 
     def publish(self, number: int, step: int) -> WeightUpdate:
@@ -186,8 +189,8 @@ class Trainer(Protocol):
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the trainer's state, without the policy's weights.
 
-        The tensors are on the CPU, or in files that a trainer of several processes writes to ``folder``. The folder
-        need not exist.
+        The tensors are copied to the CPU. A trainer of several processes writes them to files in ``folder`` instead,
+        which need not exist.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Connections over TCP between the process of a run and ranks that another program started.
 
-Both sides prove that they know a key before any byte is unpickled.
+The run and the rank prove to each other that they know a key, before any byte is unpickled.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ KEY_VARIABLE = "AGENT_R1_RANK_KEY"
 """The environment variable with the key, in the process of a rank."""
 
 PROOF_SECONDS = 30
-"""How long a client has for each message of its proof. A client that sends nothing must not block the others."""
+"""The time limit for each message in the proof of a client, in seconds. So a client that sends nothing cannot block the
+other clients."""
 
 NUMBER = struct.Struct("!I")
-"""The first message of a rank: its number."""
+"""The binary format of the first message of a rank, which is the number of the rank."""
 
 
 class RankListener:
     """A socket to which the ranks of one trainer connect. Close the socket when all ranks have connected.
 
     Args:
-        host: the address of this machine at which to listen.
+        host: the address of this machine at which the socket listens.
 
     Attributes:
         address: host and port.
@@ -38,7 +39,7 @@ class RankListener:
         self.address: tuple[str, int] = self._socket.getsockname()
 
     def accept(self, seconds: float) -> tuple[int, Connection] | None:
-        """Return the number of the next rank and its connection; None if no rank connects within ``seconds``.
+        """Return (number, connection) of the next rank that connects; None if no rank connects within ``seconds``.
 
         A client without the key is ignored.
         """
@@ -65,7 +66,7 @@ class RankListener:
 def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
     """Return the connection of the rank with the number ``rank`` to the process of the run at ``address``.
 
-    Raise AuthenticationError if that process does not know ``key``.
+    Raise AuthenticationError if the process of the run does not know ``key``.
     """
     with socket.create_connection(address) as connected:
         pipe = _connection(connected)
@@ -76,11 +77,11 @@ def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
 
 
 def _connection(connected: socket.socket) -> Connection:
-    """Return a connection over a copy of the socket's descriptor."""
+    """Return a Connection that uses a copy of the socket's file descriptor."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a small message does not wait for more
     return Connection(connected.dup().detach())
 
 
 def _set_limit(connected: socket.socket, seconds: int) -> None:
-    """Limit the time for which a read waits; 0: no limit. Unlike ``settimeout``, this acts on copies too."""
+    """Limit the seconds for which a read from the socket waits; 0 for no limit."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))

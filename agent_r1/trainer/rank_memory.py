@@ -1,9 +1,10 @@
 """Agreement of the ranks about memory: if memory runs out on one rank, all ranks repeat the pass.
 
-FSDP exchanges tensors between the ranks before and after each layer. A rank that leaves a micro-batch in the middle
-would leave the other ranks waiting for its tensors. So this rank takes part in the remaining exchanges of the
-micro-batch, with a micro-batch of one token. After each micro-batch, the ranks tell each other whether their memory
-sufficed. If it ran out on one rank, all ranks drop the gradients of the pass, and repeat it in smaller micro-batches.
+FSDP exchanges tensors between the ranks before and after each layer. If a rank stopped in the middle of a micro-batch,
+the other ranks would wait for its tensors forever. So a rank whose memory runs out takes part in the remaining
+exchanges of the micro-batch, with a micro-batch of one token. After each micro-batch, the ranks tell each other whether
+their memory sufficed. If memory ran out on one rank, all ranks drop the gradients of the pass, and repeat the pass in
+smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class MemoryAgreement:
     """The agreement of all ranks, after each micro-batch of a pass, on whether memory sufficed.
 
     Args:
-        roots: the sharded modules whose ``forward`` the passes call.
+        roots: the sharded modules that the passes call.
         device: the device of the micro-batches.
     """
 
@@ -55,7 +56,7 @@ class MemoryAgreement:
     def micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield the micro-batches on the device of the models. All ranks need the same number of micro-batches.
 
-        After each micro-batch, ask the other ranks if memory sufficed.
+        After each micro-batch, ask the other ranks whether their memory sufficed.
 
         Raises:
             PassAborted: memory ran out on another rank in the last micro-batch.
@@ -99,7 +100,7 @@ class MemoryAgreement:
             return failure
 
     def _reset(self) -> None:
-        """Drop the gradients, and make the models ready for another pass after an interrupted pass."""
+        """Drop the gradients of an interrupted pass, and make the models ready for another pass."""
         for root in self._called:
             assert isinstance(root, nn.Module)
             root.zero_grad(set_to_none=True)  # while whole weights, with their gradients, are in the modules
@@ -110,9 +111,10 @@ class MemoryAgreement:
 
 
 def _find_failure(message: str | None) -> RanOut | None:
-    """Return the failure of the last rank whose memory ran out; None if memory sufficed. All ranks get the same result.
+    """Return the failure of the highest rank whose memory ran out, or None if memory sufficed on all ranks.
 
-    ``message`` is the error of this rank; None if its memory sufficed.
+    All ranks must call this function together, and get the same result. ``message`` is the error of this rank; None if
+    its memory sufficed.
     """
     failed = torch.tensor(-1 if message is None else dist.get_rank())
     dist.all_reduce(failed, dist.ReduceOp.MAX)
@@ -127,7 +129,7 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """A counter of the exchanges of tensors between ranks in a micro-batch.
 
-    If only this rank repeats a micro-batch, it skips the exchanges that it had already completed, because the other
+    If only this rank repeats a micro-batch, the exchanges that were completed before are skipped, because the other
     ranks do not repeat them.
     """
 
@@ -153,7 +155,7 @@ class _Exchanges:
 
 
 class _AllGather(DefaultAllGather):
-    """The exchange that collects the parts of a layer's weights. It is counted."""
+    """The exchange that collects the parts of a layer's weights from all ranks. ``exchanges`` counts the exchange."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
@@ -163,7 +165,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """The exchange that sums the gradients of a layer. It is counted."""
+    """The exchange that sums the gradients of a layer over all ranks. ``exchanges`` counts the exchange."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges

@@ -1,7 +1,7 @@
-"""The process of a rank: it joins the other ranks, and answers the requests of its caller.
+"""The process of a rank, which joins the other ranks and answers the requests of its caller.
 
-A rank ends when the process that started the ranks ends, also if that process was killed: a thread of the rank reads
-the connection to it, and the connection then is closed.
+A rank ends when its caller ends, even if the caller is killed. A thread of the rank reads from the connection to the
+caller, and ends the rank when this connection is closed.
 
     python -m agent_r1.trainer.rank_process DESCRIPTOR        reads requests from an inherited pipe
     python -m agent_r1.trainer.rank_process HOST PORT RANK    connects to the caller, with the key AGENT_R1_RANK_KEY;
@@ -36,7 +36,7 @@ from agent_r1.trainer.rank_connection import KEY_VARIABLE, connect_rank
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""If a rank waits longer than this for the other ranks, it fails."""
+"""The longest time for which a rank waits for the other ranks. Then the rank fails."""
 
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -50,9 +50,9 @@ class Place:
     device: str
     """The type of the device: ``cpu`` or ``cuda``."""
     host: str
-    """The address of the rank's machine, at which the other ranks reach it."""
+    """The address at which the other ranks reach the machine of this rank."""
     gpu: int
-    """The number of the rank's GPU, if the device is ``cuda``."""
+    """The number of the rank's GPU. It is used only if the device is ``cuda``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[T]):
-    """A request: call ``make()``, and replace the object of the rank with the result."""
+    """A request to a rank: call ``make()``, and keep the result as the object of the rank.
+
+    The old object is dropped.
+    """
 
     make: Callable[[], T]
 
 
 def serve_rank(pipe: Connection) -> None:
-    """Join the other ranks, then answer requests until the pipe is closed. Then end the process."""
+    """Join the other ranks, and answer the requests from ``pipe`` until it is closed. Then end the process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # signals reach all processes; the caller decides when ranks end
         signal.signal(number, signal.SIG_IGN)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -93,7 +96,7 @@ def serve_rank(pipe: Connection) -> None:
 
 
 class _Rank:
-    """A rank: it holds an object and handles requests for this object."""
+    """The object of a rank, and the handling of requests for this object."""
 
     def __init__(self) -> None:
         self._held: Any = None
@@ -107,7 +110,9 @@ class _Rank:
 
 
 def _answer(work: Callable[[], object]) -> bytes:
-    """Return the result of ``work()`` as pickled bytes. If ``work()`` raises, the result is a :class:`Failure`."""
+    """Return the result of ``work()`` as pickled bytes. If ``work()`` raises an exception, return a pickled
+    :class:`Failure`.
+    """
     try:
         return pickle.dumps(work())
     except Exception as error:
@@ -125,9 +130,9 @@ def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None
 
 
 def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
-    """Connect this rank with the other ranks. It listens at ``place.host`` only.
+    """Connect this rank with the other ranks. The rank listens only at the address ``place.host``.
 
-    Rank 0 sends the address at which it listens to ``pipe``. The other ranks read this address from ``requests``.
+    Rank 0 sends its address through ``pipe`` to the caller. The other ranks read this address from ``requests``.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = find_interface(place.host)
     if place.rank == 0:
@@ -171,7 +176,7 @@ def find_interface(host: str) -> str:
 
 
 def _pipe(arguments: list[str]) -> Connection:
-    """Return the connection to the caller that the arguments of the program describe."""
+    """Return the connection to the caller. The arguments of the program describe this connection."""
     if len(arguments) == 1:
         return Connection(int(arguments[0]))
     threading.Thread(target=_end_with_input, daemon=True).start()

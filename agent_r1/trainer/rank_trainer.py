@@ -1,4 +1,4 @@
-"""One rank of :class:`agent_r1.trainer.fsdp.FsdpTrainer`: its parts of the models and of the optimizer's state."""
+"""One rank of :class:`agent_r1.trainer.fsdp.FsdpTrainer`, with its parts of the models and of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSettings:
-    """The models and settings from which a rank makes its :class:`RankTrainer`. They are the same on all ranks.
+    """The models and settings from which a rank makes its :class:`RankTrainer`. All ranks get equal RankSettings.
 
     Attributes:
         model: the policy, on the CPU.
         algorithm: the algorithm as plain data, in the form in which the settings of a run are stored.
-        modules: the modules that define components of the algorithm.
+        modules: the names of the Python modules that define components of the algorithm.
         teacher: the teacher, on the CPU; None if the algorithm needs no teacher.
         device: the type of the device: ``cpu`` or ``cuda``.
         threads: the number of torch threads of a rank.
-        random_state: the state of torch's random numbers, from which new weights of a critic are drawn.
+        random_state: the state of torch's random number generator, with which the new weights of a critic are drawn.
     """
 
     model: PreTrainedModel
@@ -74,8 +74,8 @@ class RankSettings:
 class RankTrainer:
     """The part of a trainer that one rank runs. All ranks must call the same methods together.
 
-    Passes read the sequences of this rank. Their results have zeros at the tokens of other ranks, so the sum over all
-    ranks is the result for the batch.
+    A pass reads only the sequences of this rank. Its result has zeros at the tokens of other ranks. So the sum of the
+    results of all ranks is the result for the batch.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -148,7 +148,10 @@ class RankTrainer:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
-        """Add the gradient of the whole batch to this rank's part of the gradients. Return this rank's statistics."""
+        """Add the gradient of the whole batch's loss to this rank's part of the gradients.
+
+        Return the statistics of this rank.
+        """
         return self._within_memory(
             blocks_of(batch.batch.sequences, self._algorithm),
             lambda models: forward_backward(models, self._algorithm, batch, scale, modules),
@@ -159,7 +162,7 @@ class RankTrainer:
         return self._budget.tokens
 
     def optim_step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float) -> OptimStats:
-        """Take an optimizer step on this rank's part of the weights. ``loss`` is the sum over all ranks."""
+        """Take an optimizer step on this rank's part of the weights. ``loss`` is the loss of the whole batch."""
         return self._optimizer.step(loss, modules, learning_rate_factor)
 
     def sync_reference(self, alpha: float) -> None:
@@ -169,7 +172,7 @@ class RankTrainer:
                 reference.mul_(1 - alpha).add_(policy.detach(), alpha=alpha)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the trained weights of the policy on the CPU. Only rank 0 returns them; other ranks return {}."""
+        """Return the trained weights of the policy on the CPU, by name. All ranks except rank 0 return {}."""
         return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -227,9 +230,9 @@ class RankTrainer:
         overwrite(target, parts)
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather the parts of each tensor from all ranks. Rank 0 returns whole tensors on the CPU; others return {}.
+        """Return whole tensors on the CPU, gathered from the parts of all ranks. All ranks except rank 0 return {}.
 
-        The tensors are gathered one after another, so a device holds only one whole tensor at a time.
+        The tensors are gathered one after another, so a device never holds more than one whole tensor.
         """
         gathered = {}
         for name, tensor in tensors.items():

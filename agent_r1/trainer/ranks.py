@@ -1,6 +1,6 @@
-"""Ranks: processes that compute together, and the caller that controls them.
+"""Ranks: processes that compute together, and a caller that controls these processes.
 
-What a rank itself does is in ``trainer.rank_process``.
+The module ``trainer.rank_process`` is the program that runs in each rank.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 
 GRACE_SECONDS = 5.0
-"""Seconds to wait, after one rank has failed, for reports that other ranks failed or ended before it."""
+"""The seconds to wait after a rank has failed. Another rank that failed first, and caused the failure, can be noticed
+later."""
 
 
 class RankFailed(AgentR1Error):
-    """Raised if a rank raised an exception other than an AgentR1Error, or if the process of a rank ended."""
+    """Raised if a rank raises an exception that is no AgentR1Error, or if the process of a rank ends."""
 
 
 class RankDied(RankFailed):
-    """Raised if the process of a rank ended.
+    """Raised if the process of a rank ends.
 
     Attributes:
-        event: which rank ended, and how, such as "rank 1 of the trainer (process 71) was killed by SIGKILL".
+        event: a text that says which rank ended, and how, such as "rank 1 of the trainer (process 71) was killed by
+            SIGKILL".
     """
 
     def __init__(self, event: str) -> None:
@@ -69,8 +71,8 @@ class _End:
 class _Endings:
     """The ends of the processes of all ranks, in the order in which they were noticed.
 
-    The end of a rank breaks its connections to the other ranks. They can abort because of this, even before the end of
-    the first rank is noticed.
+    When a rank ends, its connections to the other ranks break, and the other ranks can abort. These aborts can be
+    noticed earlier than the end that caused them.
     """
 
     def __init__(self) -> None:
@@ -79,14 +81,14 @@ class _Endings:
         self._threads: list[threading.Thread] = []
 
     def watch(self, rank: int, process: RankProcess) -> None:
-        """Wait for the end of a process in a new thread. No other code may wait for this process."""
+        """Start a thread that waits for the end of the process of ``rank``. No other code may wait for this process."""
         self._threads.append(threading.Thread(target=self._wait, args=(rank, process), daemon=True))
         self._threads[-1].start()
 
     def cause(self) -> _End:
-        """Wait until a process has ended, and return the first end that is not an abort.
+        """Wait until a process has ended, and return the first end that is not an abort (SIGABRT).
 
-        If all ranks that end within ``GRACE_SECONDS`` were aborted, the first abort is returned.
+        If there are only aborts, wait ``GRACE_SECONDS`` seconds for another end. Then return the first abort.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
@@ -139,7 +141,7 @@ class StartedRank:
 
 
 class RankLauncher(Protocol):
-    """Starts the processes of ranks."""
+    """A service that starts the processes of ranks."""
 
     def start(self, ranks: int) -> list[StartedRank]:
         """Start ``ranks`` processes, and return them in the order of the ranks."""
@@ -162,7 +164,7 @@ LOCAL_RANKS = LocalRanks()
 
 
 class RankGroup(Generic[T]):
-    """Processes that each hold an object, and that run the same requests on their objects together.
+    """A group of processes (ranks). Each rank holds an object, and all ranks run the same requests on their objects.
 
     If a request fails on one rank, all ranks end, because the other ranks can be in the middle of an exchange of
     tensors.
@@ -195,7 +197,7 @@ class RankGroup(Generic[T]):
         return [process.pid for process in self._processes]
 
     def start(self, make: Callable[[], T]) -> None:
-        """Call ``make()`` on each rank. The result becomes the object of the rank and replaces the previous object."""
+        """Call ``make()`` on each rank. The result becomes the object of the rank, in place of the previous object."""
         self._request(Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:
@@ -206,7 +208,7 @@ class RankGroup(Generic[T]):
         Raises:
             AgentR1Error: the request raised this error on a rank.
             RankDied: the process of a rank ended.
-            RankFailed: the request raised an error of a different type on a rank.
+            RankFailed: the request raised another exception on a rank.
         """
         return self._request(request)
 
@@ -268,7 +270,7 @@ class RankGroup(Generic[T]):
         return error
 
     def _has_ended(self, ranks: Collection[int]) -> bool:
-        """Return whether one of ``ranks`` ends within ``GRACE_SECONDS`` without an answer to its request."""
+        """Return whether the process of one of ``ranks`` ends without an answer, within ``GRACE_SECONDS`` from now."""
         deadline = time.monotonic() + GRACE_SECONDS
         silent = [self._pipes[rank] for rank in ranks]
         while silent and (readable := wait(silent, max(0.0, deadline - time.monotonic()))):
@@ -281,7 +283,7 @@ class RankGroup(Generic[T]):
         return False
 
     def _explain_end(self) -> RankDied:
-        """End all ranks, and return an error about the rank that ended first. At least one must have ended."""
+        """End all ranks, and return an error about the rank that ended first. At least one rank must have ended."""
         end = self._endings.cause()
         process = self._processes[end.rank].pid
         self.close()

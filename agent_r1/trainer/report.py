@@ -29,7 +29,7 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """A record of one optimizer step.
+    """The data of one optimizer step.
 
     Attributes:
         modules: the modules that the step trained, such as the policy.
@@ -48,8 +48,8 @@ class OptimizerStep:
 class Trained:
     """The outcome of an attempt that was trained.
 
-    An attempt is trained if an applied optimizer step of the policy used the attempt. If an update trains only the
-    critic, a step of the critic counts.
+    An attempt is trained if an optimizer step of the policy used the attempt and was applied. If an update trains only
+    the critic, the steps of the critic count instead.
 
     Attributes:
         advantage_sum: the sum of the advantages of the attempt's tokens.
@@ -64,9 +64,10 @@ Outcome = Trained | Excluded
 
 
 def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
-    """Join the statistics of several passes into one, on the CPU. Losses and metrics are summed.
+    """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
 
-    ``prefix`` is the number of tokens that were read once, before all passes. No token is in two of the passes.
+    ``prefix`` is the number of tokens that were read once, before all passes. Two passes must not predict the same
+    token.
     """
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),
@@ -81,7 +82,7 @@ def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
 
 
 def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
-    """Return the mean reward and the numbers of excluded attempts. ``kept`` is ``selection`` after the filters.
+    """Return metrics of rewards and of excluded attempts. ``kept`` is ``selection`` after the filters of the algorithm.
 
     - ``reward``: mean reward of all trainable attempts, including filtered attempts; NaN if no attempt is trainable.
     - ``reward_spread``: mean over the groups of the standard deviation of the rewards within a group.
@@ -113,8 +114,8 @@ def pass_metrics(
     """Return the metrics of the optimizer steps over a batch, such as:
 
     - ``staleness``: ``version`` minus the number of the oldest weights that sampled a token of the batch.
-    - ``model_tokens``: number of tokens that the models read in an epoch, without padding. Shared prefixes that are
-      computed once count once.
+    - ``model_tokens``: number of tokens that the models read in an epoch, without padding. A prefix that several
+      sequences share, and that is computed once, counts once.
     - ``padding``: share of padding among the tokens that the models read.
     - ``skipped_steps``: number of steps that were not applied, because the loss or a gradient was not finite.
 
@@ -151,7 +152,7 @@ def _tokens_of_an_epoch(steps: Sequence[OptimizerStep]) -> int:
 
 
 def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dict[str, float]:
-    """Return the metrics of the passes that ran the policy. If only the critic is trained, return no metrics.
+    """Return the metrics of ``passes``, in which the policy ran. If there are no such passes, return {}.
 
     - ``entropy``: mean entropy, in nats, over the action tokens that the policy read.
     - ``first_ratio_deviation``: largest |pi / pi_old - 1| in the first pass, before any weight changes.
@@ -159,7 +160,7 @@ def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dic
       token, before any weight changes.
     - ``logprob_gap_mean``: mean of these absolute differences.
 
-    If the batch is stale, these differences include the change of the policy since sampling.
+    If the batch is stale, the two gaps include the change of the policy since sampling.
     """
     if not passes:
         return {}
@@ -188,27 +189,28 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities that the policy gave to n tokens before the update.
 
-    The result is (tokens, log-probabilities), with the shape (n,) each. ``tokens`` are indices in the batch. If
-    ``prepared`` has log-probabilities from before the update, the result contains all tokens of the batch. Otherwise
-    the result contains the tokens of ``first``, the first pass of the update, which ran before any weight changed.
+    The result is (tokens, log-probabilities), two tensors of the shape (n,). Tokens are given by their indices in the
+    batch. If ``prepared`` has log-probabilities from before the update, the result contains all tokens of the batch.
+    Otherwise the result contains the tokens of ``first``, the first pass of the update, which ran before any weight
+    changed.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
 
 
 def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
-    """Return the metrics of algorithms with a reference, a teacher, a critic or importance weights.
+    """Return metrics of the reference, the teacher, the critic and the importance weights, if the algorithm has them.
 
-    - ``kl_reference``: KL divergence from the reference per token (estimator k1).
+    - ``kl_reference``: mean KL divergence from the reference per token (see :func:`kl_reference`).
     - ``kl_coefficient``: coefficient of the KL penalty.
-    - ``importance_weight``: mean over the action tokens; missing if every token has weight 1.
+    - ``importance_weight``: mean importance weight of the action tokens; missing if every token has weight 1.
     - ``correction/effective_share``: effective sample size of the action tokens divided by their number
       (:func:`agent_r1.algorithms.ops.effective_share`). 1 if all importance weights of the correction are equal;
       missing without a correction.
-    - ``teacher_top_mass``: probability of the teacher's top k tokens under the teacher, mean over the action tokens.
+    - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
     - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G; missing if all targets are
-      equal. V is the critic's value before the update, so the metric measures a prediction. A critic that always gives
-      the same value has 0.
+      equal. V is the critic's value before the update, so the metric measures a prediction. The metric is 0 for a
+      critic that always gives the same value.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
@@ -288,7 +290,7 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
 
 
 def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return the outcomes of the attempts that are never trained: greedy attempts, and attempts that were retried."""
+    """Return the outcomes of attempts that are never trained: greedy attempts, and attempts that were tried again."""
     outcomes = []
     for greedy in (group.greedy for group in groups if group.greedy is not None):
         failed = STATUS_POLICY[greedy.status] != "train"
@@ -303,8 +305,8 @@ def make_token_records(
 ) -> tuple[TokenRecord, ...]:
     """Return token records for the attempts of at most ``groups`` groups.
 
-    Groups are taken in the order of the batch. A group is skipped if no optimizer step used any of its attempts. No
-    model runs in this function, because the update has already computed all numbers of the records.
+    Groups are taken in the order of the batch. A group is skipped if no optimizer step used any of its attempts. This
+    function runs no model: the update has already computed all numbers of the records.
 
     Args:
         samples: the samples of the batch, in the order of the batch's trajectories.

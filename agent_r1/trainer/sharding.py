@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 
 class OneForward(nn.Module):
-    """A module around a model. A whole pass of the model runs inside the ``forward`` of this module.
+    """A module that contains a model. A whole pass of the model runs inside one call of this module's ``forward``.
 
     A pass calls the backbone and the head of the model one after the other. Backbone and head can use the same weights
-    (tied embeddings). FSDP gathers weights at the beginning of a ``forward``, so one ``forward`` must contain both
-    calls.
+    (tied embeddings). FSDP gathers the weights at the beginning of a ``forward``, so the calls of backbone and head
+    must be inside the same ``forward``.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -60,7 +60,10 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneFo
 
 
 def shard_critic(critic: ValueModel, mesh: DeviceMesh, dtype: Dtype) -> None:
-    """Divide the weights of a critic among the ranks in place. Its head computes in the data type of its weights."""
+    """Divide the weights of a critic among the ranks in place.
+
+    The head computes in the data type of its weights, and the backbone in ``dtype``.
+    """
     _shard_layers(critic, mesh, dtype)
     _shard(critic.head, mesh, "float32")
     _shard(critic, mesh, dtype)
@@ -73,7 +76,7 @@ def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
-    """Divide the weights of ``module`` among the ranks. FSDP gathers these weights together, and computes in ``dtype``.
+    """Divide the weights of ``module`` among the ranks. FSDP gathers them all at once, and computes in ``dtype``.
 
     If ``dtype`` is "float32", computations and sums of gradients are in the data type of the weights. Otherwise the
     gradients of the ranks are summed in float32.
@@ -101,7 +104,7 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def own_rows(tensor: DTensor) -> Rows:
-    """Return the rows of a divided tensor that this rank holds. FSDP divides a tensor as ``torch.chunk`` does."""
+    """Return the rows of a divided tensor that this rank holds. The rows are divided as by ``torch.chunk``."""
     assert tensor.placements == (Shard(0),)
     rows, total = tensor.to_local().detach(), tensor.shape[0]
     size = math.ceil(total / tensor.device_mesh.size())
@@ -121,7 +124,7 @@ def read_part(saved: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
 
 
 def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
-    """Divide blocks of sequences among ranks, so that all ranks have about the same number of tokens.
+    """Return the blocks of sequences for each rank, so that all ranks have about the same number of tokens.
 
     The blocks are assigned one after another, the longest first. Each block goes to the rank with the fewest tokens
     so far. If there are fewer blocks than ranks, some ranks get no block.
@@ -140,7 +143,7 @@ def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
 
 
 def padding_micro_batch() -> MicroBatch:
-    """Return a micro-batch of one token that predicts no token of the batch. All its losses and gradients are 0."""
+    """Return a micro-batch of one token, which predicts no token of the batch. So its loss and gradients are 0."""
     none = torch.zeros(0, dtype=torch.int64)
     return MicroBatch(
         ids=torch.zeros((1, 1), dtype=torch.int64),
@@ -165,7 +168,7 @@ class ShardedModelSet(ModelSet):
         roots: for each sharded model, the module whose ``forward`` gathers its weights.
         rank: the number of this rank.
         ranks: the number of ranks.
-        memory: agrees with the other ranks, after each micro-batch, on whether memory sufficed.
+        memory: asks all ranks after each micro-batch whether their memory sufficed.
     """
 
     roots: Mapping[nn.Module, OneForward]
@@ -190,7 +193,7 @@ class ShardedModelSet(ModelSet):
 
 
 class PaddingModelSet(ShardedModelSet):
-    """The sharded models of one rank. A pass reads one micro-batch of padding, whatever the batch is."""
+    """The sharded models of one rank. For every batch, a pass reads only one micro-batch of padding."""
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
         return PassPlan(torch.zeros(0, dtype=torch.int64), iter([padding_micro_batch().to(self.policy.device)]))

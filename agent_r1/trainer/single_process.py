@@ -51,7 +51,7 @@ from agent_r1.trainer.protocol import (
 T = TypeVar("T")
 
 LARGE_MODEL = 400_000
-"""With ``share_prefixes auto``, models with at least this number of parameters share prefixes."""
+"""The number of parameters from which models share prefixes if the setting ``share_prefixes`` is "auto"."""
 
 
 class SingleProcessTrainer:
@@ -60,7 +60,7 @@ class SingleProcessTrainer:
     Args:
         model: the policy. Its trained weights are in float32. If it has an adapter, only the adapter is trained, and
             all models that the algorithm needs share the frozen weights. If the algorithm needs a reference, the
-            reference is a copy of ``model``, or ``model`` with the adapter switched off.
+            reference is a copy of ``model``, without the adapter.
         algorithm: the algorithm whose loss is minimized.
         config: settings of the optimizer and of memory.
         temperature: the sampler's temperature, above 0.
@@ -125,7 +125,7 @@ class SingleProcessTrainer:
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
-        """Return how prefixes are shared; None if sharing is off, saves no time, or is impossible.
+        """Return the PrefixSharing for ``models``, or None if sharing is off, saves no time, or is impossible.
 
         Raises:
             InvalidInput: ``share_prefixes`` is ``on``, but the models cannot share prefixes.
@@ -282,7 +282,7 @@ class SingleProcessTrainer:
 
 
 def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Sequence[PreTrainedModel]) -> str | None:
-    """Return why the models cannot share prefixes; None if the models can share prefixes."""
+    """Return the reason why the models cannot share prefixes, or None if they can."""
     if config.critic_reads_logprobs and "critic" in algorithm.needs:
         return "the critic reads log-probabilities, which differ between attempts with equal tokens"
     refused = [model for model in models if not supports_tree_mask(model)]
@@ -296,10 +296,11 @@ def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Seq
 
 
 def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:
-    """Return whether the settings ask for shared prefixes. Whether the models can share prefixes is not checked.
+    """Return whether the settings ask for shared prefixes.
 
-    With several ranks, the result is False. With one process, the result is True if ``share_prefixes`` is "on", or if
-    ``share_prefixes`` is "auto" and all models are large.
+    The function does not check whether the models can share prefixes. With several ranks, the result is False. With one
+    process, the result is True if ``share_prefixes`` is "on", or if ``share_prefixes`` is "auto" and all models are
+    large.
     """
     if config.ranks > 1:
         return False

@@ -1,4 +1,4 @@
-"""The policy update: groups of trajectories -> training batch -> advantages -> trainer -> outcome of each attempt."""
+"""The policy update, from groups of trajectories to new weights and an outcome of each attempt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ from agent_r1.trainer.report import (
 NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 
 ROLE_BASELINE = "role_baseline/"
-"""Prefix of the names under which the state holds the baselines of roles."""
+"""The prefix of names in ``TrainerState.scalars``. The rest of the name is a role, and the value is the role's
+baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class SelectedGroup:
         group: the group as it was sampled.
         selection: the trainable attempts with their rewards, and the excluded attempts with reasons. The algorithm's
             filters have not been applied.
-        has_signal: whether the algorithm's filters keep at least one attempt of the group. The filters see only this
-            group. So a filter that compares several groups removes no attempt here.
+        has_signal: whether the algorithm's filters keep at least one attempt of the group, if they see only this group.
+            A filter that compares several groups removes no attempt then.
     """
 
     group: Group
@@ -93,7 +94,7 @@ class PolicyUpdater:
         algorithm: defines the advantages, the loss, the filters and the number of epochs.
         config: defines the number of minibatches and the schedule of the learning rates.
         reward_weights: the weight of each reward by the reward's name. A reward without an entry has weight 1.
-        reward_schedules: factors on these weights by step, by the reward's name.
+        reward_schedules: by the reward's name, a schedule with the factor on the reward's weight in each step.
         seed: the seed of the random division of trajectories into minibatches.
         steps: the number of updates of the whole run, for the schedule of the learning rates.
         record_groups: the maximum number of groups per update whose attempts get token records.
@@ -135,7 +136,7 @@ class PolicyUpdater:
 
     @property
     def micro_tokens(self) -> int:
-        """Maximum number of tokens in a micro-batch."""
+        """The maximum number of tokens in a micro-batch."""
         return self._trainer.micro_tokens
 
     def select(self, group: Group) -> SelectedGroup:
@@ -274,8 +275,8 @@ class PolicyUpdater:
     def _needs_old_logprobs(self, batch: TrainingBatch, is_stale: bool) -> bool:
         """Return whether an extra pass must compute log pi_old, the policy's log-probabilities, before the update.
 
-        Usually no extra pass is needed if the update uses each trajectory only once. The training pass then computes
-        log pi_old itself.
+        If the update uses each trajectory only once, usually no extra pass is needed, because the training pass itself
+        computes log pi_old.
         """
         if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and is_stale):
             return True
@@ -285,9 +286,9 @@ class PolicyUpdater:
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
         """Return the modules that get a gradient, each with the numbers of the trajectories that contribute to it.
 
-        A module without a gradient must take no optimizer step, because momentum would change its weights. A trajectory
-        that contributes to no gradient, for example in a constant group, is passed through no model. It counts only in
-        the denominators of the loss.
+        A module without a gradient is missing. It must take no optimizer step, because momentum would change its
+        weights. No model reads a trajectory that contributes to no gradient, for example in a group with equal rewards.
+        This trajectory only counts in the denominators of the loss.
 
         Example:
             {"policy": {0, 2}, "critic": {0, 1, 2}}
@@ -304,7 +305,8 @@ class PolicyUpdater:
         return {module: trajectories for module, trajectories in found.items() if trajectories}
 
     def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module], factor: float) -> list[OptimizerStep]:
-        """Take the optimizer steps of one update, and return them in order. ``factor`` multiplies the learning rates.
+        """Take the optimizer steps of one update, and return these steps in order. ``factor`` multiplies the learning
+        rates.
 
         Usually each step trains all of ``modules``. If ``critic_epochs`` is set, the policy takes all its steps first,
         and then the critic takes its own steps.
@@ -333,13 +335,13 @@ class PolicyUpdater:
 
 
 def _minibatch(prepared: PreparedBatch, trajectories: Collection[int]) -> PreparedBatch:
-    """Return the batch with only the sequences of the trajectories with these numbers."""
+    """Return the batch with only the sequences of ``trajectories``, which are numbers of trajectories in the batch."""
     sequences = tuple(sequence for sequence in prepared.batch.sequences if sequence.trajectory in trajectories)
     return replace(prepared, batch=replace(prepared.batch, sequences=sequences))
 
 
 def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
-    """Join the selections of all groups into one selection.
+    """Return the selections of all groups as one selection.
 
     The groups are numbered 0, 1, 2, .. in the order of their ids, which is the order in which the run requested them.
     """
