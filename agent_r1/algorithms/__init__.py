@@ -1,7 +1,7 @@
 """Algorithms as data: each algorithm consists of an advantage estimator, a policy loss and optional terms.
 
-``Algorithm.compute_token_weights`` and ``Algorithm.compute_loss`` hold the mathematics of all algorithms.
-``ALGORITHMS`` holds the presets.
+``ALGORITHMS`` holds the algorithms that have a name (presets). ``Algorithm.compute_token_weights`` and
+``Algorithm.compute_loss`` contain the mathematics of all algorithms.
 """
 
 from agent_r1.algorithms.advantages.advantage import Advantage

@@ -59,16 +59,16 @@ class Algorithm(Component):
     """The policy loss."""
 
     ratio_level: Level = "token"
-    """The unit whose tokens share one importance ratio. For a turn or a trajectory, the ratio is the geometric mean
-    over the tokens (GSPO)."""
+    """The unit (token, turn or trajectory) whose tokens share one importance ratio. The ratio of a turn or a trajectory
+    is the geometric mean of the ratios of its tokens (GSPO)."""
 
     ratio_denominator: Literal["old_policy", "sampler"] = "old_policy"
     """The denominator of the importance ratio. sampler: the sampler's policy. old_policy: the policy before the update,
-    or the sampler's policy if the batch holds tokens of older weights and there is no correction."""
+    or the sampler's policy if the batch has tokens from older weights and ``correction`` is not set."""
 
     aggregation: Aggregation = "token_mean"
-    """How token losses are averaged: so that all tokens, turns, trajectories or groups have equal weight in the loss.
-    constant: the sum over tokens, divided by (number of trajectories * ``length``)."""
+    """How the losses of tokens are averaged. The options give equal weight to all tokens, turns, trajectories or
+    groups. constant: the sum over tokens, divided by (number of trajectories * ``length``)."""
 
     length: float | None = Field(default=None, gt=0)
     """The number ``length`` for aggregation constant, in tokens. The other aggregations use no length."""
@@ -78,10 +78,11 @@ class Algorithm(Component):
 
     sft_coef: float = Field(default=0.0, ge=0)
     """Weight of an imitation loss: the mean of -log pi over the action tokens of trajectories with a return above 0
-    (VAPO, 2504.05118, section 4.3)."""
+    (VAPO, arXiv:2504.05118, section 4.3)."""
 
     observation_nll_coef: float = Field(default=0.0, ge=0)
-    """Weight of a loss that trains the policy as a world model: the mean of -log pi over observation tokens (ECHO)."""
+    """Weight of a loss that trains the policy to predict the environment: the mean of -log pi over observation tokens
+    (ECHO)."""
 
     kl: Kl | None = None
     distillation: Distillation | None = None
@@ -92,23 +93,23 @@ class Algorithm(Component):
     masks: Masks = Masks()
 
     token_mask: SerializeAsAny[TokenMask | None] = None
-    """The rule that chooses the tokens with a policy loss, once per update. none: all tokens have a policy loss."""
+    """The rule that chooses, once per update, which tokens have a policy loss. none: all tokens have a policy loss."""
 
     off_policy_mask: OffPolicyMask | None = None
     kl_cov: KlCov | None = None
 
     constant_groups: Literal["keep", "drop"] = "keep"
-    """The treatment of groups whose returns are all equal. keep: such groups stay in the batch, and count in the
-    denominators of the loss, as in GRPO. drop: such groups are removed before the denominators are computed (dynamic
-    sampling of DAPO, 2503.14476, section 3.2). Returns are compared before reward shaping and before a KL penalty in
-    the reward."""
+    """The treatment of groups whose returns are all equal. keep: these groups stay in the batch, and count in the
+    denominators of the loss, as in GRPO. drop: these groups are removed before the denominators are computed (dynamic
+    sampling of DAPO, arXiv:2503.14476, section 3.2). Returns are compared before reward shaping and before a KL penalty
+    in the reward."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """Largest number of times that a step requests more groups to replace groups that were filtered out (DAPO,
-    2503.14476, section 3.2)."""
+    """Largest number of additional groups of an optimizer step, as a multiple of its normal number of groups. They
+    replace groups that were filtered out (DAPO, arXiv:2503.14476, section 3.2)."""
 
     epochs: int = Field(default=1, ge=1)
-    """Number of passes over the batch in one update."""
+    """Number of times that one update trains on the whole batch."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -143,8 +144,8 @@ class Algorithm(Component):
     def select(self, selection: Selection, version: int) -> Selection:
         """Return ``selection`` without the samples that the filters remove. The result lists these samples as excluded.
 
-        The filters ``overlong`` and ``empty_turn`` remove no samples, because they act on the loss only. ``version`` is
-        the number of the current weights.
+        The filters ``overlong`` and ``empty_turn`` remove no samples, because these filters act on the loss only.
+        ``version`` is the number of the current weights.
         """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
         return self.filters.apply(varied, version)
@@ -152,14 +153,14 @@ class Algorithm(Component):
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
         """Return the number of the turn or trajectory of each token: (N,). Tokens with the same number share one ratio.
 
-        Return None if ``ratio_level`` is "token": each token then has its own importance ratio.
+        Return None if ``ratio_level`` is "token", because each token then has its own importance ratio.
         """
         if self.ratio_level == "token":
             return None
         return batch.token_turn if self.ratio_level == "turn" else batch.token_trajectory
 
     def compute_token_weights(self, batch: TrainingBatch, outputs: ModelOutputs, kl_coef: float = 0.0) -> TokenWeights:
-        """Compute the advantage and the loss weights of every token of a batch.
+        """Return the advantages and the loss weights of all tokens of a batch.
 
         Args:
             batch: The N tokens of whole groups. Baselines and denominators are computed over the whole batch.
@@ -220,7 +221,9 @@ class Algorithm(Component):
         )
 
     def _loss_weights(self, batch: TrainingBatch, loss_mask: Tensor) -> Tensor:
-        """Return 1 / denominator for the tokens of the loss mask, and 0 for the other tokens. Shapes: (N,)."""
+        """Return the weight of each token in the loss, 1 / denominator: (N,). Tokens outside ``loss_mask`` (N,) have
+        weight 0.
+        """
         weights = torch.zeros(len(batch.ids), dtype=torch.float64)
         if bool(loss_mask.any()):
             unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory
@@ -229,7 +232,7 @@ class Algorithm(Component):
         return weights
 
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
-        """Compute the loss and the metrics of a micro-batch. The loss of a batch is the sum over its micro-batches.
+        """Return (loss, metrics) of a micro-batch. The loss of a batch is the sum over its micro-batches.
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
@@ -310,7 +313,7 @@ class Algorithm(Component):
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
-        """Return (the advantage of each token (N,), the critic's targets). Without a critic, the targets are None.
+        """Return (advantage of each token (N,), targets of the critic). Without a critic, the targets are None.
 
         Usually the estimator gets only the action tokens, and observation tokens have advantage 0 and no target. If
         ``masks.advantage`` or ``masks.loss`` is off, the estimator gets all tokens.
@@ -343,8 +346,8 @@ class Algorithm(Component):
     ) -> tuple[Tensor, Tensor | None]:
         """Return (kept, penalty weight), each with one element per token: (N,).
 
-        ``kept`` (bool) says whether the token mask keeps the token. The penalty weight is the weight of the KL-Cov
-        penalty; None if the algorithm does not use KL-Cov. The loss mask must include a token.
+        ``kept`` (bool) is true if the token mask keeps the token. The penalty weight is the weight of the KL-Cov
+        penalty; None if the algorithm does not use KL-Cov. At least one element of ``loss_mask`` must be true.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -373,9 +376,10 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets``, extended from the actions of the turns ``turns`` to the actions of all turns: (D,) -> (S,).
+    """Return ``targets`` with one target after the action of each of S turns, instead of each of D turns.
 
-    ``turns`` (D,) holds the numbers of D turns. ``count`` is S, the number of turns. The added targets have weight 0.
+    ``turns`` (D,) holds the numbers of the D turns among the S turns, and ``count`` is S. The added targets have weight
+    0.
     """
 
     def scatter(values: StateValues) -> StateValues:

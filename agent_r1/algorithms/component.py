@@ -1,4 +1,4 @@
-"""The base class of the parts of an algorithm: immutable, validated data."""
+"""The base class of the parts of an algorithm. The parts are immutable, validated data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ Level = Literal["token", "turn", "trajectory"]
 """The unit whose tokens share one importance ratio or one correction."""
 
 LARGEST = 10**9
-"""The largest absolute value of a numeric parameter."""
+"""The largest absolute value that a numeric parameter of a component can have."""
 
 
 class Component(BaseModel):
     """The settings of one part of an algorithm, such as the policy loss.
 
-    If several classes can be the same part, each class has a ``name``. For example, the name of PPO's loss is "clip".
+    If there are several classes for one part, such as several policy losses, each class has a ``name``. For example,
+    the name of PPO's loss is "clip".
     """
 
     model_config = ConfigDict(

@@ -1,4 +1,6 @@
-"""The optional terms of an algorithm: KL penalty, distillation, corrections of sampler and trainer."""
+"""The optional terms of an algorithm: masks, KL penalty, distillation, and correction of the mismatch of sampler and
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ from agent_r1.data.segments import segment_mean, segment_sum
 
 
 class Masks(Component):
-    """Switches for the advantage mask and the loss mask of paper 2511.14460. Both masks are on by default."""
+    """Switches for the advantage mask and the loss mask of Agent-R1 (arXiv:2511.14460).
+
+    By default, the two masks are on.
+    """
 
     advantage: bool = True
-    """Whether advantages are computed over action tokens only. If not, observation tokens are time steps too."""
+    """Whether advantages are computed over action tokens only. If not, observation tokens are also time steps."""
 
     loss: bool = True
     """Whether the policy is trained on action tokens only. If not, the policy is also trained on observation tokens."""
@@ -44,36 +49,38 @@ class Kl(Component):
     """A penalty on the KL divergence of the policy from the reference policy (initially the policy before training)."""
 
     coefficient: float = Field(default=0.001, gt=0)
-    """Weight of the penalty. If ``target`` is given, only the initial weight."""
+    """Weight of the penalty. If ``target`` is given, this is the weight at the beginning, and later updates change
+    it."""
 
     estimator: KlEstimator = "k3_plus"
     """How the KL divergence is estimated. In the loss, the expected gradient of k1 is 0, and k3 has the gradient of
     KL(ref || pi)."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of k3 at a token (10 in verl). With estimator k3, a token above the bound has no gradient. none: no
-    bound."""
+    """Largest value of the estimator k3 at a token (10 in verl). A larger k3 is reduced to this bound; with estimator
+    k3, the token then has no gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Number of steps between two changes of the reference policy: reference <- alpha policy + (1 - alpha) reference.
+    """Number of steps between two changes of the reference policy. It becomes alpha * policy + (1 - alpha) * reference.
     0: the reference policy is always the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
-    """alpha in the changes of the reference policy (``ref_model_mixup_alpha`` in TRL, 2404.09656). 1: the reference
-    policy becomes a copy of the policy."""
+    """alpha in the formula of sync_steps (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656). 1: the reference policy
+    becomes a copy of the policy."""
 
     placement: Literal["loss", "reward"] = "loss"
     """loss: the penalty is a term of the loss. reward: the penalty, estimated by k1, is subtracted from the reward of
     each action token."""
 
     target: float | None = Field(default=None, gt=0)
-    """The target of the KL divergence per token: the coefficient is adapted after each update, after 1909.08593,
-    section 2.2. none: the coefficient is constant."""
+    """Desired KL divergence per token. After each update, the coefficient is adapted so that the divergence approaches
+    this number (arXiv:1909.08593, section 2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories after which the coefficient is multiplied by e^0.2 if the divergence always is at least
-    20 % above the target, or by e^-0.2 if it always is at least 20 % below. A divergence closer to the target changes
-    the coefficient less."""
+    """Number of trajectories that determines how fast the coefficient is adapted. If the divergence is always 20 % or
+    more above the target, the coefficient grows by the factor e^0.2 in this number of trajectories. If the divergence
+    is always 20 % or more below the target, the factor is e^-0.2. Between these limits, the coefficient changes more
+    slowly."""
 
     @property
     def formula(self) -> str:
@@ -103,17 +110,17 @@ class Kl(Component):
                 return kl_k3_unbiased(logprobs, reference_logprobs, ratio, self.bound)
 
     def adapt_coefficient(self, coefficient: float, divergence: float, trajectories: int) -> float:
-        """Return the coefficient of the KL penalty for the next update (1909.08593, section 2.2).
+        """Return the coefficient of the KL penalty for the next update (arXiv:1909.08593, section 2.2).
 
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        The paper has the factor 1 + 0.1 * error instead of the exponential. The exponential is always positive. If the
-        setting ``target`` is None, the coefficient does not change.
+        In the paper, the factor is 1 + 0.1 * error. Here it is an exponential, which is always positive. If the setting
+        ``target`` is None, the coefficient does not change.
 
         Args:
             coefficient: The coefficient of this update.
-            divergence: The mean KL divergence per token in this update.
+            divergence: The mean KL divergence per token in this update, in nats.
             trajectories: Number of trajectories in this update.
         """
         if self.target is None:
@@ -134,7 +141,8 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 
 
 SMALLEST_REST = 1e-7
-"""Lower bound of pi_rest, the policy's probability of all tokens outside the top k, before its logarithm is taken."""
+"""The smallest value of pi_rest whose logarithm is computed. pi_rest is the policy's probability of all tokens outside
+the top k."""
 
 
 class Distillation(Component):
@@ -143,24 +151,24 @@ class Distillation(Component):
         D_t = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
 
     p is the teacher and pi is the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities
-    of all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi), the forward KL divergence. The
-    position t is a token that the policy sampled (on-policy distillation, 2306.13649).
+    of all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi), the forward KL divergence.
+    Each position t is the place of a token that the policy sampled (on-policy distillation, arXiv:2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the term."""
 
     top_k: int = Field(default=64, ge=1)
-    """k: number of the teacher's most likely tokens at each position. A number above the size of the vocabulary is the
-    size of the vocabulary."""
+    """k: number of the teacher's most likely tokens at each position. A number above the size of the vocabulary means
+    the whole vocabulary."""
 
     tail: Literal["bucket", "ignored"] = "bucket"
-    """What is done with the tokens outside the top k. bucket: all of them count as one token (``forward_kl_topk_tail``
+    """Treatment of the tokens outside the top k. bucket: all these tokens count as one token (``forward_kl_topk_tail``
     in verl, ``loss_add_tail`` in TRL). ignored: the sum is over the top k only, and a token with a negative sum has no
     gradient (``forward_kl_topk`` in verl)."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest D_t (``loss_max_clamp`` in verl). A token above the bound has no gradient. none: no bound."""
+    """Largest D_t (``loss_max_clamp`` in verl). A token with a larger D_t has no gradient. none: no bound."""
 
     @property
     def formula(self) -> str:
@@ -200,10 +208,10 @@ class Correction(Component):
     """The unit whose tokens share one w. w is the product of the ratios of the tokens of the unit."""
 
     low: float = Field(default=0.5, ge=0)
-    """The smallest w inside the window (window). Rule truncate has no lower bound."""
+    """With rule window: the smallest w inside the window. The rule truncate does not use this number."""
 
     high: float = Field(default=2.0, gt=0)
-    """The largest importance weight (truncate), or the largest w inside the window (window)."""
+    """With rule truncate: the largest importance weight. With rule window: the largest w inside the window."""
 
     @property
     def formula(self) -> str:
@@ -228,7 +236,7 @@ class Correction(Component):
 
 
 class Rejection(Component):
-    """A rule that masks all tokens of a unit if a number w of the unit is outside a window.
+    """A rule that masks all tokens of a unit if w, a number computed for the unit, is outside [low, high].
 
     A unit is a token, a turn or a trajectory. w is computed from the ratios pi_old / mu of the unit's tokens. pi_old is
     the trainer's policy before the update, and mu is the sampler's policy. A masked token has no policy loss.
@@ -248,8 +256,8 @@ class Rejection(Component):
     """The largest w that is accepted."""
 
     denominator: Literal["all", "accepted"] = "all"
-    """The tokens in the denominators of the loss, in the KL penalty and in the entropy bonus. all: accepted and
-    rejected tokens. accepted: only accepted tokens (verl)."""
+    """The tokens that count in the denominators of the loss, in the KL penalty and in the entropy bonus. all: accepted
+    and rejected tokens. accepted: only accepted tokens, as in verl."""
 
     @property
     def formula(self) -> str:

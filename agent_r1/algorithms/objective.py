@@ -23,8 +23,7 @@ def objective(algorithm: Algorithm) -> str:
 def clauses(algorithm: Algorithm) -> Iterator[str]:
     """Yield the clauses of the objective as text, such as "A = R - mean R of the group".
 
-    The clauses are the maximized term, the formulas of the importance ratio r and the advantage A, the other terms, and
-    the filters.
+    There are clauses for the maximized term, the importance ratio r, the advantage A, the other terms, and the filters.
     """
     aggregated = algorithm.aggregation.replace("_", " ")
     if algorithm.length is not None:

@@ -17,11 +17,11 @@ from agent_r1.data.segments import segment_sum
 
 
 class Vespo(PolicyLoss):
-    """VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
+    """The loss of VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
 
-    The source is 2602.10693, section 3.4 (``vespo`` in TRL). sg is the stop-gradient. W is the product of the
-    importance ratios of all tokens of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for very small and very
-    large W. k and lambda depend on the sign of A.
+    The source is arXiv:2602.10693, section 3.4 (``vespo`` in TRL). A is the advantage, and sg is the stop-gradient. W
+    is the product of the importance ratios of all tokens of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for
+    very small and very large W. k and lambda depend on the sign of A.
     """
 
     name: Literal["vespo"] = "vespo"
@@ -34,10 +34,10 @@ class Vespo(PolicyLoss):
     """lambda if A >= 0. A larger lambda makes phi smaller for W above 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """k if A < 0."""
+    """k if A < 0. A larger k makes phi smaller for W below 1."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda if A < 0."""
+    """lambda if A < 0. A larger lambda makes phi smaller for W above 1."""
 
     @property
     def formula(self) -> str:
@@ -59,10 +59,10 @@ class Vespo(PolicyLoss):
 
 
 class Ipo(PolicyLoss):
-    """IPO: -r A + drift_coef (log r)^2 (``ipo_loss_fn`` of prime-rl).
+    """The loss of IPO: -r A + drift_coef (log r)^2 (``ipo_loss_fn`` of prime-rl).
 
-    r is the importance ratio pi / pi_old of a token, and A is its advantage. The first term is left out if |pi -
-    pi_old| > threshold, whatever the sign of A. The second term moves r towards 1.
+    r is the importance ratio pi / pi_old of a token, and A is its advantage. If |pi - pi_old| > threshold, the first
+    term is left out, for positive and for negative A. The second term moves r towards 1.
     """
 
     name: Literal["ipo"] = "ipo"
@@ -70,7 +70,8 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """Largest change |pi - pi_old| of the probability of a token that is not masked."""
+    """Largest change |pi - pi_old| of a token's probability. If the change is larger, the term -r A of the token is
+    left out."""
 
     drift_coef: float = Field(default=0.001, ge=0)
     """Weight of the squared log-ratio (log r)^2."""

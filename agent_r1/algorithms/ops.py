@@ -1,7 +1,7 @@
-"""Pure functions over flat tensors, which several algorithms use: the mathematics that their components share.
+"""Pure functions over flat tensors: the mathematics that several algorithms share.
 
-In order: statistics of groups, returns and GAE, importance ratios, estimators of the KL divergence, weights of tokens
-in the loss, and the loss of a critic.
+The functions compute, in this order: statistics of groups, returns and GAE, importance ratios, estimates of the KL
+divergence, weights of tokens in the loss, and the loss of a critic.
 
 ``unit`` (or ``key``) is a tensor with the number of the unit of each element: the turn, trajectory or group of a token,
 or the group of a trajectory. Units are numbered from 0. The functions use every element that they get, so the caller
@@ -23,7 +23,8 @@ Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean"
 # Group statistics: baselines and scales of advantages. ``x`` are returns; elements with the same ``key`` are compared.
 
 MIN_STD = 1e-6
-"""A group with at most this standard deviation counts as constant: rounding errors must not become advantages."""
+"""The largest standard deviation of a group whose elements count as equal, so that rounding errors do not become
+advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
@@ -44,7 +45,7 @@ def has_variance(x: Tensor, key: Tensor) -> Tensor:
 
 
 def center(x: Tensor, key: Tensor) -> Tensor:
-    """Return each element minus the mean of its group: (N,). This is the advantage of Dr.GRPO (2503.20783).
+    """Return each element minus the mean of its group: (N,). This is the advantage of Dr.GRPO (arXiv:2503.20783).
 
     ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element. If all elements of a group are equal, the
     result is exactly 0 in this group.
@@ -56,7 +57,7 @@ def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
     """Return each element minus the mean of the other elements of its group: (N,).
 
     ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element. If all elements of a group are equal, the
-    result is exactly 0 in this group. This is the advantage of RLOO (2402.14740).
+    result is exactly 0 in this group. This is the advantage of RLOO (arXiv:2402.14740).
     """
     # x - mean of the other elements = (x - mean of the group) * count / (count - 1)
     count = segment_count(key)[key]  # (N,)
@@ -68,7 +69,7 @@ def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
     ``x`` (N,) holds the elements, ``key`` (N,) the group of each element, and ``weight`` (N,) its weight in the mean.
     If all elements of a group are equal, the result is exactly 0 in this group. If the weight is the length of a
-    trajectory, the result is the advantage of OPO (2505.23585).
+    trajectory, the result is the advantage of OPO (arXiv:2505.23585).
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
@@ -77,18 +78,18 @@ def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
     """Return advantage / (standard deviation of x in the group + epsilon): (N,). An advantage of 0 stays 0.
 
-    ``advantage`` (N,) holds the elements to divide, ``x`` (N,) the elements whose deviation is computed, such as
-    returns, and ``key`` (N,) the group of each element.
+    ``advantage`` (N,) holds the numbers to divide. ``x`` (N,) holds the numbers whose standard deviation is computed,
+    such as returns. ``key`` (N,) holds the group of each element.
     """
     return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
 
 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
-    """Return advantage / (mean of x in the group): (N,). This is the scale of MaxRL (2602.02710).
+    """Return advantage / (mean of x in the group): (N,). This is the scale of MaxRL (arXiv:2602.02710).
 
-    ``advantage`` (N,) holds the elements to divide, ``x`` (N,) the elements whose mean is computed, such as returns,
-    and ``key`` (N,) the group of each element. If the mean of x in a group is at most ``MIN_STD``, the result is 0 in
-    this group.
+    ``advantage`` (N,) holds the numbers to divide. ``x`` (N,) holds the numbers whose mean is computed, such as
+    returns. ``key`` (N,) holds the group of each element. If the mean of x in a group is at most ``MIN_STD``, the
+    result is 0 in this group.
     """
     mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
@@ -99,7 +100,7 @@ def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
 
     The mean and the std are over the group of the element. ``key`` (N,) holds the group of each element. If all
     elements of a group are equal, the result is exactly 0 in this group. This is the group-relative advantage of GRPO
-    (2402.03300, section 4.1.2).
+    (arXiv:2402.03300, section 4.1.2).
     """
     return divide_by_std(center(x, key), x, key, epsilon)
 
@@ -118,10 +119,10 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
         A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
     The sum is over all subsets S of k elements of the group that contain i. ``key`` (N,) holds the group of each
-    element. A_i is the gradient weight of PKPO with the baseline of k - 1 elements (2505.15201, equation 33).
+    element. A_i is the gradient weight of PKPO with the baseline of k - 1 elements (arXiv:2505.15201, equation 33).
 
     If k is None or above the size of the group, k is the size of the group. Then A_i of the best element is the
-    difference between the best and the second best element, and all other A_i are 0 (2503.19595).
+    difference between the best and the second best element, and all other A_i are 0 (arXiv:2503.19595).
 
     Example:
         marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
@@ -145,11 +146,12 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 # Discounted returns and GAE. The elements of a unit are contiguous and in the order of time.
 
 RETURN_TOLERANCE = 1e-9
-"""Tolerance for comparing returns, so that rounding errors of a sum do not decide whether a trajectory is a success."""
+"""The amount by which a return can be below a threshold and still reach it. So rounding errors do not decide about
+success."""
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:
-    """Return whether each of M returns is at least ``threshold``, up to ``RETURN_TOLERANCE``: (M,) bool."""
+    """Return whether each of M returns is above ``threshold`` - ``RETURN_TOLERANCE``: (M,) bool."""
     return returns > threshold - RETURN_TOLERANCE
 
 
@@ -161,7 +163,7 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
     Args:
         x: (N,) rewards, or temporal-difference errors.
         unit: (N,) the number of the turn or trajectory of each element.
-        discount: One number, or one number per element (N,) that is equal for all elements of a unit.
+        discount: one number, or one number per element (N,). All elements of a unit must have the same number.
     """
     # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
     # discount^(2^k). The loop has log2(length of the longest unit) rounds. A loop over time would have one round per
@@ -182,7 +184,7 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
 def generalized_advantages(
     rewards: Tensor, values: Tensor, final_values: Tensor, unit: Tensor, gamma: float, lam: float | Tensor
 ) -> Tensor:
-    """Return the generalized advantage estimate A_t (GAE) of each element: (N,). Source: 1506.02438, equation 16.
+    """Return the generalized advantage estimate A_t (GAE) of each element: (N,). Source: arXiv:1506.02438, equation 16.
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}
@@ -190,11 +192,11 @@ def generalized_advantages(
     Args:
         rewards: (N,) r_t, the reward of each element.
         values: (N,) V_t, the value of the state before each element.
-        final_values: (units,) The value of the state after the last element of each unit: 0 if the episode terminated,
-            the critic's value if the episode was truncated.
+        final_values: (units,) the value of the state after the last element of each unit. Use 0 if the episode
+            terminated, and the critic's value if the episode was truncated.
         unit: (N,) the number of the turn or trajectory of each element.
         gamma: The discount.
-        lam: lambda: one number, or one number per element (N,) that is equal for all elements of a unit.
+        lam: lambda, as one number, or as one number per element (N,). All elements of a unit must have the same number.
     """
     next_values = values.roll(-1).index_put((segment_last(unit),), final_values)  # (N,) V_{t+1}
     deltas = rewards + gamma * next_values - values  # (N,) delta_t
@@ -213,7 +215,7 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def effective_share(weight: Tensor) -> float:
-    """Return the effective sample size of n tokens with importance weights w, as a share of n: (n,) -> [0, 1].
+    """Return the effective sample size of n tokens, divided by n. ``weight`` (n,) holds the importance weights w.
 
     The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal. It is k / n
     if k tokens have equal weights and the other tokens have weight 0. If all weights are 0, the share is 0.
@@ -228,9 +230,9 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
     ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old.
 
     If ``unit`` (n,) is given, all tokens of a unit (a turn or a trajectory) have the same value of r. This value is the
-    geometric mean s = (pi(y) / pi_old(y))^(1 / |y|) over the tokens y of the unit, as in GSPO (2507.18071, equation 7).
-    The gradient of r at a token flows only through the probability of this token: r = sg(s) * pi / sg(pi), with the
-    stop-gradient sg (GSPO-token, equation 14).
+    geometric mean s = (pi(y) / pi_old(y))^(1 / |y|). y are the tokens of the unit, and |y| is their number (GSPO,
+    arXiv:2507.18071, equation 7). The gradient of r at a token flows only through the probability of this token: r =
+    sg(s) * pi / sg(pi), with the stop-gradient sg (GSPO-token, equation 14).
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()
@@ -284,10 +286,10 @@ def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> T
 
 
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
-    """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, 2512.02556).
+    """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, arXiv:2512.02556).
 
     ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest
-    value of k3. Both factors have a gradient.
+    value of k3. The factors pi / pi_old and k3 have a gradient.
 
     For tokens that were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the
     gradient of KL(pi || q).
@@ -301,15 +303,16 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
 def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
     """Return the loss weight of each of n tokens: (n,) float64.
 
+    Units without tokens are not counted.
+
     Args:
-        unit: (n,) The number of the turn, trajectory or group of each token, depending on ``aggregation``.
-        aggregation: The formula of the weight.
+        unit: (n,) the number of the turn, trajectory or group of each token, depending on ``aggregation``.
+        aggregation: the formula of the weight.
             ``token_mean``: 1 / n.
             ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit), so
-            that all units have equal weight.
-            ``constant``: 1 / (number of units * length), as in Dr.GRPO (2503.20783).
-            Units without tokens are not counted.
-        length: The number ``length`` in the formula of ``constant``, in tokens. The other formulas do not use it.
+                that all units have equal weight.
+            ``constant``: 1 / (number of units * length), as in Dr.GRPO (arXiv:2503.20783).
+        length: the number ``length`` in the formula of ``constant``, in tokens. The other formulas do not use it.
     """
     if aggregation == "token_mean":
         return torch.full(unit.shape, 1 / len(unit), dtype=torch.float64)
@@ -326,7 +329,7 @@ def mean_weights(mask: Tensor) -> Tensor:
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
+    """Return the value loss of PPO for each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
 
     V is the value in ``values``, and G is its target in ``target``. V_clipped is V clipped to [V_old - ``clip``, V_old
     + ``clip``], with V_old from ``old_values``. The result has the shape of ``values``.

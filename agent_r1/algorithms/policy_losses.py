@@ -1,7 +1,7 @@
 """Policy losses: the loss of each token, from its advantage A and its importance ratio r.
 
 The module holds PPO clipping, policy gradient, importance sampling, CISPO, TOPR, SAPO, DPPO and GMPO. PPO clipping with
-``ratio_level`` trajectory is the loss of GSPO. ``sg`` in a formula is stop-gradient.
+the ``ratio_level`` "trajectory" is the loss of GSPO. ``sg`` in a formula is the stop-gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKEN_LEVEL: Set[Level] = {"token"}
 
 
 class PolicyLoss(Component, ABC):
-    """A policy loss: a function that gives one number per token.
+    """Base class of policy losses. A policy loss is a function that gives one number per token.
 
     Training minimizes the weighted sum of these numbers.
     """
@@ -34,14 +34,15 @@ class PolicyLoss(Component, ABC):
     levels: ClassVar[Set[Level]] = ALL_LEVELS
     """The values of ``ratio_level`` for which the loss is defined."""
     uses_ratio: ClassVar[bool] = True
-    """Whether the loss depends on r. A loss without r is correct only for one pass over on-policy samples."""
+    """Whether the loss depends on the importance ratio r. A loss without r is correct only for one pass over on-policy
+    samples."""
     regularizes: ClassVar[bool] = False
     """Whether a token with advantage 0 has a gradient, for example from a penalty on the ratio of the token."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The maximized term as a formula of A, r and pi, with the values of the settings."""
+        """The term that is maximized, as a formula of A, r and pi with the values of the settings."""
 
     @abstractmethod
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
@@ -59,10 +60,10 @@ class PolicyLoss(Component, ABC):
 
 
 class Clip(PolicyLoss):
-    """PPO's clipped loss: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (1707.06347, equation 7).
+    """The clipped loss of PPO: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (arXiv:1707.06347, equation 7).
 
-    r is the importance ratio, and A is the advantage. With ``clip_high`` above ``clip_low``, the loss is the
-    clip-higher of DAPO (2503.14476). ``dual_clip`` is the dual clip of 1912.09729.
+    r is the importance ratio, and A is the advantage. If ``clip_high`` is larger than ``clip_low``, the loss is the
+    "clip-higher" of DAPO (arXiv:2503.14476). ``dual_clip`` is the second bound of dual-clip PPO (arXiv:1912.09729).
     """
 
     name: Literal["clip"] = "clip"
@@ -94,7 +95,7 @@ class Clip(PolicyLoss):
 
 
 class PolicyGradient(PolicyLoss):
-    """REINFORCE: -A log pi (Williams 1992). A is the advantage, and pi is the probability of the token."""
+    """The loss of REINFORCE: -A log pi (Williams 1992). A is the advantage, and pi is the probability of the token."""
 
     name: Literal["policy_gradient"] = "policy_gradient"
     levels: ClassVar[Set[Level]] = TOKEN_LEVEL
@@ -109,7 +110,7 @@ class PolicyGradient(PolicyLoss):
 
 
 class ImportanceSampling(PolicyLoss):
-    """Importance-weighted policy gradient: -sg(min(r, max_ratio)) A log pi, the AIPO loss of LlamaRL (2505.24034).
+    """The importance-weighted policy gradient -sg(min(r, max_ratio)) A log pi: AIPO of LlamaRL (arXiv:2505.24034).
 
     r is the importance ratio, A is the advantage, and sg is the stop-gradient.
     """
@@ -129,7 +130,7 @@ class ImportanceSampling(PolicyLoss):
 
 
 class Cispo(PolicyLoss):
-    """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (2506.13585, equation 4).
+    """The loss of CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (arXiv:2506.13585, equation 4).
 
     r is the importance ratio, A is the advantage, and sg is the stop-gradient. Only r is clipped, so that a token with
     a clipped ratio still has a gradient.
@@ -138,10 +139,10 @@ class Cispo(PolicyLoss):
     name: Literal["cispo"] = "cispo"
 
     clip_low: float = Field(default=1.0, ge=0, le=1)
-    """The importance ratio is at least 1 - clip_low."""
+    """A smaller importance ratio than 1 - clip_low is replaced by 1 - clip_low."""
 
     clip_high: float = Field(default=4.0, ge=0)
-    """The importance ratio is at most 1 + clip_high."""
+    """A larger importance ratio than 1 + clip_high is replaced by 1 + clip_high."""
 
     @property
     def formula(self) -> str:
@@ -156,9 +157,10 @@ class Cispo(PolicyLoss):
 
 
 class Topr(PolicyLoss):
-    """Tapered off-policy REINFORCE: -A log pi if A > 0, else -sg(min(r, 1)) A log pi (TOPR, 2503.14286).
+    """The loss of TOPR: -A log pi if A > 0, else -sg(min(r, 1)) A log pi (arXiv:2503.14286).
 
-    r is the importance ratio, A is the advantage, and sg is the stop-gradient.
+    r is the importance ratio, A is the advantage, and sg is the stop-gradient. TOPR stands for tapered off-policy
+    REINFORCE.
     """
 
     name: Literal["topr"] = "topr"
@@ -173,7 +175,7 @@ class Topr(PolicyLoss):
 
 
 class Sapo(PolicyLoss):
-    """SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a soft gate in place of a clip (2511.20347).
+    """The loss of SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a smooth function instead of a clip (arXiv:2511.20347).
 
     r is the importance ratio, and A is the advantage. The gradient is largest at r = 1, and decreases as r moves away
     from 1. A larger tau makes the gradient decrease faster. tau depends on the sign of A.
@@ -197,7 +199,7 @@ class Sapo(PolicyLoss):
 
 
 class Dppo(PolicyLoss):
-    """DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, masked after a large change of probability (2602.04879).
+    """The loss of DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, or 0 for a masked token (arXiv:2602.04879).
 
     r is the importance ratio, A is the advantage, and sg is the stop-gradient. pi is the current probability of the
     token, and pi_old its probability before the update. A token is masked in two cases:
@@ -235,10 +237,11 @@ class Dppo(PolicyLoss):
 
 
 class Gmpo(PolicyLoss):
-    """GMPO: -A times the geometric mean of clipped token ratios (2507.20673, equation 4).
+    """The loss of GMPO: -A times the geometric mean of clipped importance ratios (arXiv:2507.20673, equation 4).
 
-    A is the advantage. The mean is over the tokens of a turn or trajectory. Each token's log-ratio is first clipped to
-    at most ``clip_log_ratio`` if A > 0, or to at least -``clip_log_ratio`` if A <= 0. A clipped token has no gradient.
+    A is the advantage. The mean is over the tokens of a turn or trajectory. First, the log-ratio of each token is
+    clipped: to at most ``clip_log_ratio`` if A > 0, or to at least -``clip_log_ratio`` if A <= 0. A clipped token has
+    no gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"

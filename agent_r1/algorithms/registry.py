@@ -1,4 +1,4 @@
-"""Find algorithms by name or in a file, and change their parameters by dotted key (``loss.clip_low``)."""
+"""Functions that find algorithms by name or in a file, and change parameters by dotted keys (``loss.clip_low``)."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from agent_r1.core.settings import flatten
 from agent_r1.core.suggest import suggest
 
 NONE = "none"
-"""The value that switches an optional component or number off."""
+"""The text in settings that switches an optional component or an optional number off."""
 
 DESCRIPTIVE = ("name", "paper", "deviations")
-"""The fields of an algorithm that are descriptions, and not parameters."""
+"""The fields of an algorithm that only describe it. All other fields are parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""The base classes of components with a name. A field of such a class can hold one of several components."""
+"""The base classes of components with a name. A field whose type is a base class holds one of several components."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
-    """Return the algorithm that a setting describes: by a name, by a table of parameters, or by an Algorithm.
+    """Return the algorithm that the setting ``value`` describes: a name, a table of parameters, or an Algorithm.
 
-    The ``name`` in a table is the algorithm to change. Without a name, the table changes the algorithm ``default``. The
-    other keys of the table are parameters as in :func:`build_algorithm`.
+    The key ``name`` of a table names the algorithm to change. Without this key, the table changes the algorithm
+    ``default``. All other keys of the table are parameters, as in :func:`build_algorithm`.
 
     Raises:
-        InvalidInput: if ``value`` has none of these three types, or is not a valid algorithm.
+        InvalidInput: ``value`` has none of these three types, or describes no valid algorithm.
 
     Example:
         as_algorithm({"name": "grpo", "loss.clip_high": 0.3}, default="dapo")  # GRPO with another clip_high
@@ -62,12 +62,12 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
-    ``settings`` are nested tables, or have dotted keys. A key such as ``loss`` replaces a component: its value is the
-    name of the new component. A key such as ``loss.clip_high`` changes a parameter of the component. If ``settings``
-    holds every component, as the settings of a stored run do, ``name`` may be unknown.
+    ``settings`` can have dotted keys or nested tables. A key such as ``loss`` replaces a component by the component
+    that its value names. A key such as ``loss.clip_high`` changes a parameter of a component. If ``settings`` has every
+    component of an algorithm, as the settings of a stored run do, ``name`` can be unknown.
 
     Raises:
-        InvalidInput: if a name or a key is unknown, a value is invalid, or the components do not fit together.
+        InvalidInput: a name or a key is unknown, a value is invalid, or the components do not fit together.
 
     Example:
         build_algorithm("grpo", {"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}})
@@ -87,9 +87,9 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
 
 def parameters(algorithm: Algorithm) -> dict[str, object]:
-    """Return every parameter of an algorithm by dotted key.
+    """Return a mapping from the dotted key of every parameter of an algorithm to its value.
 
-    A key such as ``loss`` has the name of the component as its value.
+    The value of a key such as ``loss`` is the name of the component.
 
     Example:
         parameters(GRPO)["loss"] == "clip"
@@ -118,7 +118,7 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return a placeholder called ``name``, whose components the caller replaces by ``settings`` of a stored run.
+    """Return an algorithm called ``name``, whose components the caller must replace by ``settings`` of a stored run.
 
     Return None if ``settings`` does not contain every component of an algorithm.
     """
@@ -152,9 +152,9 @@ def _from_file(name: str) -> Algorithm:
 
 
 def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """Return the component, changed by ``settings`` with dotted keys.
+    """Return a copy of the component, changed by ``settings``, whose keys are dotted.
 
-    Error messages put ``prefix`` before the keys, such as "loss." for the component ``loss``.
+    In error messages, ``prefix`` stands before the keys, such as "loss." for the component ``loss``.
     """
     by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
@@ -176,7 +176,7 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
     """Return the value of the field ``name`` of a component, changed by the settings ``given``.
 
     The key "" in ``given`` replaces the value itself. Any other key changes a parameter of the component in the field.
-    Error messages put ``prefix`` before the key, such as "loss.".
+    In error messages, ``prefix`` stands before the key, such as "loss.".
 
     Example:
         For the field ``loss``, {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
@@ -198,7 +198,7 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the new value of the field ``key`` of a component, if the user sets this field to ``value``.
+    """Return the new value of a field for ``value``, the setting of a user. ``key`` names the field in error messages.
 
     ``options`` holds the components that the field can hold, by name:
 
@@ -243,7 +243,7 @@ def name_of(component: type[Component]) -> str:
 
 
 def own_classes(component: Component) -> Iterator[type[Component]]:
-    """Yield the class of the component, and of each component in it, if the class is not defined in this package."""
+    """Yield the classes of the component and of all components inside it that are not defined in this package."""
     if not type(component).__module__.startswith("agent_r1."):
         yield type(component)
     for _, value in component:

@@ -1,4 +1,7 @@
-"""What an algorithm does before it computes advantages: filters exclude attempts, shaping changes rewards."""
+"""Filters, which exclude attempts, and reward shaping, which changes rewards.
+
+An algorithm applies them before it computes advantages.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +38,18 @@ class Filters(Component):
     """Remove attempts whose group has no greedy attempt with a return."""
 
     overlong: bool = False
-    """Exclude attempts that reached the limit of turns or tokens from the loss (overlong filtering of DAPO, 2503.14476,
-    section 3.4)."""
+    """Exclude from the loss the attempts that reached the limit of turns or tokens (overlong filtering of DAPO,
+    arXiv:2503.14476, section 3.4)."""
 
     empty_turn: bool = False
-    """Exclude attempts with an empty turn from the loss (SimpleTIR, 2509.02479). A turn is empty if all its calls are
-    unreadable, or if it has no calls and its text is empty or cut off."""
+    """Exclude from the loss the attempts that have an empty turn (SimpleTIR, arXiv:2509.02479). A turn is empty if all
+    its calls are unreadable, or if it has no calls and its text is empty or cut off."""
 
     success: float | None = None
     """Remove attempts whose return is below this number. none: off."""
 
     top_variance: float | None = Field(default=None, gt=0, le=1)
-    """Keep only this share of the groups: the groups with the largest variance of returns (StarPO-S, 2504.20073).
+    """Keep only this share of the groups: the groups with the largest variance of returns (StarPO-S, arXiv:2504.20073).
     none: off."""
 
     def apply(self, selection: Selection, version: int) -> Selection:
@@ -86,14 +89,14 @@ class Filters(Component):
 
 
 class SoftOverlong(Component):
-    """A penalty for long trajectories: the soft overlong punishment of DAPO (2503.14476, equation 13).
+    """A penalty for long trajectories: the soft overlong punishment of DAPO (arXiv:2503.14476, equation 13).
 
         R_length = 0                                  if |y| <= L_max - L_cache
                    ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
                    -1                                 if |y| > L_max
 
-    |y| is the number of action tokens of the trajectory. R_length * ``penalty`` is added to the outcome reward. The
-    default lengths are the lengths of the paper.
+    Here |y| is the number of action tokens of the trajectory. R_length * ``penalty`` is added to the outcome reward.
+    The default values of ``max_tokens`` and ``cache_tokens`` are from the paper.
     """
 
     max_tokens: int = Field(default=20480, ge=1)
@@ -103,7 +106,7 @@ class SoftOverlong(Component):
     """L_cache: the penalty grows from 0 to the full penalty over this number of tokens before L_max."""
 
     penalty: float = Field(default=1.0, gt=0)
-    """The full penalty."""
+    """The full penalty, as a positive number that is subtracted from the outcome reward."""
 
     @property
     def formula(self) -> str:
@@ -112,7 +115,10 @@ class SoftOverlong(Component):
         return f"R less {self.penalty:g} clip((|y| - {start}) / {self.cache_tokens}, 0, 1) for its |y| action tokens"
 
     def penalties(self, lengths: Tensor) -> Tensor:
-        """Return the penalty (0 or negative) of each trajectory, from its number of action tokens: (M,) -> (M,)."""
+        """Return the penalty (0 or negative) of each trajectory: (M,).
+
+        ``lengths`` (M,) are the numbers of action tokens.
+        """
         over = lengths - (self.max_tokens - self.cache_tokens)
         return -self.penalty * (over / self.cache_tokens).clamp(0, 1)
 
@@ -121,18 +127,19 @@ class RewardShaping(Component):
     """Changes of the rewards that are applied before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for action tokens. A trajectory with the largest number of action tokens in its
-    group loses this share of the mean return of the group. The penalty is proportional to the number of action tokens,
-    and 0 if the mean return is negative."""
+    """Weight of the penalty for action tokens. The trajectory with the most action tokens in its group loses this share
+    of the mean return of the group. The penalties of the other trajectories are proportional to their numbers of action
+    tokens. If the mean return is negative, there is no penalty."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for turns. A trajectory with the largest number of turns in its group loses this
-    share of the mean return of the group. The penalty is proportional to the number of turns, and 0 if the mean return
-    is negative."""
+    """Weight of the penalty for turns. The trajectory with the most turns in its group loses this share of the mean
+    return of the group. The penalties of the other trajectories are proportional to their numbers of turns. If the mean
+    return is negative, there is no penalty."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. none: not at all. largest: the process rewards from each token to the end of its
-    trajectory are summed, and all process rewards are divided by the largest absolute sum in the batch (Agent-R1)."""
+    """How process rewards are scaled. none: not at all. largest: for each token, the process rewards from the token to
+    the end of the trajectory are summed. All process rewards are divided by the largest absolute sum in the batch
+    (Agent-R1)."""
 
     overlong: SoftOverlong | None = None
 
@@ -181,13 +188,13 @@ class RewardShaping(Component):
 
 
 def drop_constant_groups(selection: Selection) -> Selection:
-    """Return the selection without the groups whose returns are all equal, such as groups of one sample."""
+    """Return the selection without the groups in which all returns are equal. A group of one sample is also dropped."""
     returns, groups = _returns(selection.samples)
     return _without(selection, [None if varies else CONSTANT for varies in has_variance(returns, groups).tolist()])
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection without the samples that ``reasons`` excludes. The result lists them as excluded.
+    """Return the selection without the samples that ``reasons`` excludes. The result lists these samples as excluded.
 
     ``reasons`` holds one entry per sample: the reason to exclude the sample, or None to keep the sample.
     """
@@ -264,6 +271,6 @@ def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | 
 
 
 def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """Return (the return of each sample, the number of the group of each sample), both as tensors."""
+    """Return (return of each sample, number of the group of each sample) as two tensors."""
     returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

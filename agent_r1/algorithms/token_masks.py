@@ -49,11 +49,11 @@ class TokenMask(Component, ABC):
 
 
 class SecondMoment(TokenMask):
-    """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (2510.01161).
+    """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (arXiv:2510.01161).
 
-    pi_old is the trainer's policy before the update, and mu is the sampler's policy. The tokens with the largest
-    squares are masked until the mean of the other squares is at most ``threshold``. In AReaL, the rule is
-    ``_apply_m2po_masking``.
+    pi_old is the trainer's policy before the update, and mu is the sampler's policy. Tokens are masked in the order of
+    their squares, the largest square first, until the mean of the remaining squares is at most ``threshold``. In AReaL,
+    the rule is ``_apply_m2po_masking``.
     """
 
     name: Literal["second_moment"] = "second_moment"
@@ -77,10 +77,10 @@ class SecondMoment(TokenMask):
 
 
 class TopEntropy(TokenMask):
-    """A rule that keeps only the tokens with the largest entropy of the policy: the forking tokens of 2506.01939.
+    """A rule that keeps only the tokens with the largest entropy of the policy ("forking tokens", arXiv:2506.01939).
 
-    A token is kept if its entropy is at least the quantile 1 - ``share`` of the entropies in the whole batch. In TRL,
-    ``top_entropy_quantile`` sets the share.
+    A token is kept if its entropy is at least the quantile 1 - ``share`` of the entropies in the whole batch. The
+    setting ``top_entropy_quantile`` of TRL has the meaning of ``share``.
     """
 
     name: Literal["top_entropy"] = "top_entropy"
@@ -101,7 +101,7 @@ class TopEntropy(TokenMask):
 
 
 class ClipCov(TokenMask):
-    """A rule that masks a few random tokens with a large covariance: Clip-Cov (2505.22617).
+    """A rule that masks a few random tokens with a large covariance: Clip-Cov (arXiv:2505.22617).
 
     :func:`covariance` defines the covariance of a token. The masked tokens are drawn from the tokens with low <
     covariance < high. The number of masked tokens is ``share`` times the number of all tokens, but at least 1. If fewer
@@ -136,13 +136,13 @@ class ClipCov(TokenMask):
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (2505.22617).
+    """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (arXiv:2505.22617).
 
-    :func:`covariance` defines the covariance. Unlike Clip-Cov, KL-Cov masks no token.
+    :func:`covariance` defines the covariance of a token. Unlike Clip-Cov, KL-Cov masks no token.
     """
 
     share: float = Field(default=2e-4, gt=0, le=1)
-    """Share of the tokens that is penalized. At least one token is penalized."""
+    """Share of the tokens that are penalized. At least one token is penalized."""
 
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the penalty."""
@@ -163,7 +163,7 @@ class KlCov(Component):
 
 
 class OffPolicyMask(Component):
-    """Off-policy sequence masking of DeepSeek-V3.2 (2512.02556, equation 9).
+    """Off-policy sequence masking of DeepSeek-V3.2 (arXiv:2512.02556, equation 9).
 
         M = 0 if A < 0 and the mean of log(mu / pi) over the trajectory > threshold, else 1
 
@@ -172,7 +172,7 @@ class OffPolicyMask(Component):
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """Largest mean of log(mu / pi) at which no token of a trajectory is masked."""
+    """If the mean of log(mu / pi) over a trajectory is at most this number, no token of the trajectory is masked."""
 
     @property
     def formula(self) -> str:
@@ -197,8 +197,8 @@ def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -
 
         cov = (A - mean A) (log pi_old - mean log pi_old)
 
-    pi_old is the policy before the update. If its log-probabilities were not computed, the sampler's log-probabilities
-    are used in their place.
+    pi_old is the policy before the update. If log pi_old was not computed, the sampler's log-probabilities are used
+    instead.
 
     Args:
         batch: The batch, reduced to the n tokens.

@@ -1,4 +1,4 @@
-"""The data that the models, an algorithm and the trainer give to each other.
+"""Types for the data that models, algorithm and trainer exchange.
 
     TrainingBatch -> ModelOutputs -> Algorithm.compute_token_weights -> TokenWeights
     MicroBatch    -> TokenOutputs -> Algorithm.compute_loss          -> loss, Metrics
@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 Metrics = Mapping[str, Tensor]
-"""Detached scalars by name. The value of a metric for a batch is the sum of the values of its micro-batches."""
+"""The values of metrics by name, as scalars without gradient. The value for a batch is the sum over its
+micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +101,7 @@ class TokenWeights:
     """The weights of the N tokens of a batch in the loss: float64 tensors on the CPU.
 
     The weights are already divided by the denominators of the whole batch. So the loss of a batch is the sum of the
-    losses of its micro-batches, however the batch is divided.
+    losses of its micro-batches, for every division into micro-batches.
     """
 
     advantage: Tensor
@@ -111,8 +112,8 @@ class TokenWeights:
     """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer: 1 without a correction, 0
     if the rejection or the token mask masks the token."""
     sft_weight: Tensor | None = None
-    """(N,) weight of -log pi of each token (imitation of successes, prediction of observations); None without such
-    terms."""
+    """(N,) weight of the term -log pi of each token, for imitation of successes and prediction of observations; None if
+    the algorithm has no such term."""
     value_targets: ValueTargets | None = None
     """The targets of the critic; None without a critic."""
     kl_coef: float = 0.0
@@ -143,11 +144,11 @@ class TokenOutputs:
     reference_logprobs: Tensor | None = None
     """(n,) log-probabilities under the reference policy."""
     values: StateValues | None = None
-    """The values of the critic, (n,) and (s,)."""
+    """The values of the critic: (n,) before the tokens, and (s,) after the actions. None without a critic."""
     old_values: StateValues | None = None
-    """The values of the critic before the update, (n,) and (s,)."""
+    """The values that the critic had before the update: (n,) before the tokens, and (s,) after the actions."""
     sampler_logprobs: Tensor | None = None
-    """(n,) log-probabilities recorded by the sampler. For observations: log pi, without gradient."""
+    """(n,) log-probabilities that the sampler recorded. An observation token has log pi instead, without gradient."""
     trajectory: Tensor | None = None
     """(n,) int64: the number of the trajectory of each token, for ``off_policy_mask``; None without this mask.
 
@@ -157,4 +158,5 @@ class TokenOutputs:
     top_logprobs: Tensor | None = None
     """(n, k) log pi of the k tokens that the teacher finds most likely; None without ``distillation``."""
     teacher_top_logprobs: Tensor | None = None
-    """(n, k) log-probabilities of the same tokens under the teacher policy."""
+    """(n, k) log-probabilities that the teacher gives to the tokens of ``top_logprobs``; None without
+    ``distillation``."""

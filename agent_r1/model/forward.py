@@ -307,13 +307,10 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def use_tree_attention(model: PreTrainedModel) -> bool:
-    """Let the model compute the attention over trees of tokens by parts from now on, if this is possible.
+    """Let the model compute the attention over trees of tokens by parts, if possible. Return whether it is possible.
 
-    Return whether it is.
-
-    It is possible if the model is on a CPU and its layers use the attention that the configuration names. The function
-    tests this: the hidden states of a tree must be the same by parts and under a mask. Passes without a tree do not
-    change. :mod:`agent_r1.model.tree_attention` explains the parts.
+    The model must be on a CPU. The function tests whether the hidden states of a tree are the same by parts and under a
+    mask. Passes without a tree do not change. :mod:`agent_r1.model.tree_attention` explains the parts.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

@@ -82,8 +82,8 @@ class HeadNetwork:
 class ImplicitNetwork:
     """Two language models: the score of a turn is the sum of beta * log(pi / pi_ref) over its action tokens.
 
-    The sum over a turn is the reward of iStar (2509.19199). PRIME (2502.01456) gives each token its own log ratio. The
-    score of a trace is the sum over its turns.
+    The sum over a turn is the reward of iStar (arXiv:2509.19199). PRIME (arXiv:2502.01456) gives each token its own log
+    ratio. The score of a trace is the sum over its turns.
     """
 
     model: PreTrainedModel

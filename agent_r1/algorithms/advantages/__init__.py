@@ -1,1 +1,1 @@
-"""Advantage estimators. Each estimator is one class, whose docstring gives the formula and the paper."""
+"""Advantage estimators. Each estimator is a class whose docstring gives the formula and the paper."""

@@ -13,7 +13,9 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class Advantage(Component, ABC):
-    """An advantage estimator. It computes one number per token: how much better an action was than expected.
+    """Base class of advantage estimators.
+
+    An estimator computes one number per token: how much better an action was than expected.
 
     The batch that an estimator gets usually holds action tokens only. It also holds observation tokens if the setting
     ``masks.advantage`` or ``masks.loss`` of the algorithm is off.
@@ -24,14 +26,15 @@ class Advantage(Component, ABC):
     needs: ClassVar[frozenset[Need]] = frozenset()
     """Everything that a run must provide for the estimator."""
     over_time: ClassVar[bool] = False
-    """Whether the advantage changes if observation tokens between the actions are time steps too. An example is GAE
-    over tokens."""
+    """Whether each token of a batch is a time step, as in GAE over tokens. If so, observation tokens in the batch
+    change the advantages of action tokens."""
     uses_returns: ClassVar[bool] = True
-    """Whether the advantage depends on the sum of rewards. If not, reward shaping has no effect."""
+    """Whether the advantage depends on the sums of rewards that reward shaping changes. If not, reward shaping has no
+    effect."""
 
     uses_policy: ClassVar[bool] = False
-    """Whether the advantage depends on log pi_old. If so, log pi_old is computed for stale samples, because the policy
-    before the update is then not the sampler's policy."""
+    """Whether the advantage depends on log pi_old. pi_old is the policy before the update. If the samples are stale,
+    pi_old is not the sampler's policy, so an extra pass must compute log pi_old."""
 
     @property
     @abstractmethod
@@ -47,7 +50,7 @@ class Advantage(Component, ABC):
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return ``output``. Raise TypeError if ``output`` is None, which means that no model has computed the output.
+    """Return ``output``, an output of a model. Raise TypeError if ``output`` is None, because it was not computed.
 
     ``description`` names the output in the error, for example "a teacher's log-probabilities".
     """

@@ -30,17 +30,19 @@ class WithCritic(Advantage):
     """Discount per token, or per turn for estimators over turns."""
 
     lam: float = Field(default=1.0, ge=0, le=1)
-    """GAE's lambda. 1: A is the sampled return - V. 0: A is the temporal-difference error of one time step."""
+    """lambda of GAE. With 1, the advantage is the sampled return minus V. With 0, the advantage is the
+    temporal-difference error of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """Largest difference, in the value loss, between the clipped value of a state and its value before the update."""
+    """Largest change of a value: in the value loss, the value of a state is clipped to its value before the update,
+    plus or minus this number."""
 
     warmup: int = Field(default=0, ge=0)
     """Number of updates at the start of the run in which only the critic is trained."""
 
     bootstrap: bool = False
-    """Whether the last state of a truncated episode has the critic's value. If not, the last state has value 0, as if
-    the episode had terminated."""
+    """Whether GAE uses the critic's value for the last state of a truncated episode. If not, the value of this state is
+    0, as if the episode had terminated."""
 
     @abstractmethod
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
@@ -65,8 +67,8 @@ class WithCritic(Advantage):
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
         """Return (advantages, values) of GAE over turns. Both have the shape (S,), one number for each of the S turns.
 
-        ``outputs`` has the critic's values, and ``gamma`` is the discount between turns.
-        The value of a turn is the critic's value of the state before the first token of the turn.
+        The value of a turn is the critic's value of the state before the first token of the turn. ``outputs`` holds the
+        critic's values, and ``gamma`` is the discount between turns.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -76,11 +78,11 @@ class WithCritic(Advantage):
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
         """Return the critic's targets and their weights in the value loss.
 
-        For the state before each token, the caller gives both: ``target`` (N,) and ``weight`` (N,). This function adds
-        a target and a weight for the state after the action of each turn:
+        ``target`` (N,) and ``weight`` (N,) are the targets and the weights for the states before the tokens. The
+        function adds a target and a weight for the state after the action of each turn:
 
-        - The target is the return of the next turn, from ``turn_returns`` (S,). After the last turn of a trajectory, it
-          is 0.
+        - The target is the return of the next turn, from ``turn_returns`` (S,). After the last turn of a trajectory,
+          the target is 0.
         - The weight is 0 after the last turn of a truncated trajectory, because the target is not known. All other
           weights are equal, and their sum is 1. If ``bootstrap`` is off, every weight is 0.
         """
@@ -112,7 +114,7 @@ class OverTokens(WithCritic):
     def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
         """Return the advantage of each token by GAE over tokens: (N,).
 
-        ``outputs`` has the critic's values. ``lam`` is one number, or one number per token (N,).
+        ``outputs`` holds the critic's values. ``lam`` is lambda: one number, or one number per token (N,).
         """
         values = self.values(outputs).before_token  # (N,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -120,7 +122,7 @@ class OverTokens(WithCritic):
 
 
 class TokenGae(OverTokens):
-    """GAE over tokens, as in PPO (1707.06347, equation 11)."""
+    """GAE over tokens, as in PPO (arXiv:1707.06347, equation 11)."""
 
     name: Literal["token_gae"] = "token_gae"
 
@@ -130,10 +132,10 @@ class TokenGae(OverTokens):
 
 
 class LengthAdaptiveGae(OverTokens):
-    """GAE whose lambda grows with the length of the trajectory, as in VAPO (2504.05118, section 4.2).
+    """GAE whose lambda grows with the length of the trajectory, as in VAPO (arXiv:2504.05118, section 4.2).
 
-    For the advantages, lambda is max(0, 1 - 1 / (alpha * length)), and length is the number of tokens of the
-    trajectory. For the critic's targets, lambda is the setting ``lam``.
+    For the advantages, lambda is max(0, 1 - 1 / (alpha * length)). length is the number of tokens of the trajectory.
+    For the critic's targets, lambda is the setting ``lam``.
     """
 
     name: Literal["length_adaptive_gae"] = "length_adaptive_gae"
@@ -155,7 +157,7 @@ class LengthAdaptiveGae(OverTokens):
 
 
 class TurnGae(WithCritic):
-    """GAE over turns: one turn is one time step, as in StepPO (2604.18401)."""
+    """GAE over turns: one turn is one time step, as in StepPO (arXiv:2604.18401)."""
 
     name: Literal["turn_gae"] = "turn_gae"
 
@@ -177,13 +179,13 @@ class TurnGae(WithCritic):
 
 
 class BiLevelGae(OverTokens):
-    """GAE over turns, then GAE over the tokens of each turn (VAGEN, 2510.16907; RAGEN, 2504.20073).
+    """GAE over turns, then GAE over the tokens of each turn (VAGEN, arXiv:2510.16907; RAGEN, arXiv:2504.20073).
 
-    1. GAE over turns gives each turn an advantage A. V is the critic's value of the state before the turn.
-    2. In each turn, the last token gets the reward V + A, and the other tokens get reward 0. GAE over the tokens of the
-       turn then gives the advantages of the tokens.
+    1. GAE over turns computes an advantage A of each turn. V is the critic's value of the state before the turn. 2. In
+    each turn, the last token gets the reward V + A, and the other tokens get reward 0. GAE over the tokens of the turn
+    then gives the advantages of the tokens.
 
-    Turns without a reward are time steps of GAE over turns, like all other turns.
+    In GAE over turns, a turn without a reward is a time step like every other turn.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

@@ -48,16 +48,16 @@ SCALE_FORMULAS: Mapping[Scale, str] = {
 
 
 class GroupRelative(Advantage):
-    """The group-relative advantage (R - baseline) / scale. R is the return of a trajectory.
+    """The group-relative advantage (R - baseline) / scale, with the return R of the trajectory.
 
     Pairs of ``baseline`` and ``scale``, with the algorithm that uses each pair:
-        mean, std: GRPO (2402.03300, section 4.1.2)
-        mean, none: Dr.GRPO (2503.20783)
-        leave_one_out, none: RLOO (2402.14740)
-        length_weighted, none: OPO (2505.23585)
-        mean, mean: MaxRL (2602.02710)
-        mean, batch_std: Lite PPO (2508.08221)
-        mean, with_variance: GPG (2504.02546)
+        mean, std: GRPO (arXiv:2402.03300, section 4.1.2)
+        mean, none: Dr.GRPO (arXiv:2503.20783)
+        leave_one_out, none: RLOO (arXiv:2402.14740)
+        length_weighted, none: OPO (arXiv:2505.23585)
+        mean, mean: MaxRL (arXiv:2602.02710)
+        mean, batch_std: Lite PPO (arXiv:2508.08221)
+        mean, with_variance: GPG (arXiv:2504.02546)
     """
 
     name: Literal["group_relative"] = "group_relative"
@@ -102,21 +102,21 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The mean amount by which an attempt raises the best return of k attempts of its group.
+    """The advantage of an attempt is the mean amount by which it raises the best return of k attempts of its group.
 
     The mean is over all sets of k attempts of the group. In a set without the attempt, the amount is 0.
 
-    If k is the size of the group, only the best attempt has an advantage (2503.19595; ``grpo_passk`` in verl). For
-    example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If k is smaller than the group, several of the best
-    attempts have a positive advantage: PKPO (2505.15201, equation 33).
+    If k is the size of the group, only the best attempt has an advantage (arXiv:2503.19595; ``grpo_passk`` in verl).
+    For example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If k is smaller than the group, several of the
+    best attempts have a positive advantage: PKPO (arXiv:2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts among which only the best counts. none, or a number above the size of the group: the size of
-    the group."""
+    """Number of attempts in a set of which only the best return counts. none, or a number above the size of the group,
+    means the size of the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of R in the group, as in verl."""
@@ -140,10 +140,10 @@ class BestOfK(Advantage):
 
 
 class WhitenedGroup(Advantage):
-    """A = whiten(R - mean R of the group): REINFORCE++-baseline (2501.03262).
+    """The advantage A = whiten(R - mean R of the group) of REINFORCE++-baseline (arXiv:2501.03262).
 
-    R is the return of the trajectory. whiten scales the advantages to mean 0 and standard deviation 1 over the tokens
-    of the batch.
+    R is the return of the trajectory. whiten shifts and scales the advantages so that they have mean 0 and standard
+    deviation 1 over the tokens of the batch.
     """
 
     name: Literal["whitened_group"] = "whitened_group"
@@ -159,11 +159,11 @@ class WhitenedGroup(Advantage):
 
 
 class SeparateRewards(Advantage):
-    """A = whiten(sum_k weight_k * standardize(R_k)): GDPO (2601.05242).
+    """The advantage A = whiten(sum_k weight_k * standardize(R_k)) of GDPO (arXiv:2601.05242).
 
     k is the name of a reward. R_k is the sum of the rewards with this name in the trajectory. standardize subtracts the
-    mean of the group and divides by its standard deviation. whiten subtracts the mean of all trajectories of the batch
-    and divides by their standard deviation.
+    mean over the group and divides by the standard deviation over the group. whiten subtracts the mean over all
+    trajectories of the batch and divides by the standard deviation over all trajectories.
 
     Each reward is standardized before the sum, so that a reward with a large variance does not hide the other rewards.
     """
@@ -191,7 +191,7 @@ class SeparateRewards(Advantage):
 
 
 class AgainstGreedy(Advantage):
-    """A = R - R_greedy: ReMax (2310.10505).
+    """The advantage A = R - R_greedy of ReMax (arXiv:2310.10505).
 
     R is the return of the attempt. R_greedy is the return of the greedy attempt of the same group.
     """

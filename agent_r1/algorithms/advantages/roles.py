@@ -16,7 +16,7 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class AgainstRole(Advantage):
-    """A = R - b(role): RAE of SPIRAL (2506.24119).
+    """The advantage A = R - b(role): role-conditioned advantage estimation (RAE) of SPIRAL (arXiv:2506.24119).
 
     R is the return of the trajectory. b(role) is a running mean of the returns of earlier trajectories with the same
     role.
@@ -29,7 +29,7 @@ class AgainstRole(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"role_baseline"})
 
     decay: float = Field(default=0.95, ge=0, lt=1)
-    """Weight of the old running mean when a return R is added: b <- decay b + (1 - decay) R."""
+    """Weight of the old running mean b when a return R is added: b becomes decay * b + (1 - decay) * R."""
 
     @property
     def formula(self) -> str:

@@ -29,10 +29,10 @@ class TurnRelative(Advantage):
 
 
 class ProcessRelative(TurnRelative):
-    """A_t = sum_{k >= t} (r_k - mean r) / std r: process supervision of GRPO (2402.03300, section 4.1.3).
+    """The advantage A_t = sum_{k >= t} (r_k - mean r) / std r: GRPO with process supervision (arXiv:2402.03300).
 
     r_k is the reward of turn k of the same trajectory. The reward of the last turn includes the outcome reward. The
-    mean and the std are over all turns of the group.
+    mean and the std are over all turns of the group (section 4.1.3 of the paper).
     """
 
     name: Literal["process_relative"] = "process_relative"
@@ -47,13 +47,13 @@ class ProcessRelative(TurnRelative):
 
 
 class TurnAndOutcome(TurnRelative):
-    """A = A(outcome reward) + coefficient * A(process rewards): MT-GRPO (2505.11821, equation 6).
+    """The advantage A(outcome reward) + coefficient * A(process rewards) of MT-GRPO (arXiv:2505.11821, equation 6).
 
-    A(x) is x - mean x of the group, divided by std x of the group. x is one number per trajectory, such as the sum of
-    its process rewards.
+    A(x) is (x - mean x) / std x, with mean and std over the group. x is one number per trajectory: the outcome reward,
+    the sum of the process rewards, or the return R.
 
-    A turn that used no tool has the advantage A(outcome reward) only. In a trajectory that used no tool at all, every
-    turn has the advantage A(R). R is the return of the trajectory.
+    A turn that used no tool has only the advantage A(outcome reward). If no turn of a trajectory used a tool, all its
+    turns have the advantage A(R).
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
@@ -78,10 +78,10 @@ class TurnAndOutcome(TurnRelative):
 
 
 class SameTurn(TurnRelative):
-    """A_t = (G_t - mean G) / std G: GTPO (2511.14846).
+    """The advantage A_t = (G_t - mean G) / std G of GTPO (arXiv:2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over the turns of the group with the same turn
-    number t.
+    G_t is the discounted return from turn t on. The mean and the std are over all turns of the group that have the
+    number t in their trajectory.
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -100,7 +100,7 @@ class SameTurn(TurnRelative):
 
 
 class SameState(TurnRelative):
-    """A_t = A(R) + turn_weight * A(G_t): GiGPO (2505.10978, equation 8).
+    """The advantage A_t = A(R) + turn_weight * A(G_t) of GiGPO (arXiv:2505.10978, equation 8).
 
     A(x) is x - mean x, or (x - mean x) / std x if ``divide_by_std`` is set. R is the return of the trajectory. The mean
     and the std of R are over the trajectories of the group. G_t is the discounted return from turn t on. The mean and
@@ -146,11 +146,12 @@ class SameState(TurnRelative):
 
 
 class SameHistory(TurnRelative):
-    """A_t = weighted mean of A_k(G_t) over k = 1, 2, ..: HGPO (2602.22817), computed as in the recipe of verl-agent.
+    """The advantage of HGPO (arXiv:2602.22817): A_t is a weighted mean of A_k(G_t) over k = 1, 2, ..
 
-    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G compares turn t with the turns of its
-    group that have the same history. The history is the last k states: the state before the turn, and the k - 1 states
-    before that state. std is the standard deviation of a population (without Bessel's correction).
+    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G. Here the mean and the std are over
+    the turns of the group that have the same history as turn t. The history of a turn is its last k states: the state
+    before the turn, and the k - 1 states before this state. std is the standard deviation of a population (without
+    Bessel's correction). The computation follows the recipe of verl-agent.
 
     The weight of k is (k + 1)^alpha. The weight is 0 in two cases: turn t has fewer than k states, or all turns with
     the same history have equal G.

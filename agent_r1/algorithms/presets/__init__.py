@@ -1,4 +1,4 @@
-"""The presets: algorithms with a name. ``deviations`` of a preset says how the preset differs from its paper."""
+"""The presets: algorithms with a name. The field ``deviations`` says how a preset differs from its paper."""
 
 from __future__ import annotations
 
