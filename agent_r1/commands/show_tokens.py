@@ -28,7 +28,9 @@ MAX_STATE_TOKENS = 200
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
 _RAISED = ("color(117)", "color(75)", "color(39)", "color(33)")
-"""The colors of negative (orange) and of positive (blue) advantages, each from small to large absolute values."""
+"""``_LOWERED`` and ``_RAISED`` are the colors of negative advantages (orange) and of positive advantages (blue), each
+from small to large absolute values.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from agent_r1.viewer.text import number, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.,-=+*#"
-"""The eight levels of a sparkline, on a terminal with and without Unicode."""
+"""The eight levels of a sparkline: ``BLOCKS`` for a terminal with Unicode, ``ASCII_BLOCKS`` for a terminal without."""
 
 NAME_WIDTH, WIDE_NAME_WIDTH, VALUE_WIDTH, MAX_BLOCKS = 27, 40, 8, 60
 """The widths of the columns of a table of curves. The sparklines get the remaining width, at most MAX_BLOCKS."""

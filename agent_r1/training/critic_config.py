@@ -44,7 +44,7 @@ class CriticConfig(BaseModel):
     """Whether the critic also reads the probability with which each token was sampled."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of the split of the tasks, and of the order of attempts."""
+    """Seed that determines which tasks are held out, and the order of the attempts."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the critic: auto (a GPU if there is one), cpu, cuda, cuda:N."""

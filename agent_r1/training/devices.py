@@ -23,7 +23,7 @@ from agent_r1.store.results import result_event
 from agent_r1.training.config import RunConfig, TrainSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The environment variable with the GPUs that a process may use."""
+"""The name of the environment variable that lists the GPUs that a process may use."""
 
 PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
 """A regular expression for the options of vLLM whose product is the number of GPUs of a server."""

@@ -73,7 +73,9 @@ def _settings(config: TrainConfig) -> dict[str, object]:
 
 
 def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
-    """Return the values of the setting ``key``, such as ``algorithm.loss``, and of the settings below it."""
+    """Return the values of all settings with the dotted key ``key``, or with a key that begins with ``key`` and
+    a dot.
+    """
     return {own: value for own, value in settings.items() if own == key or own.startswith(f"{key}.")}
 
 

@@ -24,10 +24,12 @@ OPEN_SECONDS = 60.0
 """The time limit for opening an episode in the check before a run, in seconds."""
 
 CHECKED_PROMPTS = 8
-"""The number of prompts per split whose tokens are counted before a run: the prompts with the most text and images."""
+"""The number of prompts per split whose tokens are counted before a run. These prompts have the most text and
+images.
+"""
 
 PIXELS_PER_CHARACTER = 200
-"""How many pixels of an image count as a character of text when prompts are compared before a run.
+"""The number of pixels of an image that count as one character of text when prompts are compared before a run.
 
 In Qwen2.5-VL a token stands for 28 x 28 pixels of an image, and for about four characters of English.
 """

@@ -9,7 +9,7 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.core.weighted_rewards import can_be_summed
 
 REWARD_MEAN = "reward/"
-"""The prefix of a metric that is the mean of a reward: ``reward/em`` is the mean of the reward ``em``."""
+"""The prefix of the names of metrics that are means of rewards: ``reward/em`` is the mean of the reward ``em``."""
 
 RewardTotals = Mapping[str, float | None]
 """The sum of each reward over an episode, by name; None for a reward that could not be computed."""

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 ROUNDING = 1e-6
-"""A share of a decode step below this number counts as 0, because it is a rounding error."""
+"""A share of a decode step below this number counts as 0, because the share is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)

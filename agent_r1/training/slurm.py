@@ -78,8 +78,9 @@ class SlurmJob:
         yield from self.options
 
     def _servers(self, config: TrainSettings) -> Iterator[str]:
-        """Yield the lines that start the vLLM servers on all nodes except the first, and wait until the servers
-        answer.
+        """Yield the lines of the script that start the vLLM servers on all nodes except the first.
+
+        Further lines wait until the servers answer.
         """
         engine, size = config.engine, gpus_per_server(config.engine)
         model = self.server_model or config.model

@@ -362,7 +362,7 @@ def _broken(calls: Sequence[tuple[str, ToolResult]], tolerated: Collection[str])
 
 
 EXAMPLES: Mapping[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
-"""A value of each JSON type, as an argument of a call."""
+"""For each JSON type, a value that is used as an argument of a call."""
 
 
 def _arguments(tool: ToolSpec) -> dict[str, Any]:

@@ -48,7 +48,7 @@ PREFILL_SHARE = 0.5
 """The share of the arithmetic of a GPU that prefill reaches."""
 
 STEP_SECONDS = 0.003
-"""Seconds of a decode step besides the model: scheduling, launches of kernels, sampling."""
+"""The seconds of a decode step outside the model: scheduling, launches of kernels, sampling."""
 
 PUBLISH_BYTES_PER_SECOND = 2e9
 """The speed at which weights reach the servers, through a folder in memory."""

@@ -32,7 +32,7 @@ from agent_r1.training.critic_config import CriticConfig
 from agent_r1.training.progress import Progress
 
 REPORT = "critic.json"
-"""The file with the report, beside the weights of the critic."""
+"""The name of the file with the report, in the folder of the critic."""
 
 MAX_GRAD_NORM = 1.0
 MEASURED_ROWS = 16

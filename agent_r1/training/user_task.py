@@ -28,7 +28,7 @@ from agent_r1.tasksets import TASKSETS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 VALIDATION = "validation"
-"""The split whose tasks determine the best step."""
+"""The name of the split whose tasks determine the best step."""
 
 FILE_MODULE = "agent_file"
 """The module name under which a user's file is imported."""

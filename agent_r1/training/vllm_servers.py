@@ -44,10 +44,10 @@ SERVED_NAME = "policy"
 """The name of the model on the vLLM servers that a run starts."""
 
 POLL_SECONDS = 0.2
-"""The time between two checks of a server that starts, in seconds."""
+"""The time, in seconds, between two checks whether a starting server is ready."""
 
 LOGS = "logs"
-"""The subfolder of a run's folder for the output of vLLM servers that ended by themselves."""
+"""The name of the folder with the output of vLLM servers that ended by themselves. It is in the folder of the run."""
 
 FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 

@@ -60,7 +60,7 @@ TRAINER_TENSORS = "trainer*.safetensors"
 """The names of the files with the trainer's tensors in a checkpoint: one file, or one file for each rank."""
 _STATE = "state"
 ADAPTER = "adapter"
-"""The folder of the adapter in the folder of the final model."""
+"""The name of the adapter's folder in the folder of the final model."""
 CORRUPT = "corrupt"
 """The kind of the event about a corrupt checkpoint, and the prefix of the new name of its folder."""
 
@@ -189,9 +189,9 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the new folder.
 
-    The newest ``keep`` checkpoints are kept. Each checkpoint records which step was the best until then. The
-    checkpoints of the best steps that the kept checkpoints record are kept too. A checkpoint with missing files, or
-    with files of a wrong size, does not count as one of the newest checkpoints.
+    The newest ``keep`` checkpoints are kept. The checkpoints of best steps (by validation) are kept too: the best step
+    so far, and the best step at the time of each kept checkpoint. A checkpoint with missing files, or with files of a
+    wrong size, does not count as one of the newest checkpoints.
 
     Args:
         run: the folder of the run.
@@ -382,7 +382,8 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
     """Return the old checkpoints to remove after a checkpoint with the progress ``progress`` was saved.
 
-    The newest ``keep`` complete checkpoints are kept, and the checkpoints of the best steps that they record.
+    The newest ``keep`` complete checkpoints are kept. The checkpoints of best steps (by validation) are kept too: the
+    best step so far, and the best step at the time of each kept checkpoint.
     """
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]

@@ -15,7 +15,7 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_
 from agent_r1.training.monitor.config import MonitorConfig
 
 LOGPROB_GAP = "logprob_gap"
-"""The metric of the largest difference between engine and trainer in the log-probability of a sampled token."""
+"""The name of a metric: the largest difference between engine and trainer in the log-probability of a sampled token."""
 
 _STOP_AT_ONCE = 1
 _MAX_REASONS = 3

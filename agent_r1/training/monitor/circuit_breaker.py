@@ -39,7 +39,7 @@ _ADVICE_TOOL = (
 )
 
 _PLACE = re.compile(r" \([^()]{1,50}:\d+, in [^()]{1,30}\)$")
-"""The place of an exception at the end of a reason, such as " (agent.py:12, in find)"."""
+"""A regular expression for the place of an exception at the end of a reason, such as " (agent.py:12, in find)"."""
 
 _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolErrorKind.BAD_RESULT})
 

@@ -141,9 +141,8 @@ class HealthMonitor:
     def on_proxy(self, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
         """Check whether the policy exploits its reward.
 
-        Return the finding when it occurs for the first time; otherwise ().
-
-        ``metrics`` are the result of :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
+        Return a finding the first time that the check fails; otherwise return (). ``metrics`` are the result of
+        :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
         """
         if TRUE not in metrics:
             return ()

@@ -12,10 +12,10 @@ from statistics import fmean
 from agent_r1.training.monitor.checks import Finding
 
 START_STEPS = 5
-"""The number of steps at the start of a run whose mean entropy is compared with the entropy of later steps."""
+"""The number of first steps of a run. Their mean entropy is compared with the entropy of later steps."""
 
 WARN_AFTER = 5
-"""The number of consecutive steps with a finding after which the monitor warns."""
+"""The monitor warns after this number of consecutive steps with a finding."""
 
 
 def check_entropy(entropy: float | None, start: Sequence[float], share: float) -> Finding | None:

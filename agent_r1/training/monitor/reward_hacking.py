@@ -17,7 +17,7 @@ from agent_r1.trainer.updater import SelectedGroup
 from agent_r1.training.monitor.checks import Finding
 
 PROXY, TRUE, CORRELATION = "proxy/reward", "proxy/true_reward", "proxy/correlation"
-"""The metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
+"""The names of three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
 
 Attempts without a true reward are left out.
 """

@@ -25,14 +25,14 @@ from agent_r1.training.devices import Hardware, gpus_per_server
 from agent_r1.training.placement.config import LOOPBACK, PlacementConfig
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""An environment variable. If it is 0 when Ray is imported, all processes of Ray listen only at 127.0.0.1.
+"""An environment variable of Ray. If it is 0 when Ray is imported, all processes of Ray listen only at 127.0.0.1.
 
-The variable has this effect on Linux too. An argument cannot replace it, because Ray replaces a loopback address in its
-arguments by an external address.
+The variable has this effect on Linux too. An argument of Ray cannot have the same effect, because Ray replaces a
+loopback address in its arguments by an external address.
 """
 
 TOKENS = "RAY_AUTH_MODE"
-"""An environment variable. If it is ``token``, the processes of Ray accept only callers that know a token.
+"""An environment variable of Ray. If it is ``token``, the processes of Ray accept only callers that know a token.
 
 Ray keeps the token in the home folder.
 """
