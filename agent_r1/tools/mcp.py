@@ -315,7 +315,8 @@ class _SharedState:
     """The shared connections of one event loop.
 
     Attributes:
-        connection: the connection that new episodes get; None if it was not opened yet, or has become unusable.
+        connection: the newest connection; None if no connection was opened yet. A new episode gets this connection, or
+            replaces it if it is not usable.
         num_users: the number of episodes that use each open connection.
     """
 
