@@ -23,7 +23,7 @@ class ExportConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     format: ExportFormat = "model"
-    """What is written: model (a Hugging Face folder with a model card), adapter (LoRA, for peft), trajectories
+    """The format of the export: model (a Hugging Face folder with a model card), adapter (LoRA, for peft), trajectories
     (Parquet, for datasets), openai (messages, tools and rewards as JSON lines), or metrics (CSV and JSON lines)."""
 
     checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")

@@ -85,9 +85,10 @@ def best_step(reader: RunReader) -> int | None:
 
 
 def write_model(folder: Path, weights: SavedWeights) -> None:
-    """Write a whole model with tokenizer and chat template to ``folder``, for ``AutoModelForCausalLM.from_pretrained``.
+    """Write the model with ``weights`` to ``folder``, with its tokenizer and chat template.
 
-    If the run trained an adapter (LoRA), the adapter is merged into the model.
+    ``AutoModelForCausalLM.from_pretrained`` can load the folder. If the run trained an adapter (LoRA), the adapter is
+    merged into the model.
     """
     if not weights.is_adapter:
         _copy(weights.folder, folder)
@@ -98,7 +99,7 @@ def write_model(folder: Path, weights: SavedWeights) -> None:
 
 
 def write_adapter(folder: Path, weights: SavedWeights) -> None:
-    """Write an adapter to ``folder``, for ``PeftModel.from_pretrained``.
+    """Write the adapter in ``weights`` to ``folder``. ``PeftModel.from_pretrained`` can load the folder.
 
     Raise InvalidInput if the run was not trained with LoRA.
     """

@@ -275,7 +275,10 @@ def _calls(message: Message) -> list[Json]:
 
 
 def _call_events(index: int, block: Json) -> Iterator[str]:
-    """Yield the server-sent events of one tool call: its start, the pieces of its arguments, and its end."""
+    """Yield the server-sent events of one tool call: its start, the pieces of its arguments, and its end.
+
+    ``block`` is the content block of the call, and ``index`` the number of this block in the answer.
+    """
     yield _event("content_block_start", index=index, content_block={**block, "input": {}})
     for piece in pieces(json.dumps(block["input"], ensure_ascii=False)):
         yield _delta(index, "input_json_delta", "partial_json", piece)

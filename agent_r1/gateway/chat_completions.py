@@ -170,7 +170,11 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
 
 
 def _parts(content: _ImageContent, index: int) -> tuple[ContentPart, ...]:
-    """Return the texts and images of a message. Raise RequestError if an image cannot be used."""
+    """Return the texts and images in the content of a message.
+
+    ``index`` is the index of the message in the request. Raise RequestError, which names this message, if an image
+    cannot be used.
+    """
     if isinstance(content, str):
         return (Text(content),)
     param = f"messages.{index}.content"

@@ -33,8 +33,8 @@ class EpisodeModel:
     """The policy within one episode, as a model that answers requests.
 
     Each answer that a client receives becomes a turn of the session. If a conversation begins with turns of the
-    session, the new turn continues their tokens. Any other conversation starts a new branch, for example the
-    conversation of a sub-agent, or a conversation whose earlier messages the agent rewrote.
+    session, the new turn continues the tokens of these turns. Any other conversation starts a new branch, for example
+    the conversation of a sub-agent, or a conversation whose earlier messages the agent rewrote.
 
     The sampling parameters of the run are used. ``temperature``, ``top_p`` and ``seed`` of a request have no effect.
 
@@ -132,7 +132,10 @@ class EpisodeModel:
     def _deliver(
         self, number: int, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer
     ) -> None:
-        """Record the prompt and the samples as turns of the session."""
+        """Record the prompt and the samples as turns of the session.
+
+        ``number`` is the number of the request. ``answer`` holds the messages that the client receives for the samples.
+        """
         self.failure, session = None, self._session
         if prompt.parent is None:
             self._openings[number] = prompt.messages
@@ -169,7 +172,8 @@ def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int
 def context_error(context_length: int, num_tokens: int | None = None) -> RequestError:
     """Return the error for a conversation that is longer than the context.
 
-    ``num_tokens`` is the number of tokens of the conversation, or None if it was not counted.
+    Both arguments are numbers of tokens: ``num_tokens`` is the length of the conversation, or None if it was not
+    counted.
     """
     size = "too many" if num_tokens is None else num_tokens
     message = f"the conversation has {size} tokens, and the context of the model {context_length}"
@@ -179,7 +183,7 @@ def context_error(context_length: int, num_tokens: int | None = None) -> Request
 def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
     """Return the error for a request that got no sampled action. ``stopped`` holds the reason.
 
-    ``num_tokens`` is the number of tokens of the prompt.
+    ``num_tokens`` is the number of tokens of the prompt, and ``context_length`` the largest possible number.
     """
     match stopped.status:
         case Status.OUT_OF_TOKENS:

@@ -73,7 +73,7 @@ class ServedModel:
     def _session(self, request: ChatRequest, live: LiveAnswer) -> Session:
         """Return a new session with the sampling parameters of the request.
 
-        It writes its sampled tokens to ``live``.
+        The session writes its sampled tokens to ``live``.
         """
         agent = self._agent
         temperature = agent.params.temperature if request.temperature is None else request.temperature

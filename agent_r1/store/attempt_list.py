@@ -117,9 +117,9 @@ class Query:
 def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit: int, offset: int) -> Query:
     """Return the query of one page of a list: at most ``limit`` attempts after the first ``offset`` attempts.
 
-    The list holds the attempts that meet the conditions ``where``, sorted by the column ``sort`` (such as "reward").
-    Attempts without a value in this column come last. Attempts with equal values are sorted by their start.
-    :func:`read_summary` reads a row of the result.
+    The list holds the attempts that meet the conditions ``where``, sorted by the column ``sort``, such as "reward".
+    With ``descending``, the largest value comes first. Attempts without a value in this column come last. Attempts with
+    equal values are sorted by their start. :func:`read_summary` reads a row of the result.
     """
     condition = condition_query(where)
     order = f"{ORDERS[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"

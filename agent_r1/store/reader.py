@@ -182,8 +182,8 @@ class RunReader:
     ) -> tuple[AttemptSummary, ...]:
         """Return at most ``limit`` attempts that meet the conditions ``where``.
 
-        The attempts are sorted by the column ``sort``, such as "reward" or "started". The first ``offset`` attempts are
-        skipped.
+        The attempts are sorted by the column ``sort``, such as "reward" or "started". With ``descending``, the largest
+        value comes first. The first ``offset`` attempts are skipped.
         """
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))

@@ -84,7 +84,7 @@ class Wish:
 
 @dataclass(slots=True)
 class OrderDatabase:
-    """The orders of one episode, by number. Tools change them."""
+    """The orders of one episode, by number. The tools of the task set read and change these orders."""
 
     orders: dict[str, Order] = field(default_factory=dict)
 

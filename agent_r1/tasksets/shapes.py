@@ -98,7 +98,7 @@ class Question:
 
 
 def draw(quarters: Quarters) -> Image:
-    """Return a picture with the shapes at their places, on a white background."""
+    """Return a picture with the shapes in ``quarters`` at their places, on a white background."""
     pillow, drawing = import_extra("PIL.Image", "images"), import_extra("PIL.ImageDraw", "images")
     picture = pillow.new("RGB", (2 * SIDE, 2 * SIDE), "white")
     pen = drawing.Draw(picture)

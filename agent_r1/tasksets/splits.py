@@ -147,7 +147,8 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
 
     Test questions that are also in the split ``train`` are left out of validation and training.
 
-    Raises InvalidInput if the data set has no split ``train``, or none of the splits in ``tested``.
+    For ``read``, see :func:`read_splits`. Raises InvalidInput if the data set has no split ``train``, or none of the
+    splits in ``tested``.
     """
     name = hub_name(data)
     there = hub_splits(name)

@@ -215,7 +215,8 @@ class _Connection:
     async def _hold(self, seed: int | None) -> None:
         """Open the connection, and keep it open until :meth:`close` is called.
 
-        When the connection is open, set the future ``_client`` to the client. If opening fails, set its exception.
+        When the connection is open, set the future ``_client`` to the client. If opening fails, set the exception of
+        ``_client``.
         """
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log

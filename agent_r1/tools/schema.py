@@ -38,7 +38,11 @@ class Signature(Protocol):
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the keyword arguments for the tool's function, or InvalidArguments if the arguments are not valid."""
+        """Return the keyword arguments for the tool's function, or InvalidArguments if the arguments are not valid.
+
+        ``arguments`` are the arguments that the policy sent. ``task``, ``context`` and ``resources`` belong to the
+        running episode.
+        """
         ...
 
 

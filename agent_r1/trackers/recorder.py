@@ -72,7 +72,10 @@ class TrackingRecorder:
                 await self._recorder.record(LogEvent("warning", failure))
 
     def close(self, end: RunEnd) -> None:
-        """Finish all trackers, and wait until they have finished, for at most ``limit`` seconds in total."""
+        """Finish all trackers, and wait until they have finished, for at most ``limit`` seconds in total.
+
+        ``end`` tells the trackers how the run ended.
+        """
         for thread in self._threads:
             thread.submit(lambda tracker: tracker.finish(end))
             thread.submit(None)

@@ -150,8 +150,8 @@ def make_conversation(
         scales: the color scales of the tokens.
         tokenizer: decodes the tokens. If it is None, each token is shown as its id.
         most: the maximum number of characters in each text.
-        most_tokens: the maximum number of tokens of the page that are shown one by one. It is used up in the order of
-            turns. If a turn has more tokens than remain, the turn is shown only as text.
+        most_tokens: the maximum number of tokens of the page that are shown one by one. Earlier turns come first. If
+            a turn has more tokens than remain of this number, the turn is shown only as text.
     """
     trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
     contexts = _context_lengths(trajectory.turns)
@@ -238,7 +238,10 @@ def _arguments(arguments: Mapping[str, Any], most: int) -> Iterator[tuple[str, s
 
 
 def _message(message: Message, most: int) -> MessageText:
-    """Return a message as text. Each tool call of the message is added in a line of its own."""
+    """Return a message as text. Each tool call of the message is added in a line of its own.
+
+    The content, the reasoning and each call are cut after ``most`` characters.
+    """
     reasoning = visible(shortened(message.reasoning or "", most))
     calls = [f"{call.name} {call.raw if call.arguments is None else as_json(call.arguments)}" for call in message.calls]
     lines = [_text_of(message.parts, most), *(visible(shortened(call, most)) for call in calls)]

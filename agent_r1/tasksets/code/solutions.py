@@ -52,7 +52,7 @@ def code_message(source: str) -> Message:
 
 
 def return_none(source: str, names: tuple[str, ...]) -> str:
-    """Return the source with the body of the named functions replaced by ``return None``.
+    """Return the source with ``return None`` as the body of each function in ``names``.
 
     Example:
         >>> return_none("def f(x):\\n    return x", ("f",))

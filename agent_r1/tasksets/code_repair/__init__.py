@@ -37,7 +37,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 
     Args:
         data: a file, a folder or a data set on the hub, with functions and their tests; or a TOML file of settings (see
-            ``settings``). If it is None, InvalidInput is raised.
+            ``settings``). None is not allowed.
         corpus: must be None, because the task set has no search.
         seed: determines the bugs that are planted in the functions of the training tasks, and the order of these tasks.
         level: the sandbox level in which the functions run.

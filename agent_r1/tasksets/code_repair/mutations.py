@@ -1,6 +1,6 @@
 """Mutations: changes of one place in a Python function, such as ``<`` to ``<=``.
 
-A mutation plants a bug. In most cases, another mutation of the function with the bug repairs it again.
+A mutation plants a bug. In most cases, another mutation of the function with the bug repairs the function again.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class RepairScorer:
 
 
 def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function after the edit in the final answer.
+    """Return the function of ``bug`` after the edit in the final answer of an attempt.
 
     Return None if there is no answer, or if the answer is not a valid edit.
     """
@@ -71,9 +71,10 @@ def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
 
 
 def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function after the first edit that was tried. If no edit was tried, use the edit in the final answer.
+    """Return the function of ``bug`` after the first edit that was tried in an attempt.
 
-    Return None if this edit is invalid or changes nothing, or if there is no edit.
+    If no edit was tried, use the edit in the final answer. Return None if this edit is invalid or changes nothing, or
+    if there is no edit.
     """
     for turn in trajectory.env_turns:
         for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run

@@ -31,4 +31,4 @@ READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_IVAN, _VERA))}\n\nWhere was Ivan Petrov born?"),
     Message.assistant("<answer>Cairo</answer>"),
 )
-"""The solved question for the baseline naive RAG. Its prompt contains the pages, so the agent does not search."""
+"""The solved question for the baseline naive RAG. The prompt contains the pages, so there is no search."""

@@ -174,7 +174,7 @@ def _film_answers(one: DirectedFilm) -> tuple[str, ...]:
 
 
 def _distinct(one: DirectedFilm, other: DirectedFilm) -> bool:
-    """Return whether the films have different names, and no common director."""
+    """Return whether two films have different names and no director in common."""
     if name_key(title_name(one.film.title)) == name_key(title_name(other.film.title)):
         return False
     return one.director is None or other.director is None or one.director.title != other.director.title

@@ -44,4 +44,4 @@ READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_EDDA, _OLLE))}\n\nWhere was Edda Lindqvane born?"),
     Message.assistant("<answer>Visby</answer>"),
 )
-"""The solved question for the baseline naive RAG. Its prompt contains the pages, so the agent does not search."""
+"""The solved question for the baseline naive RAG. The prompt contains the pages, so there is no search."""

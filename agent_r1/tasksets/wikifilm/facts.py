@@ -1,4 +1,4 @@
-"""The films and directors of a corpus: which page is about whom, and who directed what."""
+"""The facts of a corpus: its films and directors, with their pages, and the director of each film."""
 
 from __future__ import annotations
 
