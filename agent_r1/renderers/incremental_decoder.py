@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[Sequence[int]], str]
 
 MAX_PENDING = 8
-"""The number of pending tokens up to which the decoder waits for the end of a character."""
+"""The largest number of pending tokens while the decoder waits for the end of a character."""
 
 CHARACTER_TOKENS = 4
 """The largest number of tokens that encode one character, because UTF-8 has at most 4 bytes per character."""

@@ -316,8 +316,7 @@ class _SharedState:
     """The shared connections of one event loop.
 
     Attributes:
-        connection: the newest connection; None if no connection was opened yet. A new episode gets this connection, or
-            replaces it if it is not usable.
+        connection: the connection for new episodes, which is replaced if it is not usable; None before the first one.
         num_users: the number of episodes that use each open connection.
     """
 
