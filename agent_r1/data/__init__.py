@@ -1,4 +1,4 @@
-"""Conversion of trajectories to the model's input: training samples, the training batch, packing and micro-batches."""
+"""Conversion of trajectories to model inputs: training samples, the training batch, packing and micro-batches."""
 
 from agent_r1.data.batch import NamedReward, TokenScope, TrainingBatch, assemble_batch
 from agent_r1.data.micro_batches import MicroBatch, by_sequence, by_trajectory, make_micro_batches

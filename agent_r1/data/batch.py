@@ -28,12 +28,12 @@ TokenScope = Literal["actions", "all"]
 """The tokens that a batch holds. actions: action tokens only. all: also the observations between two actions."""
 
 RewardWeights = Mapping[str, float]
-"""Weights by the name of a reward. A reward without a weight has weight 1."""
+"""A mapping from the name of a reward to its weight. A reward that is missing has weight 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """All rewards of a batch with one name: the name, their weight, and their weighted sum for each trajectory."""
+    """The rewards with one name in a batch: their name, their weight, and their weighted sum in each trajectory."""
 
     name: str
     weight: float
@@ -71,30 +71,30 @@ class TrainingBatch:
     turn. The outcome reward is on the last action token of the trajectory. Observation tokens have no rewards.
     """
     token_turn: Tensor
-    """(N,) int64 turn of each token. An observation belongs to the turn of the action before the observation."""
+    """(N,) int64 number of the turn of each token. An observation belongs to the turn of the action before it."""
     turn_trajectory: Tensor
-    """(S,) int64 trajectory of each turn."""
+    """(S,) int64 number of the trajectory of each turn."""
     turn_state_ids: Tensor
-    """(S,) int64 state of each turn. Two turns of a group have the same state if the last messages of the environment
-    before these turns are equal, word for word."""
+    """(S,) int64 number of the state before each turn. Two turns of a group have the same state if the last messages of
+    the environment before the two turns are equal, word for word."""
     turn_used_tool: Tensor
     """(S,) bool: whether the turn has tool results."""
     turn_is_summary: Tensor
     """(S,) bool: whether the turn is a summary of the context, and not an action in the environment."""
     trajectory_group: Tensor
-    """(M,) int64 group of each trajectory."""
+    """(M,) int64 number of the group of each trajectory."""
     outcome_rewards: Tensor
     """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
     greedy_return: Tensor
     """(M,) float64: return of the greedy attempt of the group; NaN if the group has no greedy attempt with a return."""
     role_baseline: Tensor
-    """(M,) float64: running mean of the earlier returns of the trajectory's role; 0 if the advantage estimator is not
+    """(M,) float64: mean of earlier returns of the trajectory's role. 0 if the advantage estimator is not
     ``AgainstRole``."""
     truncated: Tensor
     """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
     loss_excluded: tuple[str | None, ...]
-    """For each trajectory, the reason why the loss excludes the trajectory, or None. Excluded trajectories still count
-    in baselines."""
+    """For each trajectory, the reason why the loss excludes the trajectory, or None. An excluded trajectory still
+    counts in baselines."""
     named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
@@ -158,13 +158,13 @@ class TrainingBatch:
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return (the batch with joined turns, the last turn of each joined turn).
+        """Return the batch in which summary turns are joined with acting turns, and the last turn of each joined turn.
 
         A summary of the context does nothing in the environment. So a summary turn and the next acting turn become one
         joined turn. If no acting turn follows a summary, the summary is joined with the acting turn before it.
 
-        S turns become D joined turns. The second result (D,) holds the number of the last turn of each joined turn.
-        This number counts the S turns of the original batch.
+        S turns become D joined turns. The second result (D,) holds the number of the last turn of each joined turn,
+        among the S turns of this batch.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
         result is 0 2 4.
@@ -190,13 +190,13 @@ class TrainingBatch:
         return batch, segment_last(joined)
 
     def actions(self) -> TrainingBatch:
-        """Return the batch with only its action tokens, and without ``sequences``."""
+        """Return a batch with only the action tokens of this batch, and without ``sequences``."""
         if bool(self.action_mask.all()):
             return self  # the usual case: the batch has no observations
         return self.tokens(self.action_mask)
 
     def tokens(self, mask: Tensor) -> TrainingBatch:
-        """Return the batch with only the n tokens of ``mask`` (N,), and without ``sequences``."""
+        """Return a batch with only the n tokens for which ``mask`` (N,) is true, and without ``sequences``."""
         positions = mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,
@@ -212,7 +212,7 @@ class TrainingBatch:
 
 @dataclass(slots=True)
 class _TokenColumns:
-    """Lists with one entry per token of the batch. Tokens are added to these lists one turn after another."""
+    """Lists with one entry per token of a batch. The tokens are added turn by turn."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -224,7 +224,8 @@ class _TokenColumns:
     def add(
         self, turn: int, ids: Sequence[int], logprobs: Iterable[float], versions: Iterable[int], is_action: bool
     ) -> int:
-        """Add tokens of the turn with the number ``turn``.
+        """Add tokens of turn number ``turn``. The arguments ``ids``, ``logprobs`` and ``versions`` have one entry per
+        token.
 
         Return the position in the batch of the first added token.
         """
@@ -252,9 +253,9 @@ def assemble_batch(
         packing: The function that converts a trajectory to token sequences for the model.
         scope: The tokens that the batch holds: "actions" for action tokens only, "all" for action and observation
             tokens.
-        reward_weights: Weights by the name of a reward. A reward without a weight has weight 1.
-        loss_excluded: For each sample, the reason why the loss excludes the sample, or None. Excluded samples still
-            count in baselines.
+        reward_weights: Weights by the name of a reward. A reward without an entry has weight 1.
+        loss_excluded: For each sample, the reason why the loss excludes the sample, or None. An excluded sample still
+            counts in baselines. None instead of a sequence: no sample is excluded.
     """
     # the columns of tokens, and the place of each turn in the columns
     tokens = _TokenColumns()
@@ -304,8 +305,8 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
     """Add the tokens of a sample to ``tokens``, and return the place in the batch of each turn of the sample.
 
     Turns with action tokens get the numbers ``first``, ``first`` + 1, and so on. A turn without action tokens adds no
-    tokens, and its place has the number of the turn before it. With the ``scope`` "all", observation tokens are added
-    too.
+    tokens, and its place has the number of the turn before it. If ``scope`` is "all", observation tokens are also
+    added.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -333,7 +334,7 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
     """Return the reward of each turn with action tokens, by turn index.
 
     The last of these rewards includes the outcome reward. The reward of a turn without action tokens is added to the
-    nearest earlier turn with action tokens. If there is no earlier one, it is added to the first turn with action
+    nearest earlier turn with action tokens. If there is no such turn, the reward is added to the first turn with action
     tokens.
 
     Example:

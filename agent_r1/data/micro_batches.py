@@ -15,15 +15,16 @@ from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Block, TokenSequence
 
 MAX_PADDING = 0.1
-"""A block is added to a micro-batch only if the share of padding tokens remains below this number."""
+"""The limit on the share of padding tokens in a micro-batch. A block that would exceed it is not added to the
+micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """B token sequences, padded on the right to T tokens each.
 
-    n is the number of tokens of the training batch that the sequences predict. s is the number of actions in the
-    sequences.
+    n is the number of tokens of the training batch that are predicted from the sequences. s is the number of actions in
+    the sequences.
     """
 
     ids: Tensor
@@ -46,15 +47,15 @@ class MicroBatch:
     num_tokens: int
     """Number of tokens, without padding."""
     prefix: int = 0
-    """Number S of tokens before each sequence that are not in the micro-batch. ``position_ids`` counts these tokens.
-    ``subtree_end`` does not count them, because all tokens attend to them."""
+    """Number S of tokens that stand before each sequence but are not in the micro-batch. All tokens attend to the S
+    tokens. ``position_ids`` counts the S tokens; ``subtree_end`` does not count them."""
 
     media: tuple[tuple[PromptMedia, ...], ...] = ()
-    """For each of the B sequences, its images at their placeholder tokens. (): there are no images."""
+    """For each of the B sequences, its images at their placeholder tokens. () if there are no images at all."""
 
     @property
     def padded_size(self) -> int:
-        """The number of tokens, with padding, whose keys and values the attention holds: B * (S + T).
+        """The number of tokens, with padding, whose keys and values are in memory: B * (S + T).
 
         B is the number of sequences, and T is their length with padding. S is the number of tokens before each
         sequence, ``prefix``.
@@ -76,12 +77,12 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per sequence. A block is a tuple of sequences that must be in the same micro-batch."""
+    """Return one block for each sequence. A block is a tuple of sequences that must be in the same micro-batch."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per trajectory, with all its sequences.
+    """Return one block for each trajectory, with all sequences of the trajectory.
 
     A block is a tuple of sequences that must be in the same micro-batch.
     """
@@ -93,11 +94,11 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassPlan:
-    """The order in which models read sequences: first the tokens ``prefix``, then ``micro_batches``.
+    """The plan by which models read sequences: first the tokens ``prefix``, and then ``micro_batches``.
 
     Attributes:
         prefix: (S,) the first tokens of all sequences, which the micro-batches do not contain. S can be 0.
-        micro_batches: the micro-batches, which can be iterated over once.
+        micro_batches: an iterator over the micro-batches. It can be used only once.
     """
 
     prefix: Tensor
@@ -107,7 +108,8 @@ class PassPlan:
 def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
     """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
 
-    A block is never divided. If ``sharing`` is None, no prefix is shared. See :func:`make_micro_batches`.
+    A block is never divided. ``sharing`` determines which prefixes are computed only once; None: each sequence is read
+    as a whole. See :func:`make_micro_batches`.
     """
     prefix = torch.zeros(0, dtype=torch.int64)
     if sharing is not None and blocks:
@@ -117,7 +119,7 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches with at most ``max_tokens`` tokens each, including padding. Together they hold all sequences.
+    """Yield micro-batches of at most ``max_tokens`` tokens each, including padding, until all sequences are used.
 
     ``prefix`` is the number of tokens before each sequence. These tokens count in ``max_tokens`` for each sequence,
     because their keys and values are copied for each sequence of a micro-batch.
@@ -127,9 +129,8 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
     with branches (a tree of tokens) needs a tree attention mask. So blocks with branches never share a micro-batch with
     blocks without branches.
 
-    Blocks without branches come first, then blocks with branches. Among the blocks without branches, and among the
-    blocks with branches, blocks are sorted by the length of their longest sequence, the longest first. Blocks of equal
-    length keep the given order.
+    Blocks without branches come first, and then blocks with branches. Within these two kinds, blocks are sorted by the
+    length of their longest sequence, the longest first. Blocks of equal length keep the order of ``blocks``.
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
@@ -138,10 +139,10 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
 
 
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches of one row each, with at most ``max_tokens`` tokens. Together they hold all sequences.
+    """Yield micro-batches of one row with at most ``max_tokens`` tokens, until all sequences are used.
 
-    The sequences of a micro-batch stand one after the other, as trees of tokens. There is no padding. ``blocks``,
-    ``max_tokens`` and ``prefix`` are as in :func:`make_micro_batches`. The longest blocks come first.
+    The sequences of a micro-batch stand in its row one after the other, as trees of tokens, without padding.
+    ``blocks``, ``max_tokens`` and ``prefix`` are as in :func:`make_micro_batches`. The longest blocks come first.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):
@@ -149,7 +150,10 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
-    """Yield the sequences of each micro-batch. A block is added to the sequences before it if ``fits`` returns true."""
+    """Yield the sequences of each micro-batch.
+
+    A block joins the sequences ``s`` before it if ``fits(s, block)`` is true.
+    """
     pending: list[TokenSequence] = []
     for block in blocks:
         if pending and not fits(pending, block):
@@ -206,11 +210,11 @@ def _collate(sequences: Block, prefix: int) -> MicroBatch:
 
 
 def _join(sequences: Block, prefix: int) -> MicroBatch:
-    """Return a micro-batch with one row, in which the sequences stand one after the other."""
+    """Return a micro-batch with one row, in which ``sequences`` stand one after the other."""
     starts = [0, *accumulate(map(len, sequences))]
 
     def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
-        """Return places in the sequences as places in the row."""
+        """Return the indices that ``name`` gives for each sequence, converted to indices in the row."""
         return torch.cat([start + name(sequence) for start, sequence in zip(starts, sequences, strict=False)])
 
     media = tuple(one.moved(start) for start, each in zip(starts, sequences, strict=False) for one in each.media)

@@ -1,11 +1,11 @@
-"""Prefix sharing: tokens with which several sequences begin are computed once.
+"""Prefix sharing: if several sequences begin with the same tokens, these tokens are computed only once.
 
-Two parts of sequences are shared. The first tokens of all sequences, such as the system prompt and the schemas of the
-tools, are cut off. The models compute the keys and values of these tokens once, and all micro-batches read them. The
-rest is merged: sequences that begin alike, such as the attempts at one task, become the branches of one tree of tokens.
+Sharing has two steps. First, the tokens with which all sequences begin, such as the system prompt and the schemas of
+the tools, are cut off. The models compute the keys and values of these tokens once, and all micro-batches read them.
+Second, sequences whose rest begins alike, such as the attempts at one task, become the branches of one tree of tokens.
 
-Sequences with images share nothing. Two different images can have equal tokens, and the position of a token can differ
-from its depth in the tree.
+Sequences with images share nothing, because two different images can have equal tokens, and because the position of a
+token can differ from its depth in the tree.
 
 Shapes: S first tokens that all sequences share, T tokens of a sequence.
 """
@@ -28,8 +28,8 @@ MAX_TREE = 4096
 """Largest number of tokens in a merged sequence under an attention mask, which has the square of this size."""
 
 MIN_MERGED = 16
-"""Smallest number of common tokens for which two sequences are merged if the attention is computed by parts. The
-parts that are added take as long as about this number of tokens in small models."""
+"""Smallest number of common tokens for which two sequences are merged if the attention is computed by parts. In a small
+model, the additional parts take as long as about this number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,11 @@ class PrefixSharing:
     """The facts that determine which prefixes the models share, and whether sharing saves time.
 
     Attributes:
-        width: the hidden size of the models. The larger the width, the smaller the share of attention in the total
-            cost.
+        width: the hidden size of the models. It determines how much attention costs in comparison to the linear layers.
         across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
             micro-batches. False with activation checkpointing.
-        by_parts: whether the models compute the attention over trees by parts. A tree then costs less than its
-            sequences, and micro-batches are single rows.
+        by_parts: whether the models compute the attention over trees by parts (:mod:`agent_r1.model.tree_attention`).
+            If so, a tree costs less than its sequences, and a micro-batch is a single row.
     """
 
     width: int
@@ -50,10 +49,10 @@ class PrefixSharing:
     by_parts: bool = False
 
     def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
-        """Return (the first tokens of all sequences, the blocks of what remains, merged if this saves time).
+        """Return (shared prefix, blocks): the tokens with which all sequences begin, and blocks of the other tokens.
 
-        The first tokens (S,) are read before the blocks. A merged sequence has at most ``max_tokens`` tokens, including
-        the tokens before it.
+        The prefix (S,) is read before the blocks. In the blocks, sequences that begin alike are merged if this saves
+        time. A merged sequence has at most ``max_tokens`` tokens, including the S tokens of the prefix.
         """
         sequences = [sequence for block in blocks for sequence in block]
         prefix = torch.zeros(0, dtype=torch.int64)
@@ -68,8 +67,8 @@ class PrefixSharing:
         The unit is 2 E multiplications per layer, with E = ``width``. For each token, the linear maps of a layer take
         12 E^2 multiplications. The attention takes 2 E multiplications for each token that is attended to.
 
-        With ``causal``, a token attends to all ``prefix`` tokens and, on average, to half of the ``tokens`` tokens.
-        Otherwise the attention has a tree mask, and each token is compared with all tokens.
+        If ``causal`` is true, a token attends to all ``prefix`` tokens and, on average, to half of the ``tokens``
+        tokens. Otherwise the attention has a tree mask, and each token is compared with all tokens.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
@@ -94,8 +93,8 @@ def merge_blocks(
 ) -> list[tuple[TokenSequence, ...]]:
     """Merge sequences that begin with equal tokens, if this saves time. Return the blocks of the merged sequences.
 
-    Blocks of one sequence are merged with each other. The sequences of a larger block are merged among themselves. A
-    merged sequence has at most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
+    Blocks of one sequence are merged with other blocks of one sequence. The sequences of a larger block are only merged
+    with each other. A merged sequence has at most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
     """
     alone, merged = list[TokenSequence](), list[tuple[TokenSequence, ...]]()
     for block in blocks:
@@ -111,7 +110,7 @@ def merge_blocks(
 def _divide(
     sequences: Sequence[TokenSequence], sharing: PrefixSharing, max_tokens: int, prefix: int
 ) -> list[list[TokenSequence]]:
-    """Divide sequences into parts. Sequences are in the same part if merging them saves time."""
+    """Return the sequences, divided into parts. Sequences are in the same part if merging them saves time."""
     parts: list[list[TokenSequence]] = []
     size, cost = 0, 0.0  # of the last part, when merged
     for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors
@@ -140,10 +139,9 @@ def _equal_tokens(one: TokenSequence, other: TokenSequence) -> int:
 def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common tokens only once.
 
-    The result is a tree of tokens in depth-first order. Two tokens are merged if they are equal, and the tokens that
-    precede them on their branches are equal. The result predicts every token of the batch that one of ``sequences``
-    predicts. Two of these predicted tokens can become one token. The field ``trajectory`` is copied from the first
-    sequence.
+    The result is a tree of tokens in depth-first order. Two tokens become one token if they and all tokens before them
+    are equal. Each token of the batch that one of ``sequences`` predicts is still predicted, also if its place is now
+    shared with another token of the batch. The field ``trajectory`` is copied from the first sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """
@@ -172,9 +170,10 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
 
 
 class _TokenTree:
-    """A tree whose nodes are tokens. Nodes are numbered as they are added, so a parent comes before its children.
+    """A tree whose nodes are tokens. Nodes are numbered in the order in which they are added, so a parent has a lower
+    number than its children.
 
-    Node 0 is the root, before all tokens.
+    Node 0 is the root, which stands before all tokens and is no token itself.
     """
 
     def __init__(self, first_position: int) -> None:
@@ -197,10 +196,10 @@ class _TokenTree:
         return torch.tensor(nodes)
 
     def depth_first(self) -> tuple[Tensor, Tensor]:
-        """Return (places, ends) of all nodes in depth-first order, as two tensors (nodes,).
+        """Return (places, ends) of all nodes, as two tensors (nodes,).
 
-        The place of a node is its index in this order. The root is not counted: its place is -1. The end of a node is
-        the place after the last node of its subtree.
+        The place of a node is its index in depth-first order. The root is not counted, and has the place -1. The end of
+        a node is the place after the last node of its subtree.
         """
         count = len(self.ids)
         sizes = [1] * count  # of the subtrees

@@ -16,7 +16,7 @@ from torch import Tensor
 def segment_count(unit: Tensor) -> Tensor:
     """Return how many elements each unit has: (units,). A unit is a turn, a trajectory or a group.
 
-    ``unit`` (N,) holds the index of each element's unit. Example: [0, 0, 1] -> [2, 1].
+    ``unit`` (N,) holds the number of each element's unit, from 0. Example: [0, 0, 1] -> [2, 1].
     """
     return torch.bincount(unit)
 
@@ -24,7 +24,7 @@ def segment_count(unit: Tensor) -> Tensor:
 def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
     """Return the sum of the elements of each unit: (units,).
 
-    ``x`` (N,) holds the elements, and ``unit`` (N,) the index of each element's turn, trajectory or group.
+    ``x`` (N,) holds the elements. ``unit`` (N,) holds the number of each element's turn, trajectory or group.
     """
     return x.new_zeros(len(segment_count(unit))).index_add(0, unit, x)
 
@@ -32,7 +32,7 @@ def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
 def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
     """Return the mean of the elements of each unit: (units,). The mean of a unit without elements is 0.
 
-    ``x`` (N,) holds the elements, and ``unit`` (N,) the index of each element's turn, trajectory or group.
+    ``x`` (N,) holds the elements. ``unit`` (N,) holds the number of each element's turn, trajectory or group.
     """
     return segment_sum(x, unit) / segment_count(unit).clamp(min=1)
 
@@ -86,7 +86,9 @@ def previous_within(unit: Tensor) -> Tensor:
 
 
 def unique_ids(*keys: Tensor) -> Tensor:
-    """Return an id for each of N elements: (N,). Two elements have the same id if they are equal in every key.
+    """Return an id for each of N elements: (N,).
+
+    Two elements have the same id if every one of ``keys`` is equal for them.
 
     Each of ``keys`` is a tensor (N,). Ids are numbered from 0.
 

@@ -1,8 +1,8 @@
 """Packing: the conversion of a trajectory to token sequences for the model.
 
 If every turn continues the turn before, the trajectory is one causal sequence. If several turns continue the same turn,
-the tree of turns is written into one sequence in depth-first order, so that shared prefixes are computed once. An
-attention mask then lets each token attend only to the tokens on its path in the tree.
+the turns form a tree. The tree is written into one sequence in depth-first order, so that shared prefixes are computed
+only once. An attention mask then lets each token attend only to the tokens on its path in the tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    n of them have a log-probability in the training batch, such as the tokens of actions. s is the number of actions.
+    n is the number of tokens of the training batch among the T tokens. Usually these are the tokens of actions. s is
+    the number of actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids                 5 6 7 3 8 4 9   (T)
@@ -96,19 +97,20 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""The prediction of a token, as three positions: the position of the logits in the sequence, the position of the token
-in the sequence, and the position of the token in the batch."""
+"""Three positions that describe the prediction of a token: the position of the logits in the sequence, the position of
+the token in the sequence, and the position of the token in the batch."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
-"""A function (trajectory, number of the trajectory in the batch, places of its turns) -> its token sequences."""
+"""A function (trajectory, number of the trajectory in the batch, places of its turns) -> token sequences of the
+trajectory."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one token sequence for each tree of turns in the trajectory.
 
     If several turns of a tree begin with the same tokens, the sequence holds these tokens only once. A tree without
-    action tokens is left out. ``number`` is the number of the trajectory in the batch, and ``places`` holds the place
-    of each of its turns in the batch.
+    action tokens is left out. ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn
+    of the trajectory, its place in the batch.
     """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -121,8 +123,8 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action.
 
-    ``number`` is the number of the trajectory in the batch, and ``places`` holds the place of each of its turns in the
-    batch.
+    ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, its
+    place in the batch.
     """
     return [
         _pack_turn(trajectory, turn, number, place)
@@ -135,7 +137,8 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
     """Return only causal token sequences, for models that ignore a custom attention mask.
 
     A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`). Any other trajectory is packed by
-    :func:`pack_prefix_tree`, which then gives causal sequences. Both functions have the same arguments.
+    :func:`pack_prefix_tree`, which then returns causal sequences. The arguments are the same as for these two
+    functions.
     """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)
@@ -143,10 +146,10 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return a packing function like ``packing``, with a limit of ``max_tokens()`` tokens on sequences with branches.
+    """Return a packing function like ``packing``, but with a maximum length for sequences with branches.
 
-    If ``packing`` makes a sequence with branches that has more tokens, the trajectory is packed by
-    :func:`pack_per_turn` instead. The loss and the gradient are the same in both cases.
+    If ``packing`` returns a sequence with branches that has more than ``max_tokens()`` tokens, the trajectory is packed
+    by :func:`pack_per_turn` instead. This does not change the loss or the gradient.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -247,10 +250,10 @@ def _predictions(before: int, start: int, count: int, batch_position: int) -> li
     predicted token in the sequence, and the position of this token in the batch.
 
     Args:
-        before: the position in the sequence of the logits that predict the first of the tokens.
-        start: the position in the sequence of the first of the tokens.
+        before: the position in the sequence of the logits that predict the first token.
+        start: the position in the sequence of the first token.
         count: the number of tokens.
-        batch_position: the position in the batch of the first of the tokens.
+        batch_position: the position in the batch of the first token.
 
     Example:
         _predictions(1, 2, 3, 0) is [(1, 2, 0), (2, 3, 1), (3, 4, 2)]

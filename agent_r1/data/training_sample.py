@@ -32,7 +32,8 @@ class TrainingSample:
     """For each turn, one number per call: the weighted sum of the rewards of the call. () if the calls have no
     rewards."""
     named_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The weighted sum of the rewards of each name, over the trajectory, its turns and its calls."""
+    """For each name of a reward, the weighted sum of all rewards with this name: of the trajectory, its turns and its
+    calls."""
     greedy_return: float | None = None
     """The return of the greedy attempt of the group; None if no greedy attempt could be scored."""
     greedy_failure: str | None = None
@@ -42,13 +43,13 @@ class TrainingSample:
 
     @property
     def total(self) -> float:
-        """The return: the weighted sum of all rewards of the trajectory, its turns and its calls."""
+        """The return of the trajectory: the weighted sum of all rewards of the trajectory, its turns and its calls."""
         calls = (value for turn in self.call_rewards for value in turn)
         return math.fsum((*self.turn_rewards, *calls, self.outcome_reward))
 
     @property
     def version(self) -> int:
-        """The oldest version of the weights that sampled a token of the trajectory."""
+        """The number of the oldest weights that sampled a token of the trajectory."""
         return min(span.version for turn in self.trajectory.turns for span in turn.version_spans)
 
 
@@ -71,9 +72,8 @@ class Selection:
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
     """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
-    Greedy attempts are neither training samples nor excluded attempts. They only set ``greedy_return`` of the samples
-    in their group. The result is the same for every order of the groups, and for every order of the trajectories in a
-    group.
+    A greedy attempt is neither a training sample nor an excluded attempt. It only sets ``greedy_return`` of the samples
+    in its group. The order of the groups, and the order of the trajectories in a group, do not change the result.
 
     Args:
         groups: The groups of an update.

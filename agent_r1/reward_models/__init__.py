@@ -1,6 +1,8 @@
-"""Reward models: transformers that judge a whole trace, trained on recorded runs, and used as rewards of other runs.
+"""Reward models: transformers that score a whole trace. They are trained on recorded runs, and used as rewards of other
+runs.
 
-Python imports each public name on first use, so that ``agent_r1.reward_models.config`` does not load torch.
+A trace is a recorded attempt: all tokens that the policy read or sampled. Each public name is imported when it is first
+used. So an import of ``agent_r1.reward_models.config`` does not load torch.
 """
 
 from typing import TYPE_CHECKING

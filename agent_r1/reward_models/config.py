@@ -12,9 +12,9 @@ from agent_r1.core.weights import Dtype
 Kind = Literal["trajectory", "turns", "implicit"]
 """What a reward model predicts.
 
-- trajectory: one number for the whole trace, by a scalar head at its last token.
-- turns: one number after each turn, by the same head: the value of the trace so far.
-- implicit: no head. The reward of a turn is beta * log(pi / pi_ref), summed over the tokens of its action.
+- trajectory: one number for the whole trace (attempt), computed by a scalar head at the last token.
+- turns: one number after each turn, computed by a scalar head: the value of the trace up to this turn.
+- implicit: one number for each turn, without a head: beta * log(pi / pi_ref), summed over the tokens of the action.
 """
 
 LossName = Literal["outcome", "regression", "pairs"]
@@ -22,12 +22,12 @@ LossName = Literal["outcome", "regression", "pairs"]
 
 - outcome: binary cross-entropy between the prediction and success or failure.
 - regression: squared error between the prediction and the recorded reward.
-- pairs: Bradley-Terry, -log sigmoid(s+ - s-), over the pairs of a success and a failure in one group.
+- pairs: the Bradley-Terry loss -log sigmoid(s+ - s-). s+ and s- are the scores of a success and a failure in one group.
 """
 
 
 class RewardModelConfig(BaseModel):
-    """Settings of ``agent-r1 train-reward``. The defaults fit a model of 0.5B parameters."""
+    """Settings of ``agent-r1 train-reward``. The defaults suit a model with 0.5 billion parameters."""
 
     section: ClassVar[str] = "Reward model"
 
@@ -37,19 +37,21 @@ class RewardModelConfig(BaseModel):
     """New folder for the reward model."""
 
     reward: str = ""
-    """Recorded reward to predict, such as em; empty: the weighted sum of all rewards, as the run was trained on it."""
+    """Name of the recorded reward to predict, such as em. Empty: the weighted sum of all rewards, with the weights of
+    the run."""
 
     model: str = ""
-    """Model to start from, with the tokens of the runs: a Hugging Face name or a folder. Empty: the model that the
-    first run started from."""
+    """Name or folder of the model to start from. It must have the same vocabulary as the models of the runs. Empty: the
+    model that the first run started from."""
 
     kind: Kind = "trajectory"
-    """trajectory: a scalar head at the end of the trace. turns: the head at the end of each turn. implicit: the log
-    ratio of two language models, for each turn (PRIME, iStar)."""
+    """Form of the reward. trajectory: one number per attempt, from a scalar head at the last token. turns: one number
+    per turn, from a scalar head at the end of the turn. implicit: one number per turn, from the log ratio of two
+    language models (PRIME, iStar)."""
 
     loss: LossName = "outcome"
-    """outcome: cross-entropy with success or failure. regression: squared error. pairs: successes against failures of
-    the same group."""
+    """Loss of the training. outcome: cross-entropy with success or failure. regression: squared error. pairs:
+    Bradley-Terry loss of the pairs of a success and a failure in one group."""
 
     success: float = 0.5
     """An attempt whose reward is above this number is a success."""
@@ -58,14 +60,14 @@ class RewardModelConfig(BaseModel):
     """Factor on the log ratio of an implicit reward model."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the tasks that are held out: no attempt at such a task is trained on, in any of the runs."""
+    """Share of the tasks that are held out for the evaluation. No attempt at a held-out task is trained on."""
 
     epochs: int = Field(default=2, ge=1)
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Attempts per optimizer step. With loss pairs, and with models that share prefixes, whole groups are added until
-    the batch has at least this number."""
+    """Number of attempts per optimizer step. With loss pairs, and with models that share prefixes, whole groups are
+    added to a batch until it has this number of attempts or more."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW, after a linear warm-up over the first tenth of the steps."""
@@ -74,14 +76,14 @@ class RewardModelConfig(BaseModel):
     """Decoupled weight decay of AdamW."""
 
     max_attempts: int = Field(default=0, ge=0)
-    """Maximum number of attempts for training, of all runs together, drawn at random by task; 0: all attempts. Held-out
-    tasks keep all their attempts."""
+    """Number of attempts for training, in all runs together; 0: all attempts. Whole tasks are drawn at random until
+    their attempts reach this number. Attempts at held-out tasks are not counted."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding."""
 
     dtype: Dtype = "float32"
-    """Data type of forward and backward passes. The trained weights are in float32."""
+    """Data type of forward and backward passes. The trained weights are always in float32."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
@@ -90,7 +92,7 @@ class RewardModelConfig(BaseModel):
     """Number of torch threads."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of the division into tasks for training and held-out tasks, of the order of attempts, and of intervals."""
+    """Seed of the choice of held-out tasks, of the order of the attempts, and of the bootstrap intervals."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:

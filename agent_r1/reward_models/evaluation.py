@@ -1,4 +1,4 @@
-"""Evaluation of a reward model on held-out traces: how well it separates successes from failures, beside baselines."""
+"""Evaluation of a reward model on held-out traces: how well it separates successes from failures."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.rewards.terms import grounded
 
 RESAMPLES = 500
-"""The number of bootstrap samples of an interval."""
+"""The number of bootstrap samples for a confidence interval."""
 
 BINS = 10
-"""The number of bins of equal width in the table of the calibration."""
+"""The number of bins of equal width into which the predictions from 0 to 1 are divided, for the calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Separation:
-    """How well a score separates successes from failures.
+    """Numbers that say how well a score separates successes from failures.
 
     Attributes:
-        auc: the probability that a success has a higher score than a failure; ties count one half.
+        auc: the probability that a random success has a higher score than a random failure; ties count one half.
         low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
-        within_tasks: the probability that a success has a higher score than a failure at the same task. Differences in
-            difficulty between tasks do not affect this number. NaN if no task has a success and a failure.
+        within_tasks: the same probability for a success and a failure at the same task. Differences in difficulty
+            between tasks do not affect this number. NaN if no task has a success and a failure.
 
     Example:
         Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)
@@ -44,7 +44,10 @@ class Separation:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBin:
-    """The held-out traces whose prediction is in one bin: their number, mean prediction, and share of successes."""
+    """The held-out traces whose predictions are in one bin.
+
+    ``count`` is their number, ``prediction`` their mean prediction, and ``successes`` the share of successes.
+    """
 
     count: int
     prediction: float
@@ -60,13 +63,13 @@ class Evaluation:
         tasks: the number of held-out tasks.
         successes: the share of successes.
         model: how well the reward model separates successes from failures.
-        baselines: how well other scores, which need no model, separate successes from failures, by the name of the
-            score.
-        accuracy: the share of traces for which the prediction is on the right side of 0.5.
+        baselines: how well the scores in ``BASELINES``, which need no model, separate successes from failures, by name.
+        accuracy: the share of traces that are predicted correctly: a success with a prediction above 0.5, or a failure
+            with another prediction.
         majority: the accuracy of always predicting the more frequent outcome.
         calibration_error: the expected calibration error (ECE). The error of a bin is the distance between its mean
             prediction and its share of successes. The ECE is the mean over all traces of the error of the trace's bin.
-        bins: the bins that have traces.
+        bins: all bins with at least one trace.
     """
 
     traces: int
@@ -92,8 +95,9 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "log-probability": lambda trajectory: fmean(value for turn in trajectory.turns for value in turn.logprobs),
     "answer's log-probability": _answer_logprob,
 }
-"""Scores that need no model: the length of the trace, its turns, its tool calls, whether its answer is in a tool result
-that it read, and the mean log-probability with which its tokens, or those of its last action, were sampled."""
+"""Scores of a trace that need no model: its number of tokens, of turns and of tool calls; whether a tool result
+contains the answer; the mean log-probability with which the sampler sampled all action tokens, or the tokens of the
+last action."""
 
 
 def evaluate_scores(
@@ -133,8 +137,8 @@ def evaluate_scores(
 def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], seed: int) -> Separation:
     """Return how well ``scores`` separate the traces with the label True from the traces with the label False.
 
-    ``tasks`` are the ids of the tasks. The bootstrap draws whole tasks, because attempts at one task are not
-    independent.
+    ``tasks`` are the ids of the tasks of the traces. The bootstrap draws whole tasks, because attempts at one task are
+    not independent. ``seed`` is its seed.
     """
     values = torch.tensor(scores, dtype=torch.float64)
     indices: dict[str, list[int]] = {}
@@ -151,11 +155,11 @@ def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], se
 def auc(scores: Tensor, labels: Tensor) -> float:
     """Return the area under the ROC curve: the probability that a success has a higher score than a failure.
 
-    ``scores`` and ``labels`` have the shape (R,). Ties count one half. The result is NaN without a success or without a
-    failure.
+    ``scores`` and ``labels`` (True for a success) have the shape (R,). Ties count one half. The result is NaN if there
+    is no success or no failure.
 
-    With the ranks r of the P successes among all scores, the area is (sum r - P (P + 1) / 2) / (P N), for N failures
-    (Mann-Whitney).
+    Let r be the ranks of the P successes among all scores, and let N be the number of failures. The area is (sum r - P
+    (P + 1) / 2) / (P N) (Mann-Whitney).
     """
     positives, negatives = int(labels.sum()), int((~labels).sum())
     if not positives or not negatives:
@@ -166,7 +170,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def _auc_within_tasks(scores: Tensor, labels: Tensor, rows: Sequence[Tensor]) -> float:
-    """Return the share of right pairs among all pairs of a success and a failure at one task.
+    """Return the AUC of scores over pairs of a success and a failure at the same task; NaN if there is no such pair.
 
     ``rows`` are the indices of the traces of each task.
     """

@@ -23,7 +23,7 @@ DESCRIPTION = "reward_model.json"
 """The file that describes the reward model in a folder."""
 
 REFERENCE = "reference"
-"""The folder of the reference of an implicit reward model, inside the folder of the reward model."""
+"""The folder with the reference model of an implicit reward model, inside the folder of the reward model."""
 
 FORMAT = 1
 
@@ -54,8 +54,8 @@ def save_reward_model(
 ) -> None:
     """Write a reward model to the new folder ``folder``. The folder appears only when all its files are written.
 
-    ``runs`` are the names of the runs that the model was trained on. Raise InvalidInput if the folder cannot be
-    written.
+    ``runs`` are the names of the runs that the model was trained on. ``config`` and ``evaluation`` are stored in
+    ``reward_model.json``. Raise InvalidInput if the folder cannot be written.
     """
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -85,8 +85,9 @@ def _save_network(network: Network, folder: Path) -> None:
 def load_reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     """Return the reward model in ``folder``, on the CPU, in float32.
 
-    Raise InvalidInput if the folder holds no reward model, or a model with another vocabulary than ``tokenizer``, the
-    tokenizer of the policy. The vocabularies must be equal, because a reward model reads the policy's tokens.
+    ``tokenizer`` is the tokenizer of the policy. Raise InvalidInput if the folder holds no reward model, or if the
+    reward model has another vocabulary than ``tokenizer``. The vocabularies must be equal, because a reward model reads
+    the policy's tokens.
     """
     try:
         about = Description.model_validate_json((folder / DESCRIPTION).read_text("utf-8"))

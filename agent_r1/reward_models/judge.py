@@ -1,4 +1,7 @@
-"""A judge: a language model behind an OpenAI-compatible endpoint that compares the attempts of a group in one call."""
+"""A judge: a language model that compares the attempts of a group.
+
+It is called through an OpenAI-compatible endpoint.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ from agent_r1.core.trajectory import Scores, Trajectory, Unscored
 from agent_r1.store.atomic_fs import atomic_write
 
 MAX_ANSWER = 1_000_000
-"""The maximum size of an answer of the endpoint, in bytes."""
+"""The maximum size of an answer from the endpoint, in bytes."""
 
 MAX_REASON = 300
-"""The maximum number of characters of a reason."""
+"""The maximum number of characters in the reason of a failure."""
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 """The HTTP statuses after which a request is repeated."""
@@ -43,7 +46,7 @@ in the order of the attempts."""
 
 
 class JudgeConfig(BaseModel):
-    """Settings of a judge, in the TOML file that ``--extra_rewards.NAME`` names."""
+    """Settings of a judge. They are read from the TOML file that the option ``--extra_rewards.NAME`` names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -66,7 +69,7 @@ class JudgeConfig(BaseModel):
     """Maximum number of tokens of an answer."""
 
     max_characters: int = Field(default=20_000, ge=100)
-    """Maximum number of characters of an attempt; the middle of a longer attempt is left out."""
+    """Maximum number of characters of an attempt in a request. The middle of a longer attempt is left out."""
 
     seconds: float = Field(default=60.0, gt=0)
     """Time limit of one request, in seconds."""
@@ -75,13 +78,14 @@ class JudgeConfig(BaseModel):
     """Maximum number of requests for one group."""
 
     pause: float = Field(default=1.0, ge=0)
-    """Seconds before the second request. The pause doubles before each further request."""
+    """Seconds to wait before the second request. The wait before each further request is twice as long."""
 
     concurrency: int = Field(default=8, ge=1)
     """Maximum number of requests at the same time."""
 
     cache: Path = Path("~/.cache/agent-r1/judge")
-    """Folder of answers. An equal request, with the same model, rubric and attempts, is answered from there."""
+    """Folder in which answers are kept. If a request is repeated with the same model, rubric and attempts, its answer
+    comes from this folder."""
 
 
 def load_judge(file: Path) -> JudgeConfig:
@@ -98,7 +102,10 @@ def load_judge(file: Path) -> JudgeConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The reason why a request gave no scores, and whether another request may succeed."""
+    """The reason why a request gave no grades. If ``is_final`` is true, a repeated request would fail too.
+
+    ``retry_after`` is the wait before the next request that the endpoint demands, in seconds.
+    """
 
     reason: str
     is_final: bool = False
@@ -107,11 +114,11 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judge:
-    """A scorer whose reward ``name`` is the grade, from 0 to 1, that a judge gives each attempt.
+    """A scorer with one reward, called ``name``: the grade from 0 to 1 that a judge gives to each attempt.
 
     A request contains the opening messages and all attempts of a group; equal attempts appear once. The order of the
-    attempts depends only on their texts. If no answer has a grade for each attempt, all rewards of the group are
-    Unscored with the reason. The API key appears in no reason, no cached answer and no log.
+    attempts depends only on their texts. If the judge returns no valid answer, the rewards of all attempts of the group
+    are Unscored with the reason. The API key appears in no reason, no cached answer and no log.
 
     Example:
         Judge("quality", JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))
@@ -143,7 +150,9 @@ class Judge:
         return {"model": self.config.model, "messages": messages, **limits}
 
     async def _grades(self, body: Mapping[str, Any], count: int) -> tuple[float, ...] | _Failure:
-        """Return the grades of ``count`` attempts, from the cache or from the endpoint."""
+        """Return the grades of ``count`` attempts, from the cache or from the endpoint, or the reason of a failure.
+        ``body`` is the request.
+        """
         data = json.dumps(body, sort_keys=True).encode()
         file = self.config.cache.expanduser() / f"{hashlib.sha256(data).hexdigest()}.json"
         cached = _read(file, count)
@@ -166,7 +175,7 @@ class Judge:
         return _Failure(self._redact(f"the judge gave no grades: {failure.reason}"))
 
     async def _ask(self, data: bytes) -> str | _Failure:
-        """Return the text of the endpoint's answer to one request, or the reason why there is none."""
+        """Send one request to the endpoint. Return the text of its answer, or the reason of a failure."""
         url = httpx.URL(self.config.url.rstrip("/") + "/chat/completions")
         credentials = (url.username, url.password) if url.userinfo else None
         headers = {"Content-Type": "application/json"}
@@ -189,13 +198,16 @@ class Judge:
         return os.environ.get(self.config.api_key_env, "") if self.config.api_key_env else ""
 
     def _redact(self, reason: str) -> str:
-        """Return a reason in one line, without credentials. Servers repeat a wrong key in their errors."""
+        """Return ``reason`` in one line and without credentials.
+
+        Credentials are removed because a server can repeat a wrong key in its errors.
+        """
         key = self._key()
         return shorten(" ".join(redact(reason.replace(key, REDACTED) if key else reason).split()), MAX_REASON)
 
 
 async def _read_response(response: httpx.Response) -> str | _Failure:
-    """Return the text of the message in a response of the endpoint."""
+    """Return the text of the message in a response of the endpoint, or the reason of a failure."""
     data = b""
     async for part in response.aiter_bytes():
         data += part
@@ -214,9 +226,10 @@ async def _read_response(response: httpx.Response) -> str | _Failure:
 
 
 def parse_grades(text: str, count: int) -> tuple[float, ...] | _Failure:
-    """Return the grades in the first JSON object of ``text`` that has ``scores``, or the reason of a failure.
+    """Return the grades in ``text``, or the reason of a failure.
 
-    There must be ``count`` grades, each a number from 0 to 1.
+    The grades are the list ``scores`` of the first JSON object that has this key. The list must have ``count`` numbers
+    from 0 to 1.
 
     Example:
         >>> parse_grades('Sure: {"scores": [0.2, 1]}', 2)
@@ -244,7 +257,7 @@ def _check(scores: object, count: int) -> tuple[float, ...] | _Failure:
 
 
 def _read(file: Path, count: int) -> tuple[float, ...] | None:
-    """Return the cached grades of ``count`` attempts; None if there are none, or if the file is damaged."""
+    """Return the grades of ``count`` attempts that ``file`` holds; None if the file is missing or damaged."""
     try:
         grades = _check(json.loads(file.read_text("utf-8")), count)
     except (OSError, ValueError, RecursionError):
@@ -260,7 +273,10 @@ def _write(file: Path, grades: tuple[float, ...]) -> None:
 
 
 def transcript(trajectory: Trajectory, most: int) -> str:
-    """Return the messages of an attempt after its opening messages, as text of at most about ``most`` characters."""
+    """Return the messages of an attempt after its opening messages, as text.
+
+    If the text has more than ``most`` characters, its middle is left out.
+    """
     lines: list[str] = []
     for message in trajectory.messages[len(trajectory.start) :]:
         calls = [f"[call] {call.name} {call.raw}" for call in message.calls]

@@ -1,6 +1,6 @@
-"""The networks of reward models, and the losses by which they are trained.
+"""The networks of reward models, and the losses with which the networks are trained.
 
-Shapes: S turns with action tokens, R traces, s turns and n action tokens of one micro-batch.
+Shapes: R traces with S turns that have action tokens; s turns and n action tokens in one micro-batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent_r1.reward_models.traces import PackedTraces, pack_traces
 from agent_r1.trainer.single_process import LARGE_MODEL
 
 Prefixes = tuple[PrefixStates, ...]
-"""The states of the tokens before the micro-batches, one for each backbone of a network."""
+"""The states of the tokens that stand before all micro-batches, with one element for each backbone of a network."""
 
 
 class Network(Protocol):
@@ -33,19 +33,19 @@ class Network(Protocol):
 
     @property
     def backbones(self) -> tuple[PreTrainedModel, ...]:
-        """The models without their heads. They read the same tokens."""
+        """The models of the network without their heads. All these models read the same tokens."""
         ...
 
     @property
     def sharing(self) -> PrefixSharing | None:
-        """How a common beginning of several traces is computed only once; None to compute each trace by itself."""
+        """The PrefixSharing for the passes of this network; None if each trace is computed separately."""
         ...
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
         """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
 
-        ``turn_of_token`` (N,) is the number of the turn of each action token. ``prefixes`` are the states of the tokens
-        before the micro-batch, in the order of ``backbones``.
+        ``turn_of_token`` (N,) is the number of the turn of each action token of the batch. ``prefixes`` are the states
+        of the tokens before the micro-batch, in the order of ``backbones``.
         """
         ...
 
@@ -58,8 +58,8 @@ class Network(Protocol):
 class HeadNetwork:
     """A transformer with a scalar head: the score of a turn is the value at the last token of its action.
 
-    The value reads the trace up to this token: prompts, actions and tool results. The score of a trace is the score of
-    its last turn.
+    The value depends on all tokens of the trace up to this token: prompts, actions and tool results. The score of a
+    trace is the score of its last turn.
     """
 
     model: ValueModel
@@ -82,8 +82,8 @@ class HeadNetwork:
 class ImplicitNetwork:
     """Two language models: the score of a turn is the sum of beta * log(pi / pi_ref) over its action tokens.
 
-    The sum over a turn is the reward of iStar (arXiv:2509.19199). PRIME (arXiv:2502.01456) gives each token its own log
-    ratio. The score of a trace is the sum over its turns.
+    This is the reward of iStar (arXiv:2509.19199). PRIME (arXiv:2502.01456) gives each token its own log ratio. The
+    score of a trace is the sum of the scores of its turns.
     """
 
     model: PreTrainedModel
@@ -116,7 +116,7 @@ class ImplicitNetwork:
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
     """Return the PrefixSharing for passes in which ``models`` compute a prefix of several sequences only once.
 
-    Return None if one of the models does not support this, or is so small that it saves no time.
+    Return None if one of the models does not support trees of tokens, or is so small that sharing saves no time.
     """
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None
@@ -124,13 +124,13 @@ def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
 
 
 def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[PassPlan, Prefixes]:
-    """Return the micro-batches of all sequences, and the states of the tokens before them."""
+    """Return the plan with the micro-batches of all sequences, and the states of the tokens before them."""
     plan = plan_passes(by_sequence(packed.sequences), micro_tokens, network.sharing)
     return plan, tuple(PrefixStates(model, plan.prefix.to(model.device)) for model in network.backbones)
 
 
 def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Tensor:
-    """Return the score (S,) of each turn, without a gradient, in passes of at most ``micro_tokens`` tokens."""
+    """Return the score of each turn, without a gradient: (S,). A pass has at most ``micro_tokens`` tokens."""
     scores = torch.zeros(len(packed.trace_of_turn))
     with torch.no_grad():
         plan, prefixes = _plan(network, packed, micro_tokens)
@@ -146,9 +146,9 @@ TurnLoss = Callable[[Tensor], Tensor]
 def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:
     """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss.
 
-    A loss L can compare traces of different micro-batches. If the batch has at most ``micro_tokens`` tokens, one
-    backward pass is enough. Otherwise there are three steps: compute the scores of all traces without a gradient;
-    compute dL/dscore; repeat the passes one by one, each with the loss sum(score * dL/dscore).
+    If the batch has at most ``micro_tokens`` tokens, there is one backward pass. Otherwise there are three steps,
+    because the loss L can compare traces of different micro-batches: compute the scores of all turns without a
+    gradient; compute dL/dscore; repeat the passes one by one, each with the loss sum(score * dL/dscore).
     """
     plan, prefixes = _plan(network, packed, micro_tokens)
     micros = list(plan.micro_batches)
@@ -173,12 +173,13 @@ def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_token
 def trace_loss(
     network: Network, packed: PackedTraces, targets: Tensor, groups: Sequence[object], kind: Kind, loss: LossName
 ) -> TurnLoss:
-    """Return the loss of a batch of R traces, as a function of the scores (S,) of its turns.
+    """Return the loss of a batch of R traces, as a function of the scores (S,) of all turns.
 
     Args:
         network: the network.
         packed: the traces.
-        targets: (R,) the numbers to predict: 0 and 1, except for regression.
+        targets: (R,) the number to predict for each trace: a reward for the loss "regression", otherwise 1 for a
+            success and 0 for a failure.
         groups: (R,) the group of each trace.
         kind: the kind of the reward model.
         loss: the name of the loss.
@@ -206,7 +207,7 @@ def trace_loss(
 def bradley_terry(scores: Tensor, targets: Tensor, groups: Sequence[object]) -> Tensor:
     """Return the mean of -log sigmoid(s_i - s_j) over the pairs (i, j) of one group with target_i > target_j.
 
-    ``scores``, ``targets`` and ``groups`` have one entry per trace. Without such a pair, the result is 0.
+    ``scores``, ``targets`` and ``groups`` have one entry per trace. If there is no pair, the result is 0.
     """
     number = {group: index for index, group in enumerate(dict.fromkeys(groups))}
     group = torch.tensor([number[one] for one in groups])  # (R,)
@@ -220,8 +221,8 @@ class RewardModel:
     """A trained reward model.
 
     Attributes:
-        kind: what the scores of turns mean.
-        loss: the loss by which the model was trained.
+        kind: the kind of the reward model, which determines the meaning of the scores of turns.
+        loss: the loss with which the model was trained.
     """
 
     network: Network
@@ -229,7 +230,7 @@ class RewardModel:
     loss: LossName
 
     def score(self, trajectories: Sequence[Trajectory], micro_tokens: int) -> list[tuple[float, tuple[float, ...]]]:
-        """Return (score of the trace, scores of its turns with action tokens) for each trajectory."""
+        """Return (score of the trace, scores of its turns that have action tokens) for each trajectory."""
         packed = pack_traces(trajectories)
         turns = score_turns(self.network, packed, micro_tokens)
         traces = self.network.trace_scores(turns, packed).tolist()
@@ -237,5 +238,7 @@ class RewardModel:
         return list(zip(traces, (tuple(part.tolist()) for part in turns.split(sizes)), strict=True))
 
     def prediction(self, score: float) -> float:
-        """Convert a score to a prediction: a probability, or the score itself if the loss is a regression."""
+        """Return the prediction for a score: sigmoid(score), a probability; or the score itself if the loss is
+        "regression".
+        """
         return score if self.loss == "regression" else float(torch.sigmoid(torch.tensor(score, dtype=torch.float64)))

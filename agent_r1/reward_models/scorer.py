@@ -1,4 +1,4 @@
-"""A reward model as a scorer of a run."""
+"""The scorer that computes rewards with a reward model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MICRO_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardModelScorer:
-    """A scorer whose reward ``name`` comes from a reward model. The kind of the model determines the reward:
+    """A scorer with one reward, called ``name``, from a reward model. The kind of the model determines the reward:
 
     - trajectory: one number per trajectory: the predicted probability of success, or the predicted reward.
-    - turns: one number per turn: how much the prediction rose, V_k - V_(k-1). V_k is the prediction after turn k, and
-      V_0 = 0, so that the numbers add up to the prediction at the end.
+    - turns: one number per turn: the change of the prediction, V_k - V_(k-1). V_k is the prediction after turn k, and
+      V_0 = 0. So the sum of the numbers is the prediction at the end.
     - implicit: one number per turn: beta * log(pi / pi_ref), summed over the tokens of its action.
 
     Example:
@@ -44,7 +44,10 @@ class RewardModelScorer:
         return [self._of_turns(one, turns) for one, (_, turns) in zip(trajectories, scores, strict=True)]
 
     def _of_turns(self, trajectory: Trajectory, scores: tuple[float, ...]) -> tuple[float, ...]:
-        """Return one number for each turn of a trajectory. A turn without action tokens gets 0."""
+        """Return the reward of each turn of a trajectory; 0 for a turn without action tokens.
+
+        ``scores`` are the scores of the other turns.
+        """
         values = scores
         if self.model.kind == "turns":
             values = tuple(after - before for before, after in pairwise((0.0, *map(self.model.prediction, scores))))
@@ -53,7 +56,7 @@ class RewardModelScorer:
 
 
 def _refusal(trajectory: Trajectory) -> Unscored | None:
-    """Return why a reward model cannot read a trajectory; None if it can."""
+    """Return Unscored with the reason why a reward model cannot read the trajectory, or None if it can."""
     if trajectory.has_images:
         return Unscored("the policy saw images, and reward models read only text")
     if not any(turn.action_ids for turn in trajectory.turns):

@@ -29,7 +29,7 @@ class Trace:
 
     Attributes:
         group: (index of the run, number of the group in the run).
-        target: the recorded reward.
+        target: the number to predict, which is the recorded reward.
     """
 
     trajectory: Trajectory
@@ -46,10 +46,10 @@ class TraceSplit:
 
 
 def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
-    """Return the attempts of ``runs`` that can be trained on and have the reward, in the order of the runs.
+    """Return the attempts of ``runs`` that can be trained on and have the reward ``reward``, in the order of the runs.
 
     ``reward`` is the name of a recorded reward; "" for the weighted sum of all rewards. Raise InvalidInput if no
-    attempt has such a reward, or if the policy saw images.
+    attempt has this reward, or if the policy saw images in an attempt.
     """
     traces: list[Trace] = []
     names: set[str] = set()
@@ -80,10 +80,11 @@ def _is_usable(trajectory: Trajectory) -> bool:
 
 
 def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceSplit:
-    """Return ``traces`` divided by the id of the task. About the share ``held_out`` of the tasks is held out.
+    """Return ``traces``, divided by task into traces for training and held-out traces. ``held_out`` is the approximate
+    share of the held-out tasks.
 
-    Whether a task is held out depends only on its id and on ``seed``, so that it is the same for all runs. Raise
-    InvalidInput if one of the parts is empty.
+    The decision about a task depends only on the id of the task and on ``seed``, so it is the same for all runs. Raise
+    InvalidInput if one of the two parts is empty.
     """
     parts: tuple[list[Trace], list[Trace]] = ([], [])
     for trace in traces:
@@ -95,7 +96,7 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Return about ``most`` traces: all attempts at tasks that are drawn at random; all traces if ``most`` is 0."""
+    """Return all traces of random tasks, about ``most`` traces in total. If ``most`` is 0, return all traces."""
     if most == 0 or len(traces) <= most:
         return tuple(traces)
     tasks = sorted({trace.trajectory.task_id for trace in traces})
@@ -122,9 +123,9 @@ class PackedTraces:
 
     Attributes:
         sequences: the tokens, as the models read them.
-        trace_of_turn: (S,) the number of the trace that each turn belongs to.
+        trace_of_turn: (S,) the number, from 0 to R - 1, of the trace that each turn belongs to.
         turn_of_token: (N,) the number, from 0 to S - 1, of the turn that each action token belongs to.
-        last_turn: (number of traces,) the number of the last turn of each trace.
+        last_turn: (R,) the number, from 0 to S - 1, of the last turn of each of the R traces.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -154,7 +155,7 @@ def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:
 
 
 def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    """Return the traces of each group with different targets. Any other group has no pair for a loss over pairs."""
+    """Return the traces of all groups in which targets differ. The other groups have no pair for a loss over pairs."""
     targets: dict[object, set[float]] = {}
     for trace in traces:
         targets.setdefault(trace.group, set()).add(trace.target)
@@ -164,7 +165,7 @@ def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
 def batches(traces: Sequence[Trace], size: int, by_group: bool, shuffle: random.Random) -> Iterator[list[Trace]]:
     """Yield the traces once, in random order, in batches of at least ``size`` traces; the last batch can be smaller.
 
-    If ``by_group`` is true, the traces of a group stay together.
+    If ``by_group`` is true, all traces of a group are in the same batch.
     """
     units: dict[object, list[Trace]] = {}
     for number, trace in enumerate(traces):

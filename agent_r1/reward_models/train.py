@@ -1,4 +1,4 @@
-"""Train a reward model on recorded runs, and evaluate it on held-out tasks."""
+"""The training of a reward model on recorded runs, and its evaluation on held-out tasks."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
 from agent_r1.trainer.protocol import CRITIC
 
 WARMUP = 0.1
-"""The share of the optimizer steps in which the learning rate rises."""
+"""The share of the optimizer steps, at the beginning, in which the learning rate rises."""
 
 BETAS, MAX_GRAD_NORM = (0.9, 0.95), 1.0
 """The decay rates of AdamW's moments, and the maximum norm of a gradient, as in the defaults of the trainer."""
 
 SCORED_AT_ONCE = 256
-"""The number of held-out traces that are packed together."""
+"""The number of held-out traces that are scored together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class RewardModelReport:
 
     Attributes:
         out: the folder of the reward model.
-        training_traces, training_tasks: the number of attempts and of tasks that the reward model was trained on.
+        training_traces, training_tasks: the number of attempts, and the number of tasks, that the reward model was
+            trained on.
         losses: the mean loss of each epoch.
     """
 
@@ -70,7 +71,8 @@ def train_reward_model(
 ) -> RewardModelReport:
     """Train a reward model on the attempts of ``runs``, write it to ``config.out``, and return its evaluation.
 
-    ``say`` prints one line of progress. Raise InvalidInput if the runs, the model or the settings cannot be used.
+    ``say(line)`` prints one line about the progress. Raise InvalidInput if the runs, the model or the settings cannot
+    be used.
     """
     _require_new_folder(config.out)
     torch.set_num_threads(config.threads)
@@ -89,7 +91,9 @@ def train_reward_model(
 
 
 def _require_new_folder(out: Path) -> None:
-    """Raise InvalidInput if ``out`` exists or cannot be created. Otherwise training could fail at its end."""
+    """Raise InvalidInput if the folder ``out`` exists already or cannot be created. Without this check, training could
+    fail at its end.
+    """
     try:
         out.lstat()
         found = "which exists"
@@ -105,7 +109,8 @@ def _require_new_folder(out: Path) -> None:
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
     """Return the name of the model to start from, and its tokenizer.
 
-    Raise InvalidInput if the model of a run has another vocabulary: the run's tokens then have other meanings.
+    Raise InvalidInput if the model of a run has another vocabulary, because the tokens of this run would then mean
+    other texts.
     """
     used: list[str] = []
     for run in runs:
@@ -129,9 +134,9 @@ def _require_both_outcomes(split: TraceSplit, config: RewardModelConfig) -> None
 
 
 def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardModel, RewardModel, MixedPrecision[Any]]:
-    """Return the reward model in float32, the reward model that computes in ``config.dtype``, and the weights of both.
+    """Return (reward model in float32, reward model that computes in ``config.dtype``, weights of these two models).
 
-    The two reward models share their weights if ``config.dtype`` is float32.
+    If ``config.dtype`` is float32, the two reward models share their weights.
     """
     if config.kind != "implicit":
         head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
@@ -195,7 +200,8 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
     """Return the evaluation of ``model`` on the held-out traces.
 
-    The sign of each baseline is chosen on the traces for training: fewer calls can mean a success, or a failure.
+    Each baseline has the sign with which it separates the traces for training better. For example, few calls can mean
+    success or failure.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]
