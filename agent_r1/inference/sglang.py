@@ -17,13 +17,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams, TopLogprobs
+from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams
 from agent_r1.core.weights import Canary, Dtype, PolicyVersion, WeightUpdate
-from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
+from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading
 from agent_r1.inference.continuation import Piece, generate_in_pieces
+from agent_r1.inference.server_answers import Answer, CanaryCheck, check_sampled, most_likely, read_answer
 from agent_r1.inference.server_client import ReplicaError, ServerClient
 
 GENERATE = "/generate"
@@ -48,17 +47,11 @@ TokenLogprob = tuple[float | None, int, str | None]
 """(log-probability, token id, text). The log-probability is None for the first token of a prompt."""
 
 
-class _Answer(BaseModel):
-    """Base class for parts of SGLang's JSON answers. Fields that a subclass does not declare are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _FinishReason(_Answer):
+class _FinishReason(Answer):
     type: Literal["stop", "length", "abort"]
 
 
-class _Meta(_Answer):
+class _Meta(Answer):
     finish_reason: _FinishReason
     weight_version: str | None = None
     input_token_logprobs: list[TokenLogprob] | None = None
@@ -66,12 +59,12 @@ class _Meta(_Answer):
     output_top_logprobs: list[list[TokenLogprob] | None] | None = None
 
 
-class _Generated(_Answer):
-    output_ids: list[int] = []
+class _Generated(Answer):
+    output_ids: tuple[int, ...] = ()
     meta_info: _Meta
 
 
-class _Update(_Answer):
+class _Update(Answer):
     success: bool
     message: str = ""
 
@@ -91,7 +84,7 @@ class SglangEngine:
 
     def __init__(self, url: str, max_context: int, dtype: Dtype = "float32", update_seconds: float = 600.0) -> None:
         self._dtype, self._max_context, self._update_seconds = dtype, max_context, update_seconds
-        self._passed: CanaryResult | None = None
+        self._canary = CanaryCheck(dtype)
         self._client = ServerClient(url, GENERATE)
 
     @property
@@ -105,11 +98,7 @@ class SglangEngine:
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
-
-        async def request(prompt: Prompt, params: SamplingParams) -> Piece:
-            return await self.request(prompt, params)
-
-        return await generate_in_pieces(request, prompt, params)
+        return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
         """Send one request, and return the sampled tokens as a :class:`Piece`.
@@ -148,10 +137,7 @@ class SglangEngine:
             "flush_cache": True,  # keys and values of older weights
         }
         response = await self._client.post("/update_weights_from_disk", load, seconds=self._update_seconds)
-        try:
-            loaded = _Update.model_validate_json(response.content)
-        except ValidationError as error:
-            raise ReplicaError(f"its answer is not SGLang's: {error.errors()[0]['msg']}") from error
+        loaded = read_answer(_Update, response, "SGLang")
         if not loaded.success:
             raise ReplicaError(f"it did not load the weights: {loaded.message}")
 
@@ -164,10 +150,7 @@ class SglangEngine:
 
         The canary is a list of fixed prompts with the log-probabilities that the trainer computed for them.
         """
-        result = CanaryResult(canary, tuple([await self._read(prompt.token_ids) for prompt in canary]))
-        if mismatch := find_mismatch(result, self._passed, self._dtype):
-            raise ReplicaError(f"it does not serve the weights that it was sent: {mismatch}")
-        self._passed = result
+        await self._canary.verify(canary, self._read)
 
     async def check_health(self) -> None:
         """Raise ReplicaError if the server cannot be reached, or reports that it is not healthy."""
@@ -208,7 +191,7 @@ class SglangEngine:
         if not top or not top[0] or [token for _, token, _ in scores] != list(token_ids):
             raise ReplicaError("its answer lacks log-probabilities")
         logprobs = tuple(math.nan if score is None else score for score, _, _ in scores[1:])
-        return CanaryReading(logprobs, dict(_top_logprobs(top[0], NUM_COMPARED)))
+        return CanaryReading(logprobs, dict(most_likely(_scores(top[0]), NUM_COMPARED)))
 
     async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any], **options: int) -> _Generated:
         body = {
@@ -218,19 +201,12 @@ class SglangEngine:
             "return_logprob": True,
             **options,
         }
-        response = await self._client.post(GENERATE, body, seconds=None)
-        try:
-            return _Generated.model_validate_json(response.content)
-        except ValidationError as error:
-            raise ReplicaError(f"its answer is not SGLang's: {error.errors()[0]['msg']}") from error
+        return read_answer(_Generated, await self._client.post(GENERATE, body, seconds=None), "SGLang")
 
 
-def _top_logprobs(top: list[TokenLogprob] | None, count: int) -> TopLogprobs:
-    """Return the ``count`` most likely tokens of ``top``. Raise ReplicaError if there are fewer."""
-    scores = {token: score for score, token, _ in top or [] if score is not None}
-    if len(scores) < count:
-        raise ReplicaError(f"its answer has {len(scores)} of the {count} most likely tokens")
-    return tuple(sorted(scores.items(), key=lambda pair: -pair[1])[:count])
+def _scores(top: list[TokenLogprob] | None) -> dict[int, float]:
+    """Return the log-probability of each listed token by its id."""
+    return {token: score for score, token, _ in top or [] if score is not None}
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
@@ -238,22 +214,16 @@ def _piece(generated: _Generated, params: SamplingParams) -> Piece:
 
     Raise ReplicaError if the answer is incomplete or contradicts itself.
     """
-    meta, tokens = generated.meta_info, tuple(generated.output_ids)
-    scored = meta.output_token_logprobs or []
-    logprobs = tuple(math.nan if score is None else score for score, _, _ in scored)
-    if tuple(token for _, token, _ in scored) != tokens or len(tokens) > params.max_tokens:
-        raise ReplicaError("its tokens and log-probabilities do not belong together")
-    if not all(math.isfinite(each) and each <= 1e-3 for each in logprobs):
-        raise ReplicaError("a log-probability is positive or not finite")
+    meta, tokens = generated.meta_info, generated.output_ids
     reason = meta.finish_reason.type
-    if reason != "abort" and not tokens:
-        raise ReplicaError(f"a request ended with {reason!r} and without tokens")
+    scored = [(token, math.nan if score is None else score) for score, token, _ in meta.output_token_logprobs or []]
+    logprobs = check_sampled(tokens, scored, reason, params)
     version = meta.weight_version or ""
     if tokens and not version.isdecimal():
         raise ReplicaError(f"it serves the weights {version!r}, which this run did not send")
     tops = meta.output_top_logprobs or []
     if params.top_logprobs and len(tops) != len(tokens):
         raise ReplicaError("its answer lacks the most likely tokens")
-    top = tuple(_top_logprobs(each, params.top_logprobs) for each in tops) if params.top_logprobs else ()
+    top = tuple(most_likely(_scores(each), params.top_logprobs) for each in tops) if params.top_logprobs else ()
     spans = (PolicyVersionSpan(0, int(version)),) if tokens else ()
     return Piece(tokens, logprobs, spans, reason, top)

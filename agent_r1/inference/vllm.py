@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams, TopLogprobs
+from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams
 from agent_r1.core.redaction import redact_url
 from agent_r1.core.weights import AdapterFolders, Canary, Dtype, PolicyVersion, Transport, WeightUpdate
-from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
+from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading
 from agent_r1.inference.continuation import Piece, generate_in_pieces
+from agent_r1.inference.server_answers import Answer, CanaryCheck, check_sampled, most_likely, read_answer
 from agent_r1.inference.server_client import CONNECT_SECONDS, ReplicaError, ServerClient
 from agent_r1.inference.vllm_options import KEPT_ADAPTERS
 
@@ -44,39 +43,33 @@ class _Served:
     version: int | None = None
 
 
-class _Answer(BaseModel):
-    """Base class for parts of vLLM's JSON answers. Fields that a subclass does not declare are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Logprob(_Answer):
+class _Logprob(Answer):
     logprob: float
 
 
 class _TokenLogprob(_Logprob):
     token_id: int
-    top_logprobs: list[_TokenLogprob] = []
+    top_logprobs: tuple[_TokenLogprob, ...] = ()
 
 
-class _Logprobs(_Answer):
-    content: list[_TokenLogprob] = []
+class _Logprobs(Answer):
+    content: tuple[_TokenLogprob, ...] = ()
 
 
-class _VersionSpan(_Answer):
+class _VersionSpan(Answer):
     version: str
     start: int
     end: int
 
 
-class _Choice(_Answer):
-    token_ids: list[int] = []
+class _Choice(Answer):
+    token_ids: tuple[int, ...] = ()
     finish_reason: Literal["stop", "length", "abort"]
     logprobs: _Logprobs | None = None
     weight_versions: list[_VersionSpan] | None = None
 
 
-class _Generated(_Answer):
+class _Generated(Answer):
     choices: list[_Choice]
     prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
 
@@ -109,7 +102,7 @@ class VllmEngine:
         self.name = redact_url(url)
         self._dtype, self._max_context, self._update_seconds = dtype, max_context, update_seconds
         self._transports = frozenset[Transport]({"safetensors", "lora"} if adapters else {"safetensors"})
-        self._passed: CanaryResult | None = None
+        self._canary = CanaryCheck(dtype)
         self._model = self._served = self._staged = _Served(model)
         self._weights: Path | None = None  # the folder of the server's own model; None if unknown
         self._adapters: list[str] = []  # the names of the loaded adapters, the oldest one first
@@ -124,11 +117,7 @@ class VllmEngine:
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
-
-        async def request(prompt: Prompt, params: SamplingParams) -> Piece:
-            return await self.request(prompt, params)
-
-        return await generate_in_pieces(request, prompt, params)
+        return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
         """Send one request, and return the sampled tokens as a :class:`Piece`.
@@ -224,10 +213,7 @@ class VllmEngine:
 
         The canary is a list of fixed prompts with the log-probabilities that the trainer computed for them.
         """
-        result = CanaryResult(canary, tuple([await self._read(prompt.token_ids) for prompt in canary]))
-        if mismatch := find_mismatch(result, self._passed, self._dtype):
-            raise ReplicaError(f"it does not serve the weights that it was sent: {mismatch}")
-        self._passed = result
+        await self._canary.verify(canary, self._read)
 
     async def check_health(self) -> None:
         """Raise ReplicaError if the server cannot be reached, or reports that it is not healthy."""
@@ -265,45 +251,30 @@ class VllmEngine:
         of the prompt's tokens, for which vLLM does not use the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
-        following = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)
+        sampled = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)
         scored = await self._generate(prompt, {**sampling, "prompt_logprobs": 0}, self._served)
-        choice, scores = following.choices[0], scored.prompt_logprobs
+        choice, scores = sampled.choices[0], scored.prompt_logprobs
         if choice.logprobs is None or len(choice.logprobs.content) != 1 or len(scores or ()) != len(token_ids):
             raise ReplicaError("its answer lacks log-probabilities")
         found = [score.get(token) if score else None for score, token in zip(scores or (), token_ids, strict=True)][1:]
-        top = choice.logprobs.content[0].top_logprobs
+        following = most_likely(_listed(choice.logprobs.content[0]), NUM_COMPARED)
         logprobs = tuple(math.nan if each is None else each.logprob for each in found)
-        return CanaryReading(logprobs, {each.token_id: each.logprob for each in _most_likely(top)})
+        return CanaryReading(logprobs, dict(following))
 
     async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any], served: _Served) -> _Generated:
         body = {"model": served.name, "token_ids": prompt.token_ids, "sampling_params": sampling}
-        response = await self._client.post(GENERATE, body, seconds=None)
-        try:
-            generated = _Generated.model_validate_json(response.content)
-        except ValidationError as error:
-            raise ReplicaError(f"its answer is not vLLM's: {error.errors()[0]['msg']}") from error
+        generated = read_answer(_Generated, await self._client.post(GENERATE, body, seconds=None), "vLLM")
         if not generated.choices:
             raise ReplicaError("its answer has no completion")
         return generated
 
 
-def _most_likely(top: list[_TokenLogprob]) -> list[_TokenLogprob]:
-    """Return the ``NUM_COMPARED`` most likely tokens of ``top``, the most likely token first.
+def _listed(token: _TokenLogprob) -> dict[int, float]:
+    """Return the log-probabilities that a server lists for the place of ``token``, by token id.
 
-    ``top`` has ``NUM_COMPARED + 1`` tokens: the sampled token, which can be unlikely, and the most likely other tokens.
+    A server lists the sampled token in addition to the requested number of tokens, also if it is one of them.
     """
-    return sorted(top, key=lambda each: -each.logprob)[:NUM_COMPARED]
-
-
-def _likeliest(top: list[_TokenLogprob], count: int) -> TopLogprobs:
-    """Return the ``count`` most likely tokens of ``top``. Raise ReplicaError if there are fewer.
-
-    ``top`` can contain the sampled token twice, because a server lists it in addition to the requested tokens.
-    """
-    scores = {each.token_id: each.logprob for each in top}
-    if len(scores) < count:
-        raise ReplicaError(f"its answer has {len(scores)} of the {count} most likely tokens")
-    return tuple(sorted(scores.items(), key=lambda pair: -pair[1])[:count])
+    return {each.token_id: each.logprob for each in token.top_logprobs}
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
@@ -312,16 +283,11 @@ def _piece(generated: _Generated, params: SamplingParams) -> Piece:
     Raise ReplicaError if the answer is incomplete or contradicts itself.
     """
     choice = generated.choices[0]
-    content = [] if choice.logprobs is None else choice.logprobs.content
-    logprobs = tuple(each.logprob for each in content)
-    if [each.token_id for each in content] != choice.token_ids or len(logprobs) > params.max_tokens:
-        raise ReplicaError("its tokens and log-probabilities do not belong together")
-    if not all(math.isfinite(each) and each <= 1e-3 for each in logprobs):
-        raise ReplicaError("a log-probability is positive or not finite")
-    if choice.finish_reason != "abort" and not logprobs:
-        raise ReplicaError(f"a request ended with {choice.finish_reason!r} and without tokens")
-    top = tuple(_likeliest(each.top_logprobs, params.top_logprobs) for each in content) if params.top_logprobs else ()
-    return Piece(tuple(choice.token_ids), logprobs, _version_spans(choice), choice.finish_reason, top)
+    content = () if choice.logprobs is None else choice.logprobs.content
+    scored = [(each.token_id, each.logprob) for each in content]
+    logprobs = check_sampled(choice.token_ids, scored, choice.finish_reason, params)
+    top = tuple(most_likely(_listed(each), params.top_logprobs) for each in content) if params.top_logprobs else ()
+    return Piece(choice.token_ids, logprobs, _version_spans(choice), choice.finish_reason, top)
 
 
 def _version_spans(choice: _Choice) -> tuple[PolicyVersionSpan, ...]:

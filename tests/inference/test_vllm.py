@@ -1,167 +1,51 @@
-"""The client of a vLLM server: exact tokens, and the failures of a server that it detects."""
+"""The client of a vLLM server: answers that contradict themselves, and the weights that are written for it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 import torch
-from inference.fake_vllm import FakeVllm, Fault
+from inference.fake_vllm import FakeVllm
+from inference.server_backends import PROMPT, VLLM
 
-from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import Completion, SamplingParams
+from agent_r1.core.weights import WeightUpdate
 from agent_r1.inference.canary import PROMPT_LENGTH, compute_canary
 from agent_r1.inference.server_client import ReplicaError
-from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.inference.vllm import VllmEngine
 from agent_r1.model.load import load_model
 
-CONTEXT = 256
-PROMPT = Prompt((1, 2, 4))
-Use = Callable[[VllmEngine, FakeVllm], Coroutine[Any, Any, Any]]
-
-
-def serve(versions: list[WeightUpdate], use: Use, *faults: Fault, **options: Any) -> Any:
-    """Return the result of ``use(engine, server)`` with a server of version 0."""
-
-    async def run(server: FakeVllm) -> Any:
-        engine = VllmEngine(server.url, "policy", CONTEXT)
-        try:
-            await engine.update_weights(versions[0])
-            server.faults |= set(faults)
-            return await use(engine, server)
-        finally:
-            await engine.close()
-
-    with FakeVllm(str(versions[0].handle), CONTEXT, **options) as server:
-        return asyncio.run(run(server))
-
-
-def embedded(versions: list[WeightUpdate], prompt: Prompt, params: SamplingParams) -> Completion:
-    async def run() -> Completion:
-        engine = TorchEngine(load_model(str(versions[0].handle), torch.float32), CONTEXT)
-        try:
-            return await engine.generate(prompt, params)
-        finally:
-            await engine.close()
-
-    return asyncio.run(run())
-
 
 @pytest.mark.parametrize(
-    "params",
+    ("choice", "reason"),
     [
-        SamplingParams(0.7, max_tokens=12, seed=2**63 + 5),
-        SamplingParams(0.0, max_tokens=12),
-        SamplingParams(1.0, max_tokens=40, stop_token_ids=(3, 7, 11, 19), seed=2),
+        ({"logprobs": {"content": [{"token_id": 5, "logprob": -0.5}]}}, "do not belong together"),
+        ({"logprobs": {"content": [{"token_id": 4, "logprob": 0.5}]}}, "positive or not finite"),
+        ({"token_ids": [], "logprobs": None}, "ended with 'length' and without tokens"),
+        ({"weight_versions": []}, "does not state which weights sampled each token"),
+        (
+            {"weight_versions": [{"version": "default", "start": 0, "end": 1}]},
+            "serves the weights 'default', which this run did not send",
+        ),
+        ({"finish_reason": None}, "its answer is not vLLM's"),
     ],
 )
-def test_tokens_and_log_probabilities_are_the_servers(versions: list[WeightUpdate], params: SamplingParams) -> None:
-    got = serve(versions, lambda engine, _: engine.generate(PROMPT, params))
-    sent = SamplingParams(
-        params.temperature, max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids, seed=params.seed % 2**63
-    )
-    assert got == embedded(versions, PROMPT, sent)
-
-
-def test_the_most_likely_tokens_are_the_servers(versions: list[WeightUpdate]) -> None:
-    params = SamplingParams(1.0, max_tokens=6, seed=2, top_logprobs=3)
-    got = serve(versions, lambda engine, _: engine.generate(PROMPT, params), Fault.ABORT)
-    assert len(got.top_logprobs) == len(got.token_ids) == 6
-    for place, top in enumerate(got.top_logprobs):
-        assert len({token for token, _ in top}) == len(top) == 3
-        assert list(top) == sorted(top, key=lambda pair: -pair[1])
-        assert got.token_ids[place] not in dict(top) or dict(top)[got.token_ids[place]] == got.logprobs[place]
-
-
-def test_an_aborted_generation_is_continued_with_new_random_numbers(versions: list[WeightUpdate]) -> None:
-    params = SamplingParams(max_tokens=10, seed=1)
-
-    async def use(engine: VllmEngine, server: FakeVllm) -> tuple[Completion, list[int]]:
-        server.seeds.clear()
-        return await engine.generate(PROMPT, params), server.seeds
-
-    got, seeds = serve(versions, use, Fault.ABORT)
-    assert (len(got.token_ids), got.finish_reason) == (10, "length")
-    assert [(span.start, span.version) for span in got.version_spans] == [(0, 0)]
-    assert len(set(seeds)) == 4 < len(seeds)  # a request that gave no token is repeated with the same seed
-
-
-def test_a_server_that_aborts_every_request_is_an_engine_error(
-    versions: list[WeightUpdate], monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_contradicts_itself_is_a_failure_of_the_server(
+    versions: list[WeightUpdate], choice: dict[str, Any], reason: str
 ) -> None:
-    monkeypatch.setattr("agent_r1.inference.continuation.MAX_ABORT_SECONDS", 0.0)
-    with pytest.raises(EngineError, match="aborted the same request 20 times"):
-        serve(versions, lambda engine, _: engine.generate(PROMPT, SamplingParams()), Fault.ALWAYS_ABORT)
-
-
-def test_a_stop_string_that_does_not_meet_the_condition_does_not_end_the_generation(
-    versions: list[WeightUpdate],
-) -> None:
-    """The server stops at each token 5 or above; the condition is met by the third of them."""
-
-    def count(ids: Any) -> int:
-        return sum(token >= 5 for token in ids)
-
-    condition = StopCondition(("!",), lambda ids: count(ids) == 3 and ids[-1] >= 5)
-    params = SamplingParams(max_tokens=50, seed=3, stop_condition=condition)
-    got = serve(
-        versions,
-        lambda engine, _: engine.generate(PROMPT, params),
-        decode=lambda ids: "!" if ids[-1] >= 5 else "",
-    )
-    assert got.finish_reason == "stop" and count(got.token_ids) == 3 and len(got.token_ids) < 50
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (Fault.WRONG_LOGPROBS, "differ from the trainer's"),
-        (Fault.RAW_LOGPROBS, "differ from the trainer's"),
-        (Fault.NO_LOGPROBS, "lacks log-probabilities"),
-        (Fault.OLD_HEAD, "missed a change"),
-        (Fault.OLD_WEIGHTS, "missed a change"),
-        (Fault.OLD_CACHE, "missed a change"),
-        (Fault.KEPT_CACHE, "keys and values of older weights"),
-        (Fault.OTHER_SHAPES, "answered 500: Worker failed: shapes differ$"),
-    ],
-)
-def test_a_server_that_does_not_serve_new_weights_is_found(
-    versions: list[WeightUpdate], fault: Fault, reason: str
-) -> None:
-    with pytest.raises(ReplicaError, match=reason):
-        serve(versions, lambda engine, _: engine.update_weights(versions[1]), fault)
-
-
-def test_updates_are_served(versions: list[WeightUpdate]) -> None:
     async def use(engine: VllmEngine, server: FakeVllm) -> Completion:
-        assert await engine.update_weights(versions[1]) == PolicyVersion(1, step=1)
-        return await engine.generate(PROMPT, SamplingParams(max_tokens=3))
+        right = {
+            "token_ids": [4],
+            "finish_reason": "length",
+            "logprobs": {"content": [{"token_id": 4, "logprob": -0.5}]},
+            "weight_versions": [{"version": "0", "start": 0, "end": 1}],
+        }
+        server.generate = lambda body: (200, {"choices": [right | choice]})  # type: ignore[method-assign]
+        return await engine.generate(PROMPT, SamplingParams(max_tokens=1))
 
-    assert serve(versions, use).version_spans[0].version == 1
-
-
-def test_a_cancelled_generation_closes_its_request(versions: list[WeightUpdate]) -> None:
-    async def use(engine: VllmEngine, server: FakeVllm) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await engine.generate(PROMPT, SamplingParams())
-        server.faults.clear()
-        server.hung.set()
-        assert len((await engine.generate(PROMPT, SamplingParams(max_tokens=3))).token_ids) == 3
-
-    serve(versions, use, Fault.HANG)
-
-
-def test_a_refused_request_is_no_failure_of_the_server(versions: list[WeightUpdate]) -> None:
-    with pytest.raises(EngineError, match="refuses a request") as raised:
-        serve(versions, lambda engine, _: engine.generate(Prompt((1,) * CONTEXT), SamplingParams()))
-    assert not isinstance(raised.value, ReplicaError)
-    with pytest.raises(EngineError, match="top_p 1"):
-        serve(versions, lambda engine, _: engine.generate(PROMPT, SamplingParams(top_p=0.9)))
+    with pytest.raises(ReplicaError, match=reason):
+        VLLM.serve(versions, use)
 
 
 def test_a_head_tied_to_the_embeddings_is_written_as_a_tensor_of_its_own(versions: list[WeightUpdate]) -> None:
