@@ -71,7 +71,8 @@ class Algorithm(Component):
     groups. constant: the sum over tokens, divided by (number of trajectories * ``length``)."""
 
     length: float | None = Field(default=None, gt=0)
-    """The number ``length`` for aggregation constant, in tokens. The other aggregations use no length."""
+    """With aggregation constant: the number of tokens by which the sum over a trajectory is divided. The other
+    aggregations do not use this number."""
 
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""

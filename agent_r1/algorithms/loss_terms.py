@@ -57,8 +57,8 @@ class Kl(Component):
     KL(ref || pi)."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of the estimator k3 at a token (10 in verl). A larger k3 is reduced to this bound; with estimator
-    k3, the token then has no gradient. none: no bound."""
+    """Largest value of the estimate k3 of the KL divergence at a token (10 in verl). A larger value is reduced to this
+    bound. With estimator k3, the token then has no gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
     """Number of steps between two changes of the reference policy. It becomes alpha * policy + (1 - alpha) * reference.
@@ -168,7 +168,8 @@ class Distillation(Component):
     gradient (``forward_kl_topk`` in verl)."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest D_t (``loss_max_clamp`` in verl). A token with a larger D_t has no gradient. none: no bound."""
+    """Largest divergence at a token (``loss_max_clamp`` in verl). A token with a larger divergence has no gradient.
+    none: no bound."""
 
     @property
     def formula(self) -> str:
@@ -201,17 +202,19 @@ class Correction(Component):
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """The importance weight. truncate: min(w, high), truncated importance sampling (TIS). window: w if w is in
-    [low, high], else 0 (IcePop)."""
+    """The importance weight, computed from the ratio w. truncate: min(w, high), truncated importance sampling (TIS).
+    window: w if w is in [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
-    """The unit whose tokens share one w. w is the product of the ratios of the tokens of the unit."""
+    """The unit (token, turn or trajectory) whose tokens share one ratio w. w is the product of the ratios pi_old / mu
+    of its tokens."""
 
     low: float = Field(default=0.5, ge=0)
-    """With rule window: the smallest w inside the window. The rule truncate does not use this number."""
+    """With rule window: the smallest ratio w that is not replaced by 0. The rule truncate does not use this number."""
 
     high: float = Field(default=2.0, gt=0)
-    """With rule truncate: the largest importance weight. With rule window: the largest w inside the window."""
+    """With rule truncate: the largest importance weight. With rule window: the largest ratio w that is not replaced by
+    0."""
 
     @property
     def formula(self) -> str:
@@ -243,17 +246,17 @@ class Rejection(Component):
     """
 
     level: Level = "trajectory"
-    """The unit that is rejected as a whole."""
+    """The unit (token, turn or trajectory) that is accepted or rejected as a whole."""
 
     statistic: Literal["mean", "product"] = "mean"
-    """How w is computed from the ratios of the tokens of a unit. mean: the geometric mean (Geo-RS). product: the
-    product (MIS)."""
+    """The number that is compared with low and high: the geometric mean (mean, Geo-RS) or the product (product, MIS) of
+    the ratios pi_old / mu of a unit's tokens."""
 
     low: float = Field(default=0.99, ge=0)
-    """The smallest w that is accepted."""
+    """The smallest mean or product of ratios (see statistic) with which a unit is accepted."""
 
     high: float = Field(default=1.01, gt=0)
-    """The largest w that is accepted."""
+    """The largest mean or product of ratios (see statistic) with which a unit is accepted."""
 
     denominator: Literal["all", "accepted"] = "all"
     """The tokens that count in the denominators of the loss, in the KL penalty and in the entropy bonus. all: accepted

@@ -28,16 +28,16 @@ class Vespo(PolicyLoss):
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """k if A >= 0. A larger k makes phi smaller for W below 1."""
+    """Exponent k for tokens with advantage A >= 0. A larger k makes the weight phi smaller for ratios W below 1."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda if A >= 0. A larger lambda makes phi smaller for W above 1."""
+    """lambda for tokens with advantage A >= 0. A larger lambda makes the weight phi smaller for ratios W above 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """k if A < 0. A larger k makes phi smaller for W below 1."""
+    """Exponent k for tokens with advantage A < 0. A larger k makes the weight phi smaller for ratios W below 1."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda if A < 0. A larger lambda makes phi smaller for W above 1."""
+    """lambda for tokens with advantage A < 0. A larger lambda makes the weight phi smaller for ratios W above 1."""
 
     @property
     def formula(self) -> str:
@@ -70,11 +70,11 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """Largest change |pi - pi_old| of a token's probability. If the change is larger, the term -r A of the token is
-    left out."""
+    """Largest change of the probability of a token during the update. If the change is larger, the term -r A of the
+    token is left out."""
 
     drift_coef: float = Field(default=0.001, ge=0)
-    """Weight of the squared log-ratio (log r)^2."""
+    """Weight of the term (log r)^2, with the importance ratio r of a token."""
 
     @property
     def formula(self) -> str:

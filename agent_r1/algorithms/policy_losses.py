@@ -42,7 +42,10 @@ class PolicyLoss(Component, ABC):
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The term that is maximized, as a formula of A, r and pi with the values of the settings."""
+        """The maximized term, as a formula of the advantage A, the importance ratio r and the probability pi.
+
+        The formula contains the values of the settings.
+        """
 
     @abstractmethod
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
@@ -69,13 +72,14 @@ class Clip(PolicyLoss):
     name: Literal["clip"] = "clip"
 
     clip_low: float = Field(default=0.2, ge=0, lt=1)
-    """If A < 0, a token with r below 1 - clip_low has no gradient."""
+    """A token with a negative advantage has no gradient if its importance ratio is below 1 - clip_low."""
 
     clip_high: float = Field(default=0.2, ge=0)
-    """If A > 0, a token with r above 1 + clip_high has no gradient."""
+    """A token with a positive advantage has no gradient if its importance ratio is above 1 + clip_high."""
 
     dual_clip: float | None = Field(default=3.0, gt=1)
-    """If A < 0, the loss of a token is at most -A times this number. none: the loss has no such bound."""
+    """Bound of the loss of a token with a negative advantage A: the loss is at most -A times this number. none: no
+    bound."""
 
     @property
     def formula(self) -> str:
@@ -184,10 +188,11 @@ class Sapo(PolicyLoss):
     name: Literal["sapo"] = "sapo"
 
     tau_positive: float = Field(default=1.0, gt=0)
-    """tau if A > 0."""
+    """tau for tokens with a positive advantage. A larger tau makes the gradient decrease faster when the ratio leaves
+    1."""
 
     tau_negative: float = Field(default=1.05, gt=0)
-    """tau if A <= 0."""
+    """tau for all other tokens. A larger tau makes the gradient decrease faster when the ratio leaves 1."""
 
     @property
     def formula(self) -> str:
@@ -212,10 +217,10 @@ class Dppo(PolicyLoss):
     levels: ClassVar[Set[Level]] = TOKEN_LEVEL
 
     clip_low: float = Field(default=0.2, gt=0)
-    """If A <= 0, a token is masked when its probability decreased by more than this number."""
+    """A token with advantage 0 or less is masked if its probability decreased by more than this number."""
 
     clip_high: float = Field(default=0.2, gt=0)
-    """If A > 0, a token is masked when its probability increased by more than this number."""
+    """A token with a positive advantage is masked if its probability increased by more than this number."""
 
     max_ratio: float = Field(default=20.0, gt=0)
     """Upper bound of the importance ratio r."""
@@ -248,8 +253,8 @@ class Gmpo(PolicyLoss):
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     clip_log_ratio: float = Field(default=0.4, gt=0)
-    """Bound of the log-ratio of a token. If A > 0, log r is clipped to at most this number. If A <= 0, log r is
-    clipped to at least minus this number."""
+    """Bound of the logarithm of a token's importance ratio. With a positive advantage, the logarithm is clipped to at
+    most this number; otherwise to at least minus this number."""
 
     @property
     def formula(self) -> str:

@@ -62,9 +62,9 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
-    ``settings`` can have dotted keys or nested tables. A key such as ``loss`` replaces a component by the component
-    that its value names. A key such as ``loss.clip_high`` changes a parameter of a component. If ``settings`` has every
-    component of an algorithm, as the settings of a stored run do, ``name`` can be unknown.
+    ``settings`` can have dotted keys or nested tables. The value of a key such as ``loss`` is the name of a component,
+    which replaces the present component. A key such as ``loss.clip_high`` changes a parameter of a component. If
+    ``settings`` has every component of an algorithm, as the settings of a stored run do, ``name`` can be unknown.
 
     Raises:
         InvalidInput: a name or a key is unknown, a value is invalid, or the components do not fit together.

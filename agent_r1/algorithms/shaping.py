@@ -100,10 +100,10 @@ class SoftOverlong(Component):
     """
 
     max_tokens: int = Field(default=20480, ge=1)
-    """L_max: trajectories with more action tokens get the full penalty."""
+    """Number of action tokens from which a trajectory gets the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
-    """L_cache: the penalty grows from 0 to the full penalty over this number of tokens before L_max."""
+    """Number of tokens before max_tokens over which the penalty grows from 0 to the full penalty."""
 
     penalty: float = Field(default=1.0, gt=0)
     """The full penalty, as a positive number that is subtracted from the outcome reward."""

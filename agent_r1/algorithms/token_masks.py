@@ -23,7 +23,7 @@ from agent_r1.data.segments import index_within, segment_mean
 
 
 class TokenMask(Component, ABC):
-    """A rule that chooses the tokens that have a policy loss, among the n tokens of the loss mask."""
+    """A rule that chooses the tokens that have a policy loss, among the n tokens that are trained on."""
 
     name: str = ""
 
@@ -42,7 +42,7 @@ class TokenMask(Component, ABC):
         """Return whether each of the n tokens has a policy loss: (n,) bool.
 
         Args:
-            batch: The batch, reduced to the n tokens of the loss mask.
+            batch: The batch, reduced to the n tokens that are trained on.
             outputs: The outputs of the models for the n tokens, before the update.
             advantage: (n,) The advantages of the n tokens.
         """
@@ -60,7 +60,7 @@ class SecondMoment(TokenMask):
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest mean of the squared log-ratio over the tokens that are kept."""
+    """Largest mean of (log(pi_old / mu))^2 over the tokens that are not masked."""
 
     @property
     def formula(self) -> str:
@@ -114,10 +114,10 @@ class ClipCov(TokenMask):
     """Share of all tokens that is masked, if enough tokens have a covariance between low and high."""
 
     low: float = 1.0
-    """A token is masked only if its covariance is above this number."""
+    """Only tokens with a covariance (of advantage and log-probability) above this number can be masked."""
 
     high: float = 5.0
-    """A token is masked only if its covariance is below this number."""
+    """Only tokens with a covariance (of advantage and log-probability) below this number can be masked."""
 
     @property
     def formula(self) -> str:
@@ -153,7 +153,7 @@ class KlCov(Component):
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return the weight of the penalty at each of the n tokens of the loss mask: (n,).
+        """Return the weight of the penalty at each of the n tokens that are trained on: (n,).
 
         Most tokens have weight 0. The arguments are the same as for :func:`covariance`.
         """

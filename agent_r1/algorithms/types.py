@@ -58,17 +58,17 @@ class ModelOutputs:
     """
 
     old_logprobs: Tensor | None = None
-    """(N,) log-probabilities under the policy before the update."""
+    """(N,) log-probability that the policy before the update gives to each token."""
     values: StateValues | None = None
-    """The values of the critic."""
+    """The critic's values of all states of the batch."""
     reference_logprobs: Tensor | None = None
-    """(N,) log-probabilities under the reference policy."""
+    """(N,) log-probability that the reference policy gives to each token."""
     teacher_logprobs: Tensor | None = None
-    """(N,) log-probabilities under the teacher policy."""
+    """(N,) log-probability that the teacher gives to each token."""
     entropy: Tensor | None = None
-    """(N,) entropy of the policy before the update, at each token."""
+    """(N,) entropy of the policy before the update at each token, in nats."""
     teacher_top: TopTokens | None = None
-    """The tokens that the teacher finds most likely, for ``distillation``."""
+    """The teacher's most likely tokens in the place of each token, for the algorithm's ``distillation``."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
         """Return the outputs for the tokens that ``mask`` (N,) selects.
@@ -105,12 +105,12 @@ class TokenWeights:
     """
 
     advantage: Tensor
-    """(N,) the advantage A."""
+    """(N,) the advantage of each token."""
     loss_weight: Tensor
     """(N,) weight of each token in the aggregated loss; 0 if the loss mask excludes the token."""
     importance_weight: Tensor
-    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer: 1 without a correction, 0
-    if the rejection or the token mask masks the token."""
+    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer: 1 without a correction; 0
+    for a token that ``rejection`` or ``token_mask`` masks."""
     sft_weight: Tensor | None = None
     """(N,) weight of the term -log pi of each token, for imitation of successes and prediction of observations; None if
     the algorithm has no such term."""
@@ -130,9 +130,9 @@ class TokenOutputs:
     """
 
     logprobs: Tensor
-    """(n,) log pi of each token."""
+    """(n,) log-probability that the current policy pi gives to each token."""
     entropy: Tensor
-    """(n,) entropy of pi at each token."""
+    """(n,) entropy of the current policy at each token, in nats."""
     old_logprobs: Tensor
     """(n,) log of the denominator of the importance ratio."""
     ratio_unit: Tensor | None = None
@@ -142,7 +142,7 @@ class TokenOutputs:
     numbers, so that observations do not change the mean ratio of the actions.
     """
     reference_logprobs: Tensor | None = None
-    """(n,) log-probabilities under the reference policy."""
+    """(n,) log-probability that the reference policy gives to each token. None if the algorithm needs no reference."""
     values: StateValues | None = None
     """The values of the critic: (n,) before the tokens, and (s,) after the actions. None without a critic."""
     old_values: StateValues | None = None

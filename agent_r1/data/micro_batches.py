@@ -35,17 +35,17 @@ class MicroBatch:
     """(B, T) for each token j of a row, the end of its subtree: only the tokens j .. subtree_end[j] - 1 attend to token
     j; None with causal attention."""
     logit_positions: Tensor
-    """(n,) for each of the n tokens, the index of the hidden state that predicts the token, among B*T states."""
+    """(n,) for each predicted token, the index among the B*T hidden states of the state that predicts the token."""
     token_positions: Tensor
-    """(n,) for each of the n tokens, the index of the token among the B*T tokens of the micro-batch."""
+    """(n,) for each predicted token, its index among the B*T tokens of the micro-batch."""
     tokens: Tensor
-    """(n,) for each of the n tokens, the position of the token in the training batch. Always on the CPU."""
+    """(n,) for each predicted token, its position in the training batch. Always on the CPU."""
     post_action_states: Tensor
-    """(s,) for each action, the index of the hidden state after the action, among B*T states."""
+    """(s,) for each action, the index among the B*T hidden states of the state after the action."""
     turns: Tensor
     """(s,) for each action, the number of its turn in the training batch. Always on the CPU."""
     num_tokens: int
-    """Number of tokens, without padding."""
+    """Number of tokens in the micro-batch, without padding."""
     prefix: int = 0
     """Number S of tokens that stand before each sequence but are not in the micro-batch. All tokens attend to the S
     tokens. ``position_ids`` counts the S tokens; ``subtree_end`` does not count them."""

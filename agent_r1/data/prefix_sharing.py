@@ -37,7 +37,8 @@ class PrefixSharing:
     """The facts that determine which prefixes the models share, and whether sharing saves time.
 
     Attributes:
-        width: the hidden size of the models. It determines how much attention costs in comparison to the linear layers.
+        width: the hidden size of the models. The width determines how much attention costs in comparison to the linear
+            layers.
         across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
             micro-batches. False with activation checkpointing.
         by_parts: whether the models compute the attention over trees by parts (:mod:`agent_r1.model.tree_attention`).
@@ -140,8 +141,8 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common tokens only once.
 
     The result is a tree of tokens in depth-first order. Two tokens become one token if they and all tokens before them
-    are equal. Each token of the batch that one of ``sequences`` predicts is still predicted, also if its place is now
-    shared with another token of the batch. The field ``trajectory`` is copied from the first sequence.
+    are equal. Each token of the batch that one of ``sequences`` predicts is also predicted by the result, even if two
+    of these tokens become one token. The field ``trajectory`` is copied from the first sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """

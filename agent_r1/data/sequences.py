@@ -21,8 +21,8 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    n is the number of tokens of the training batch among the T tokens. Usually these are the tokens of actions. s is
-    the number of actions.
+    n is the number of predicted tokens: the tokens of the training batch among the T tokens. Usually the predicted
+    tokens are the tokens of actions. s is the number of actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids                 5 6 7 3 8 4 9   (T)
@@ -36,7 +36,7 @@ class TokenSequence:
     """
 
     trajectory: int
-    """Number of the trajectory in the batch."""
+    """Number, within the batch, of the trajectory to which the sequence belongs."""
     ids: Tensor
     """(T,) token ids."""
     position_ids: Tensor
@@ -45,17 +45,17 @@ class TokenSequence:
     """(T,) for each token j, the end of its subtree: the tokens j .. subtree_end[j] - 1 are token j and its descendants
     in the tree. Only these tokens attend to token j."""
     logit_positions: Tensor
-    """(n,) for each of the n tokens, the position in the sequence whose logits predict the token."""
+    """(n,) for each predicted token, the position in the sequence whose logits predict the token."""
     token_positions: Tensor
-    """(n,) for each of the n tokens, the position of the token in the sequence."""
+    """(n,) for each predicted token, its position in the sequence."""
     tokens: Tensor
-    """(n,) for each of the n tokens, the position of the token in the batch."""
+    """(n,) for each predicted token, its position in the batch."""
     post_action_states: Tensor
     """(s,) for each action, the position of its last token in the sequence: the state after the action."""
     turns: Tensor
     """(s,) for each action, the number of its turn in the batch."""
     has_branches: bool
-    """Whether the sequence needs a tree attention mask."""
+    """Whether the sequence is a tree with branches, and so needs a tree attention mask."""
     media: tuple[PromptMedia, ...] = ()
     """The images in the sequence, at their placeholder tokens in ``ids``."""
 

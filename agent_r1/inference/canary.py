@@ -66,7 +66,7 @@ BANDS: Mapping[Dtype, Band] = {
 SAME_CHANGE = 0.25
 """The accepted difference between the change of a log-probability in the server and its change in the trainer.
 
-It is a share of the largest change in the trainer, and is added to ``Band.floor``.
+The number is a share of the largest change in the trainer. This share is added to ``Band.floor``.
 """
 
 
@@ -159,7 +159,8 @@ def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int])
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """The log-probabilities of the canary's prompts in the trainer (``canary``) and in a server (``readings``).
+    """The log-probabilities of fixed prompts (the canary), computed by the trainer (``canary``) and by a server
+    (``readings``).
 
     ``canary`` belongs to the version of the weights that the server should have.
     """
@@ -171,10 +172,9 @@ class CanaryResult:
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
     """Return a text that says how the server's log-probabilities contradict the trainer's, or None if they agree.
 
-
     Server and trainer agree if rounding errors explain all differences in two comparisons. The first comparison is
-    between the log-probabilities in ``now``. The second is between the changes of log-probabilities from ``before`` to
-    ``now``. The second comparison is needed because a small step can change log-probabilities by less than the rounding
+    between the log-probabilities in ``now``. The second comparison is between the changes of log-probabilities from
+    ``before`` to ``now``. It is needed because a small step can change log-probabilities by less than the rounding
     errors. In the changes, most rounding errors cancel out. So the changes reveal a server that still has the old
     weights.
 

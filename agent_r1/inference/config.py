@@ -44,8 +44,8 @@ class VllmConfig(BaseModel):
     engine.replicas servers on loopback; it ends them when the run ends."""
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
-    """Servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md explains which
-    options they need, and how they read the weights."""
+    """Addresses of servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md
+    explains which options these servers need, and how they read the weights."""
 
     arguments: str = ""
     """Further arguments of each server that the run starts, as on a command line: "--tensor-parallel-size 2"."""
@@ -85,8 +85,8 @@ class SglangConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
-    """Servers that run already, separated by commas, such as http://10.0.0.5:30000. docs/scaling.md has the options
-    that they need."""
+    """Addresses of servers that run already, separated by commas, such as http://10.0.0.5:30000. docs/scaling.md lists
+    the options that these servers need."""
 
     weights_folder: Path | None = None
     """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
@@ -132,10 +132,10 @@ class EngineConfig(BaseModel):
     """Number of vLLM servers that the run starts."""
 
     vllm: VllmConfig = Field(default=VllmConfig(), validate_default=True)
-    """The vLLM servers."""
+    """Settings of the vLLM servers."""
 
     sglang: SglangConfig = Field(default=SglangConfig(), validate_default=True)
-    """The SGLang servers."""
+    """Settings of the SGLang servers."""
 
     @field_validator("decode_step")
     @classmethod
@@ -188,24 +188,27 @@ class DecodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     method: DecodeMethod = "plain"
-    """plain (the policy alone), token (reweights the most likely tokens), step (chooses among whole actions), smc
-    (resamples parts of actions) or beam (keeps the best conversations); see docs/value_guided_decoding.md."""
+    """Method of sampling actions: plain (the policy alone), token (reweights the most likely tokens), step (chooses
+    among whole actions), smc (resamples parts of actions) or beam (keeps the best conversations); see
+    docs/value_guided_decoding.md."""
 
     critic: str = ""
-    """Critic: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm with a critic, such as ppo."""
+    """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm
+    with a critic, such as ppo."""
 
     candidates: int = Field(default=4, ge=1)
     """Number of tokens (token), actions (step, beam) or particles (smc) to choose from by value. 1: plain decoding."""
 
     beta: float = Field(default=0.1, ge=0)
-    """Temperature of the values, in units of the reward: a candidate has the weight exp(Q / beta). 0: choose the
-    largest Q."""
+    """Temperature of the values, in units of the reward: a candidate with the predicted reward Q has the weight exp(Q /
+    beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
     """If actions are sampled greedily: temperature for sampling all candidates except the first."""
 
     segment_tokens: int = Field(default=8, ge=1)
-    """With token: how many tokens are drafted before values correct them. With smc: tokens between two weightings."""
+    """With method token: number of tokens that are drafted before the values correct the draft. With method smc: number
+    of tokens between two weightings."""
 
     beams: int = Field(default=2, ge=1)
     """With beam: how many conversations are kept after each turn. Each kept conversation is continued by candidates /

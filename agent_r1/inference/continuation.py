@@ -29,7 +29,7 @@ MAX_ABORT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The answer of a server to one request. It can be only a part of a completion.
+    """The answer of a server to one request. An answer can be an incomplete completion.
 
     ``finish_reason`` is "abort" if the server ended the request before the answer was complete.
     """

@@ -97,7 +97,7 @@ class ImageCache:
     def shift(self, tokens: Sequence[int]) -> int:
         """Return the position of the token after ``tokens``, minus the number of ``tokens``.
 
-        The result is 0 if the model has ordinary positions.
+        The result is 0 if each token of the model has only one position.
         """
         if not self.has_position_rows:
             return 0

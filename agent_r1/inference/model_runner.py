@@ -116,7 +116,7 @@ class PrefixCopy:
 
 
 class ModelRunner:
-    """A runner that makes the forward passes of a model on the blocks of a KV cache. It is not thread-safe.
+    """A runner that makes the forward passes of a model on the blocks of a KV cache. The runner is not thread-safe.
 
     Each block has ``rows`` rows. The runner takes ownership of the model, and replaces the model's attention function
     by :func:`agent_r1.inference.kv_cache.cache_attention`. ``images`` holds the images of requests; it is None if the

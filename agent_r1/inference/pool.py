@@ -48,7 +48,7 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Start to sample with the weights that :meth:`stage` loaded. ``version`` is their version."""
+        """Start to sample with the weights that :meth:`stage` loaded. ``version`` is the version of these weights."""
         ...
 
     async def verify(self, canary: Canary) -> None:
@@ -192,7 +192,9 @@ class EnginePool:
                             return piece
 
     async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
-        """Return the answer of the server ``member``; None if it failed or was fenced in the meantime."""
+        """Return the answer of the server ``member``; None if it failed, or was fenced (gets no more requests) in the
+        meantime.
+        """
         before = member.version
         try:
             piece = await member.run(member.replica.request(prompt, params))
@@ -206,7 +208,7 @@ class EnginePool:
         return piece if member.fenced is None else None
 
     def _choose(self, session_id: str | None) -> _Member:
-        """Return the server of the session. Raise EngineError if all servers are fenced.
+        """Return the server of the session. Raise EngineError if all servers are fenced (get no requests).
 
         If the session is new, or if its server is fenced, return the server with the fewest requests.
         """
@@ -333,7 +335,7 @@ class _Member:
             self.num_requests -= 1
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the request ``work`` and return its result. Raise ReplicaError as soon as the server is fenced."""
+        """Await the request ``work`` and return its result. Raise ReplicaError as soon as the server fails."""
         fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = child_task(work)
         self._on_fence.add(fenced)

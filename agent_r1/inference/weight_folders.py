@@ -61,9 +61,9 @@ class WeightFolders:
     def write(self, model: PreTrainedModel, number: int) -> Path:
         """Write version ``number`` of the weights, and return its folder.
 
-        An existing folder of the same number is replaced. It exists if the run continues from a checkpoint: versions
-        after the checkpoint then get the same numbers again, with other weights. Raise EngineError if the weights
-        cannot be written.
+        An existing folder of the same number is replaced. Such a folder exists if the run continues from a checkpoint,
+        because the versions after the checkpoint get the same numbers again, with other weights. Raise EngineError if
+        the weights cannot be written.
         """
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 

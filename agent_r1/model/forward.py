@@ -124,7 +124,7 @@ class CachedPrefix:
         return self._cache
 
     def keep(self, token_ids: tuple[int, ...]) -> None:
-        """Keep only the keys and values of the tokens with which both the row and ``token_ids`` begin."""
+        """Keep only the keys and values of the longest common prefix of the row and ``token_ids``."""
         pairs = zip(self.token_ids, token_ids, strict=False)
         same = next((i for i, (held, wanted) in enumerate(pairs) if held != wanted), None)
         self.token_ids = self.token_ids[: min(len(self.token_ids), len(token_ids)) if same is None else same]

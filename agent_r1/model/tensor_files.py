@@ -22,8 +22,8 @@ from torch import Tensor
 from agent_r1.core.errors import AgentR1Error
 
 ROWS = "rows"
-"""The key in the header of a file. Its value is JSON: {"name of a tensor": [number of its first row, number of all
-rows]}."""
+"""The key in the header of a tensor file for the rows that it holds. The value is JSON: {"name of a tensor": [number of
+its first row, number of all rows]}."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

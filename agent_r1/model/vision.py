@@ -31,10 +31,10 @@ from agent_r1.core.messages import Image
 from agent_r1.core.packages import require_extra
 
 GRID_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""Model types whose images are one grid of features, with positions in three rows."""
+"""Model types whose images are one grid of features. Each token has three positions (time, height, width)."""
 
 TILE_MODELS = ("idefics3", "smolvlm")
-"""Model types whose images are cut into tiles, with ordinary positions."""
+"""Model types whose images are cut into tiles. Each token has only one position."""
 
 KEPT_BYTES = 2**28
 """The largest number of bytes of pixels that are kept for later uses. The newest image is always kept."""
@@ -100,7 +100,7 @@ class Pixels:
 
 
 class ImageProcessor:
-    """The image processor of a model. It implements :class:`agent_r1.renderers.protocol.ImageExpander`.
+    """The image processor of a model, which implements :class:`agent_r1.renderers.protocol.ImageExpander`.
 
     Args:
         processor: the image processor of transformers.

@@ -15,7 +15,8 @@ class ContextPolicyConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: ContextPolicyName = "append"
-    """append (the policy sees the whole episode), window, truncate, summary or evidence; see docs/contexts.md."""
+    """The context policy: append (the policy sees the whole episode), window, truncate, summary or evidence; see
+    docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
     """How many of the latest turns are not rewritten (fewer if the context has no room for all of these turns).
@@ -24,13 +25,13 @@ class ContextPolicyConfig(BaseModel):
     """
 
     after_tokens: int = Field(default=0, ge=0)
-    """Nothing is rewritten until the context is longer than this number of tokens, or has no room for an action."""
+    """The context is not rewritten until it is longer than this number of tokens, or leaves no room for an action."""
 
     max_characters: int = Field(default=200, ge=1)
-    """With truncate: how many characters are kept of each tool result that is older than the latest turns."""
+    """With truncate: number of characters that are kept of each tool result before the latest turns."""
 
     max_lines: int = Field(default=3, ge=1)
-    """With evidence: how many lines are kept of all tool results that are older than the latest turns."""
+    """With evidence: number of lines that are kept, in total, of the tool results before the latest turns."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:

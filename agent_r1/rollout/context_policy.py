@@ -67,8 +67,8 @@ class ContextPolicy(ABC):
 
     Attributes:
         keep_turns: how many of the latest exchanges are not rewritten, if the context has room for these exchanges.
-        after_tokens: the whole history is used until it is longer than this number of tokens, or leaves no room for an
-            action.
+        after_tokens: the context is not rewritten until it is longer than this number of tokens, or leaves no room for
+            an action.
     """
 
     keep_turns: int = 2

@@ -187,7 +187,8 @@ class Session:
 
         Args:
             kind: "act" for an action in the environment, "summary" for a summary of the context.
-            max_tokens: a limit for this action. It has an effect only if it is lower than the session's own limit.
+            max_tokens: a limit on the tokens of this action; None, or a limit above the session's own limit, has no
+                effect.
             stop_strings: texts that end the action, in addition to the stop strings of the tool format.
         """
         room = self._context_length - len(prompt.token_ids)

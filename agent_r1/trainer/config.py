@@ -106,7 +106,7 @@ class TrainerConfig(BaseModel):
     the outcome, the critic then learns from far fewer attempts."""
 
     schedule: ScheduleConfig = ScheduleConfig()
-    """How the learning rates change over the steps of a run."""
+    """Schedule of the learning rates over the steps of a run."""
 
     optimizer: OptimizerName = "adamw"
     """Optimizer. adamw-8bit keeps AdamW's moments in 8 bits: 2 bytes per weight instead of 8. This needs the extra
@@ -122,7 +122,8 @@ class TrainerConfig(BaseModel):
     """Maximum norm of the gradient of the policy or of the critic. A larger gradient is scaled down to this norm."""
 
     minibatches: int = Field(default=1, ge=1)
-    """Maximum number of optimizer steps per batch and epoch. All tokens of a trajectory are in the same minibatch."""
+    """Number of minibatches into which a batch is divided, each with one optimizer step per epoch. All tokens of a
+    trajectory are in the same minibatch, so there can be fewer minibatches."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
     """Number of ranks: processes among which FSDP2 divides weights, gradients, moments and sequences. Each rank uses

@@ -78,8 +78,8 @@ class MemoryAgreement:
             work_on_padding: runs the same pass over one micro-batch of padding.
 
         Raises:
-            OutOfMemory: memory ran out between two micro-batches, or for the padding. The other ranks then wait for
-                this rank, so the caller has to end them.
+            OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The other ranks then wait
+                for this rank, so the caller has to end all ranks.
         """
         with explain_oom(f"rank {dist.get_rank()} of the trainer"):
             try:
@@ -137,11 +137,11 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Begin a micro-batch on all ranks."""
+        """Reset the counter, because all ranks begin a micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Begin the micro-batch again, on this rank only."""
+        """Reset the counter, because only this rank begins the same micro-batch again."""
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:

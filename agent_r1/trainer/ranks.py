@@ -56,7 +56,10 @@ class RankProcess(Protocol):
     def kill(self) -> None: ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code when the process has ended. It is -N if signal N ended the process."""
+        """Wait until the process has ended, and return its exit code.
+
+        The exit code is -N if signal N ended the process.
+        """
         ...
 
 

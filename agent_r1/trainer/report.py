@@ -60,7 +60,7 @@ class Trained:
 
 
 Outcome = Trained | Excluded
-"""What an update did with one attempt."""
+"""The result of an update for one attempt: the attempt was trained, or excluded for a reason."""
 
 
 def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:

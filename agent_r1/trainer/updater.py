@@ -286,9 +286,9 @@ class PolicyUpdater:
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
         """Return the modules that get a gradient, each with the numbers of the trajectories that contribute to it.
 
-        A module without a gradient is missing. It must take no optimizer step, because momentum would change its
-        weights. No model reads a trajectory that contributes to no gradient, for example in a group with equal rewards.
-        This trajectory only counts in the denominators of the loss.
+        A module without a gradient is missing. This module must take no optimizer step, because momentum would change
+        its weights. No model reads a trajectory that contributes to no gradient, for example in a group with equal
+        rewards. This trajectory only counts in the denominators of the loss.
 
         Example:
             {"policy": {0, 2}, "critic": {0, 1, 2}}

@@ -30,7 +30,7 @@ class WithCritic(Advantage):
     """Discount per token, or per turn for estimators over turns."""
 
     lam: float = Field(default=1.0, ge=0, le=1)
-    """lambda of GAE. With 1, the advantage is the sampled return minus V. With 0, the advantage is the
+    """lambda of GAE. With 1, the advantage is the sampled return minus the critic's value. With 0, the advantage is the
     temporal-difference error of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)

@@ -73,7 +73,7 @@ class GroupRelative(Advantage):
     whose groups have different returns."""
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Number that is added to a standard deviation before dividing by it."""
+    """Small number that is added to each standard deviation by which an advantage is divided."""
 
     @property
     def formula(self) -> str:
@@ -122,7 +122,7 @@ class BestOfK(Advantage):
     """Whether the advantage is divided by the standard deviation of R in the group, as in verl."""
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Number that is added to a standard deviation before dividing by it."""
+    """Small number that is added to each standard deviation by which an advantage is divided."""
 
     @property
     def formula(self) -> str:
@@ -173,7 +173,7 @@ class SeparateRewards(Advantage):
     uses_returns: ClassVar[bool] = False
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Number that is added to a standard deviation before dividing by it."""
+    """Small number that is added to each standard deviation by which a reward is divided."""
 
     @property
     def formula(self) -> str:

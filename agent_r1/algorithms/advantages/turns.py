@@ -25,7 +25,7 @@ class TurnRelative(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Number that is added to a standard deviation before dividing by it."""
+    """Small number that is added to each standard deviation by which an advantage is divided."""
 
 
 class ProcessRelative(TurnRelative):
@@ -59,7 +59,7 @@ class TurnAndOutcome(TurnRelative):
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
 
     coefficient: float = Field(default=1.0, ge=0)
-    """Weight of A(process rewards)."""
+    """Weight of the advantage of the process rewards, relative to the advantage of the outcome reward."""
 
     @property
     def formula(self) -> str:
@@ -111,13 +111,13 @@ class SameState(TurnRelative):
     name: Literal["same_state"] = "same_state"
 
     turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of the advantage A(G_t) among turns in the same state."""
+    """Weight of the advantage among turns in the same state, relative to the advantage among trajectories."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
 
     divide_by_std: bool = False
-    """Whether A(x) is (x - mean x) / (std x + epsilon). If not, A(x) is x - mean x."""
+    """Whether the difference between a return and its mean is divided by the standard deviation of the returns."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
     """How often the return of a trajectory counts in the mean return of its group. trajectories: once. turns: once per
@@ -163,7 +163,7 @@ class SameHistory(TurnRelative):
     """Largest number of earlier states that are compared, besides the state before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent of the weight of k equal states: (k + 1)^alpha."""
+    """Exponent in the weight (k + 1)^alpha of the comparison with turns whose last k states are equal."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
