@@ -304,7 +304,7 @@ class Algorithm(Component):
         return mask
 
     def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor) -> Tensor:
-        """Return the importance weight that the setting ``correction``, which must be set, gives to each token: (N,).
+        """Return the importance weight that ``correction`` gives to each token: (N,). ``correction`` must not be None.
 
         Observations have weight 1. The weights of ``rejection`` and ``token_mask`` are not included.
         """

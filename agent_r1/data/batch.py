@@ -86,7 +86,7 @@ class TrainingBatch:
     outcome_rewards: Tensor
     """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
     greedy_return: Tensor
-    """(M,) float64: return of the greedy attempt of the group; NaN if the group has no greedy attempt with a return."""
+    """(M,) float64: return of the group's greedy attempt (made without random sampling); NaN without such a return."""
     role_baseline: Tensor
     """(M,) float64: mean of earlier returns of the trajectory's role. 0 if the advantage estimator is not
     ``AgainstRole``."""

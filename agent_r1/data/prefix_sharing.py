@@ -25,7 +25,8 @@ MIN_COMMON_PREFIX = 64
 additional pass."""
 
 MAX_TREE = 4096
-"""Largest number of tokens in a merged sequence under an attention mask, which has the square of this size."""
+"""Largest number of tokens in a merged sequence under an attention mask. The mask has the square of this number of
+elements."""
 
 MIN_MERGED = 16
 """Smallest number of common tokens for which two sequences are merged if the attention is computed by parts. In a small

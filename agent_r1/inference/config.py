@@ -16,7 +16,7 @@ DecodeStep = Literal["auto", "torch", "native"]
 """The implementation of the embedded engine's decode steps."""
 
 DecodeMethod = Literal["plain", "token", "step", "smc", "beam"]
-"""How actions are sampled."""
+"""The method by which actions are sampled."""
 
 
 def _require_http(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -52,7 +52,8 @@ class VllmConfig(BaseModel):
 
     devices: tuple[str, ...] = ()
     """GPUs of each server that the run starts, separated by commas, one entry per replica: 1,2 or, with two GPUs per
-    server, 1+2,3+4. The numbers count the GPUs in CUDA_VISIBLE_DEVICES from 0. Empty: the GPUs after the trainer's."""
+    server, 1+2,3+4. The numbers count the GPUs in CUDA_VISIBLE_DEVICES from 0. Empty: the GPUs that follow the GPUs of
+    the trainer."""
 
     weights_folder: Path | None = None
     """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
@@ -120,8 +121,8 @@ class EngineConfig(BaseModel):
     half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their own default."""
 
     backend: Backend = "embedded"
-    """embedded: generate in the process of the run. vllm: generate on vLLM servers. sglang: generate on SGLang servers;
-    not tested with real servers yet."""
+    """Where tokens are generated. embedded: in the process of the run. vllm: on vLLM servers. sglang: on SGLang servers
+    (not tested with real servers yet)."""
 
     decode_step: DecodeStep = "auto"
     """Implementation of the embedded engine's decode steps: native (C++), torch (PyTorch), or auto. native is compiled
@@ -197,7 +198,8 @@ class DecodeConfig(BaseModel):
     with a critic, such as ppo."""
 
     candidates: int = Field(default=4, ge=1)
-    """Number of tokens (token), actions (step, beam) or particles (smc) to choose from by value. 1: plain decoding."""
+    """Number of candidates among which the values choose: tokens (method token), actions (step, beam) or particles
+    (smc). 1: plain decoding."""
 
     beta: float = Field(default=0.1, ge=0)
     """Temperature of the values, in units of the reward: a candidate with the predicted reward Q has the weight exp(Q /
@@ -211,8 +213,8 @@ class DecodeConfig(BaseModel):
     of tokens between two weightings."""
 
     beams: int = Field(default=2, ge=1)
-    """With beam: how many conversations are kept after each turn. Each kept conversation is continued by candidates /
-    beams actions."""
+    """With method beam: number of conversations that are kept after each turn. Each kept conversation is continued by
+    candidates / beams actions."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:

@@ -57,7 +57,7 @@ class TokenTree:
     def subtree_ends(self) -> list[int]:
         """Return the end of the subtree of each node.
 
-        Node i and its descendants are the nodes from i to the end - 1.
+        If the end of node i is e, node i and its descendants are the nodes i to e - 1.
         """
         ends = [node + 1 for node in range(len(self.parents))]
         for node in range(len(ends) - 1, 0, -1):

@@ -107,8 +107,8 @@ class ImageCache:
         """Return (index, features, positions) for a pass over ``token_ids`` (R, T). Negative ids stand for features.
 
         :func:`agent_r1.model.vision.embed_with_images` explains ``index`` and ``features``, and
-        :func:`agent_r1.model.vision.position_rows` explains ``positions`` and ``first``. ``positions`` is None if the
-        model has ordinary positions.
+        :func:`agent_r1.model.vision.position_rows` explains ``positions`` and ``first``. ``positions`` is None if each
+        token of the model has only one position.
         """
         numbers = -1 - token_ids  # the number of a feature; negative for tokens of text
         index = torch.full_like(token_ids, -1)

@@ -2,9 +2,9 @@
 
 A transformers model calls about twenty modules per layer. For small models these calls take longer than the arithmetic.
 :class:`LlamaDecoder` runs the same operations in the same order on the same weights. So a step of a whole block is
-bit-equal to the model's own forward pass. A step of the running rows alone (:meth:`LlamaDecoder.decode_rows`) differs
-from the model's forward pass by rounding errors, because its matrices have fewer rows. The bits of a row do not depend
-on the other rows (tests/inference/test_llama_decode.py).
+bit-equal to the model's own forward pass. A step of only the rows with a running sequence
+(:meth:`LlamaDecoder.decode_rows`) differs from the model's forward pass by rounding errors, because its matrices have
+fewer rows. The bits of a row do not depend on the other rows (tests/inference/test_llama_decode.py).
 
 Shapes: R rows, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens.
 """
@@ -26,8 +26,8 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
 
 ROWS_MULTIPLE = 16
-"""The number of rows in a decode step of running rows is padded to a multiple of this number. With other numbers of
-rows, BLAS libraries use other kernels, whose results have other bits."""
+"""If a decode step computes only the rows with a running sequence, the number of rows is padded to a multiple of this
+number. With other numbers of rows, BLAS libraries use other kernels, whose results have other bits."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) -> mixed values (N, H * D). It appends keys

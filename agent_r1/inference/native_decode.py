@@ -1,8 +1,9 @@
 """A decode step of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
 
 In PyTorch, a decode step of a small model is about a hundred small operations, whose calls take longer than the
-arithmetic. The native step is one call. It computes only the running rows, and the bits of a row depend neither on the
-other rows nor on the number of rows or threads. The results differ from PyTorch's results by rounding errors.
+arithmetic. The native step is one call. It computes only the rows with a running sequence, and the bits of a row depend
+neither on the other rows nor on the number of rows or threads. The results differ from PyTorch's results by rounding
+errors.
 
 Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
 """
@@ -28,8 +29,8 @@ from agent_r1.model.forward import has_dynamic_rope
 log = logging.getLogger(__name__)
 
 NATIVE_LIMIT = 20_000_000
-"""The largest number of parameters with which ``auto`` chooses the native step (docs/decisions/0020-native-decode.md).
-"""
+"""The largest number of parameters of a model for which ``auto`` chooses the native step
+(docs/decisions/0020-native-decode.md)."""
 
 CHECKED_TOKENS = 24
 CHECK_TOLERANCE = 1e-4

@@ -40,12 +40,17 @@ def normalize(log_weights: Sequence[float]) -> list[float]:
 
 
 def effective_sample_size(log_weights: Sequence[float]) -> float:
-    """Return (sum w)^2 / sum w^2. This is N for N equal weights, and 1 if a single particle has all the weight."""
+    """Return (sum w)^2 / sum w^2 for weights w with the logarithms ``log_weights``.
+
+    The result is N for N equal weights, and 1 if a single particle has all the weight.
+    """
     return 1 / sum(weight * weight for weight in normalize(log_weights))
 
 
 def systematic_resample(log_weights: Sequence[float], rng: random.Random) -> list[int]:
-    """Return the indices of N resampled particles. Index i occurs N w_i times, rounded up or down at random."""
+    """Return the indices of N resampled particles. Index i occurs N w_i times, rounded up or down at random. w_i is the
+    weight of particle i, divided by the sum of all weights.
+    """
     weights, count = normalize(log_weights), len(log_weights)
     chosen, total, index = [], weights[0], 0
     offset = rng.random()

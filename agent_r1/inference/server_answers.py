@@ -1,4 +1,4 @@
-"""What the clients of vLLM and SGLang check in the answers of a server."""
+"""Checks of the answers of servers, for the clients of vLLM and of SGLang."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def most_likely(logprobs: Mapping[int, float], count: int) -> TopLogprobs:
 
 
 class CanaryCheck:
-    """Compares the log-probabilities of one server with the trainer's, for each version of the weights.
+    """A check that compares the log-probabilities of one server with the trainer's, for each version of the weights.
 
     Args:
         dtype: the data type in which the server serves the weights.

@@ -205,7 +205,7 @@ class SglangEngine:
 
 
 def _scores(top: list[TokenLogprob] | None) -> dict[int, float]:
-    """Return the log-probability of each listed token by its id."""
+    """Return a mapping from the id of each token in ``top`` to its log-probability."""
     return {token: score for score, token, _ in top or [] if score is not None}
 
 

@@ -1,7 +1,7 @@
 """An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
 A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow. Q(s, a) = V(s
-a), because appending a token is deterministic. The three methods differ in the size of the candidates:
+a), because appending a token is deterministic. Three methods differ in their candidates:
 
     token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
     step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
@@ -43,7 +43,10 @@ It is negative, so that its seed differs from the seeds at the positions of toke
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """A part of an action, and V of the state after this part. ``completion`` is None before the first token."""
+    """A part of an action, and the predicted reward V of the state after this part.
+
+    ``completion`` is None before the first token.
+    """
 
     completion: Completion | None = None
     value: float = 0.0
@@ -130,7 +133,10 @@ class ValueGuidedEngine:
     async def _best_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Sample N actions, and return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta)."""
+        """Sample N actions, and return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta).
+
+        Q_i is the predicted reward of action i.
+        """
         sessions = self._sessions(session_id)
         asked = (self._candidate(params, index) for index in range(len(sessions)))
         sampled = (self._engine.generate(prompt, one, session_id=s) for one, s in zip(asked, sessions, strict=True))
@@ -219,8 +225,8 @@ class ValueGuidedEngine:
 
 
 def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
-    """Return an index of ``values``, sampled with the weights exp(value / beta). If beta is 0, the value is the largest
-    one.
+    """Return an index of ``values``, sampled with the weights exp(value / beta). If beta is 0, return the index of the
+    largest value.
 
     Raise EngineError if a value is not a number.
     """
@@ -236,7 +242,7 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return a completion of the inner engine as GuidedTokens. log q is log pi, because nothing was guided."""
+    """Return a completion that was not guided as GuidedTokens, so that its two log-probabilities are equal."""
     return GuidedTokens(completion, scored(completion))
 
 

@@ -1,8 +1,8 @@
-"""A client of one vLLM server, which sends token ids and receives token ids with log-probabilities. Weights go through
-folders.
+"""A client of one vLLM server, which sends token ids and receives token ids with log-probabilities.
 
-The server must be vLLM 0.32 or newer, with the options in ``inference/vllm_options.py``. With these options, vLLM has
-endpoints for token ids, for pauses, for loading weights and, on request, for LoRA adapters.
+Weights go to the server through folders. The server must be vLLM 0.32 or newer, with the options in
+``inference/vllm_options.py``. With these options, vLLM has endpoints for token ids, for pauses, for loading weights
+and, on request, for LoRA adapters.
 """
 
 from __future__ import annotations
@@ -272,7 +272,8 @@ class VllmEngine:
 def _listed(token: _TokenLogprob) -> dict[int, float]:
     """Return the log-probabilities that a server lists for the place of ``token``, by token id.
 
-    A server lists the sampled token in addition to the requested number of tokens, also if it is one of them.
+    A server lists the sampled token in addition to the requested number of most likely tokens, even if it is one of the
+    most likely tokens.
     """
     return {each.token_id: each.logprob for each in token.top_logprobs}
 

@@ -31,7 +31,8 @@ class LoraConfig(BaseModel):
     except the head."""
 
     dropout: float = 0.0
-    """Only 0 (off) is accepted, because with dropout the trainer computes other probabilities than the engine."""
+    """Dropout of the adapter. Only 0 (off) is accepted, because with dropout the trainer would compute other
+    probabilities than the engine."""
 
     @field_validator("dropout")
     @classmethod

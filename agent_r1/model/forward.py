@@ -48,8 +48,9 @@ def hidden_states(
         model: a causal language model.
         ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
         positions: (B, T) position of each token. Default: S .. S + T - 1.
-        subtree_end: (B, T) the place in its row at which the subtree of each token ends. Each row holds trees of tokens
-            in depth-first order. A token attends to the tokens above it, and to itself. Default: causal attention.
+        subtree_end: (B, T) for each token, the index after the last token of its subtree. Each row holds trees of
+            tokens in depth-first order. A token attends to the tokens above it, and to itself. Default: causal
+            attention.
         prefix: the keys and values of S tokens before each row, to which all tokens attend. Default: no prefix, S = 0.
         images: the images in ``ids``. They also determine the positions if each token of the model has three positions.
             Default: no images.

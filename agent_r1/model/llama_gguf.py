@@ -34,7 +34,8 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Names of tensors in GGUF files and in transformers' Llama models, without the layer and the ending ``.weight``."""
+"""A mapping from the names of tensors in GGUF files to their names in transformers' Llama models. The number of the
+layer and the ending ``.weight`` are left out."""
 
 _SUPPORTED = {
     "general.architecture": ("llama",),

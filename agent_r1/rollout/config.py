@@ -19,7 +19,7 @@ class ContextPolicyConfig(BaseModel):
     docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
-    """How many of the latest turns are not rewritten (fewer if the context has no room for all of these turns).
+    """Number of latest turns that are not rewritten (fewer if the context has no room for all of these turns).
 
     With summary, the meaning is different: an episode is summarized when it has more than ``keep_turns`` turns.
     """

@@ -99,7 +99,8 @@ class TrainerConfig(BaseModel):
     such epochs, and the critic is trained in the epochs of the policy."""
 
     critic_minibatches: int = Field(default=1, ge=1)
-    """Maximum number of optimizer steps of the critic per batch and epoch. A value above 1 needs critic_epochs."""
+    """Number of minibatches into which a batch is divided in the epochs of the critic. A value above 1 needs
+    critic_epochs."""
 
     critic_reads_logprobs: bool = False
     """Whether the critic also reads the log-probability with which each token was sampled. If improbable tokens decide
@@ -150,8 +151,8 @@ class TrainerConfig(BaseModel):
     are always kept in float32. With LoRA, the frozen weights have this type."""
 
     activation_checkpointing: bool = False
-    """Keep only the inputs of each layer in the forward pass, and compute the other activations again in the backward
-    pass. Training then needs less memory and about a third more time."""
+    """Whether the forward pass keeps only the inputs of each layer, so that the backward pass must compute the other
+    activations again. Training then needs less memory and about a third more time."""
 
     checksum_every: int = Field(default=1, ge=0)
     """Number of steps from one checksum of the policy's weights to the next. A checksum proves that the engine serves

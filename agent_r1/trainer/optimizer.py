@@ -69,7 +69,7 @@ class Optimizer:
         self._adamw = (_adamw if name == "adamw" else _adamw_8bit)(adamw_groups, betas)
 
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
-        """Clip the gradients of ``modules`` and apply them. Then clear the gradients of all modules.
+        """Clip the gradients of ``modules``, and update their weights. Then clear the gradients of all modules.
 
         If ``loss`` or a gradient is not finite, no weight and no moment changes. The learning rates of this step are
         the configured learning rates times ``learning_rate_factor``.

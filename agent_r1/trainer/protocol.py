@@ -157,7 +157,7 @@ class Trainer(Protocol):
         """Compute ``scale`` times the loss of the batch, and the gradient of this loss for ``modules``.
 
         ``modules`` is a set with "policy", "critic" or both. Return statistics of the pass. Call :meth:`optim_step`
-        once after each call.
+        once after each call of this method.
 
         Raises:
             OutOfMemory: the smallest possible micro-batch does not fit in memory.
@@ -189,8 +189,8 @@ class Trainer(Protocol):
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the trainer's state, without the policy's weights.
 
-        The tensors are copied to the CPU. A trainer of several processes writes them to files in ``folder`` instead,
-        which need not exist.
+        The tensors are copied to the CPU. A trainer of several processes instead writes the tensors to files in
+        ``folder``. This folder need not exist.
         """
         ...
 

@@ -15,8 +15,8 @@ KEY_VARIABLE = "AGENT_R1_RANK_KEY"
 """The environment variable with the key, in the process of a rank."""
 
 PROOF_SECONDS = 30
-"""The time limit for each message in the proof of a client, in seconds. So a client that sends nothing cannot block the
-other clients."""
+"""The time limit for each message with which a client proves that it knows the key, in seconds. So a client that sends
+nothing cannot block the other clients."""
 
 NUMBER = struct.Struct("!I")
 """The binary format of the first message of a rank, which is the number of the rank."""

@@ -160,7 +160,7 @@ def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dic
       token, before any weight changes.
     - ``logprob_gap_mean``: mean of these absolute differences.
 
-    If the batch is stale, the two gaps include the change of the policy since sampling.
+    If older weights sampled the batch, the two gaps include the change of the policy since sampling.
     """
     if not passes:
         return {}

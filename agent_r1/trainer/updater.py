@@ -215,7 +215,7 @@ class PolicyUpdater:
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the updater's and the trainer's state, without the policy's weights.
 
-        A trainer of several processes writes its tensors to files in ``folder``, which need not exist.
+        A trainer of several processes writes its tensors to files in ``folder``. This folder need not exist.
         """
         state = self._trainer.state(folder)
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
@@ -275,8 +275,8 @@ class PolicyUpdater:
     def _needs_old_logprobs(self, batch: TrainingBatch, is_stale: bool) -> bool:
         """Return whether an extra pass must compute log pi_old, the policy's log-probabilities, before the update.
 
-        If the update uses each trajectory only once, usually no extra pass is needed, because the training pass itself
-        computes log pi_old.
+        ``is_stale`` is true if older weights sampled a token of the batch. If the update uses each trajectory only
+        once, usually no extra pass is needed, because the training pass itself computes log pi_old.
         """
         if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and is_stale):
             return True

@@ -33,8 +33,8 @@ class Advantage(Component, ABC):
     effect."""
 
     uses_policy: ClassVar[bool] = False
-    """Whether the advantage depends on log pi_old. pi_old is the policy before the update. If the samples are stale,
-    pi_old is not the sampler's policy, so an extra pass must compute log pi_old."""
+    """Whether the advantage depends on log pi_old. pi_old is the policy before the update. If older weights sampled the
+    tokens, pi_old is not the sampler's policy, so an extra pass must compute log pi_old."""
 
     @property
     @abstractmethod

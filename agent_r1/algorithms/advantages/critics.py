@@ -141,7 +141,7 @@ class LengthAdaptiveGae(OverTokens):
     name: Literal["length_adaptive_gae"] = "length_adaptive_gae"
 
     alpha: float = Field(default=0.05, gt=0)
-    """alpha in lambda = max(0, 1 - 1 / (alpha * number of tokens of the trajectory))."""
+    """alpha in the formula lambda = max(0, 1 - 1 / (alpha * number of tokens of the trajectory))."""
 
     @property
     def formula(self) -> str:
@@ -181,9 +181,9 @@ class TurnGae(WithCritic):
 class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, arXiv:2510.16907; RAGEN, arXiv:2504.20073).
 
-    1. GAE over turns computes an advantage A of each turn. V is the critic's value of the state before the turn. 2. In
-    each turn, the last token gets the reward V + A, and the other tokens get reward 0. GAE over the tokens of the turn
-    then gives the advantages of the tokens.
+    - First, GAE over turns computes an advantage A of each turn. V is the critic's value of the state before the turn.
+    - Then the last token of each turn gets the reward V + A, and the other tokens get reward 0. GAE over the tokens of
+      the turn computes the advantages of the tokens.
 
     In GAE over turns, a turn without a reward is a time step like every other turn.
     """

@@ -193,7 +193,8 @@ class SeparateRewards(Advantage):
 class AgainstGreedy(Advantage):
     """The advantage A = R - R_greedy of ReMax (arXiv:2310.10505).
 
-    R is the return of the attempt. R_greedy is the return of the greedy attempt of the same group.
+    R is the return of the attempt. R_greedy is the return of the group's greedy attempt, which was made without random
+    sampling.
     """
 
     name: Literal["against_greedy"] = "against_greedy"
