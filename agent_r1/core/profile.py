@@ -173,10 +173,13 @@ class Profiler(Protocol):
 class StepProfiler:
     """A profiler that distributes the wall time and the CPU time of the process over the active parts.
 
-    If several parts are active at the same time, the time is divided equally among these parts, with two exceptions. A
-    validation gets all of the time. Tools, rewards, servers and ranks get time only while no other part is active. The
-    reason is that a tool delays nothing while the engine generates for other attempts. If no part is active, the CPU
-    time counts as "other", and the rest of the wall time as "waiting".
+    If several parts are active at the same time, the time is divided equally among these parts, with two exceptions:
+
+    - While a validation is active, the validation gets all of the time.
+    - Tools, rewards, servers and ranks get time only while no other part is active. For example, a tool delays nothing
+      while the engine generates for other attempts.
+
+    If no part is active, the CPU time counts as "other", and the rest of the wall time as "waiting".
 
     On a GPU, a part ends when its work is queued. The time of the work belongs to the part that waits for the result.
 

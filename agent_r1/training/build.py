@@ -91,8 +91,8 @@ def _trainer(
 class Placement:
     """The factories that make the engine and the trainer of a run.
 
-    By default, engine and trainer run in this process. The ranks of a trainer with ``trainer.ranks`` above 1 are
-    processes.
+    By default, engine and trainer run in this process. If ``trainer.ranks`` is above 1, each rank of the trainer is a
+    process of its own.
 
     Attributes:
         engine: takes a policy and the settings, and returns an inference engine that serves the policy's weights. The
