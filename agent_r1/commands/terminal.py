@@ -25,7 +25,7 @@ Curve = Mapping[int, float]
 def safe(text: str, style: str = "") -> Text:
     """Return ``text`` for the terminal, with each control character replaced by a visible character.
 
-    ``style`` is the style of the text in rich, such as "bold".
+    ``style`` is a style of the package ``rich``, such as "bold".
     """
     return Text(visible(text), style)
 

@@ -111,7 +111,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """The work that all engines did: decode batches, sampled tokens, prefill passes, new tokens, and requests."""
+    """The work that all engines did.
+
+    ``batches`` are decode batches, ``tokens`` are sampled tokens, and ``passes`` are prefill passes. ``new_tokens`` are
+    the tokens of the prefill passes.
+    """
 
     batches: int
     tokens: int
