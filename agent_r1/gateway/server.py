@@ -244,9 +244,7 @@ def _endpoint(
 
 
 def _response(exchange: Exchange, answer: Answer) -> Response:
-    """Return the HTTP response with a complete answer, as JSON, or as server-sent events if the client requested
-    events.
-    """
+    """Return the HTTP response with a complete answer: JSON, or server-sent events if the client wants events."""
     if exchange.streams:
         write = exchange.event_writer()
         events = chain.from_iterable(write(part) for part in complete_parts(answer))
