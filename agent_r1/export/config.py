@@ -12,7 +12,7 @@ from agent_r1.core.trajectory import Status
 ExportFormat = Literal["model", "adapter", "trajectories", "openai", "metrics"]
 
 FILTERS = ("split", "first_step", "last_step", "min_reward", "status", "fate")
-"""The settings that select trajectories."""
+"""The names of the settings that select trajectories."""
 
 
 class ExportConfig(BaseModel):

@@ -41,7 +41,7 @@ DIALECTS: tuple[Dialect, ...] = (CHAT_COMPLETIONS, RESPONSES, ANTHROPIC_MESSAGES
 
 HOST = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""Host names that requests can have."""
+"""The host names that the server accepts in requests."""
 
 NO_PROXY = ("no_proxy", "NO_PROXY")
 """The environment variables with the list of hosts that clients reach without a proxy."""

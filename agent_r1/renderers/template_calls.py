@@ -67,7 +67,7 @@ _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
 """Filters and methods that copy or compare the texts in a container."""
 
 _MAX_DIGITS = 100
-"""The largest precision of the filter ``round``."""
+"""The largest precision that a template can give to the filter ``round``."""
 
 _CHARACTERS_PER_STEP = 64
 """The number of characters that count as one step when a text is searched or split."""

@@ -21,7 +21,7 @@ DENSE_ONLY = (
     "probes",
     "threads",
 )
-"""Settings that have an effect only with an encoder."""
+"""The names of the settings that have an effect only with a sentence encoder."""
 
 
 class IndexConfig(BaseModel):

@@ -1,4 +1,4 @@
-"""The passages of a corpus."""
+"""Passages, and functions that read the passages of a corpus and compute their checksum."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CHUNK = 65536
 
 
 class Vectors(Protocol):
-    """Searchable vectors, numbered from 0."""
+    """Vectors, numbered from 0, among which the nearest vectors of a query can be found."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
         """Return, for each query, the numbers of the ``k`` nearest vectors, nearest first.

@@ -108,7 +108,7 @@ COLUMNS = f"""
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An SQL query with its parameters."""
+    """An SQL query: its text, and the values of its parameters."""
 
     sql: str
     parameters: tuple[Any, ...]

@@ -188,11 +188,11 @@ def _text_matcher(text: str) -> Callable[[str | bytes], bool]:
 
 
 _STRUCTURE = frozenset({"role", "call_id", "sha256", "mime"})
-"""Fields of encoded messages that are not searched."""
+"""The fields of encoded messages whose values are not searched."""
 
 
 def _strings(document: Any) -> Iterator[str]:
-    """Yield every text in a document, except roles of messages and names of fields."""
+    """Yield every text in a document, except names of fields and the values of the fields in ``_STRUCTURE``."""
     if isinstance(document, str):
         yield document
     elif isinstance(document, list):

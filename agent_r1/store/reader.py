@@ -128,7 +128,7 @@ class RunReader:
         return check_checkpoint(self._connection, checkpoint)
 
     def attempts(self) -> Iterator[AttemptStarted]:
-        """Yield every attempt that was started."""
+        """Yield the event :class:`AttemptStarted` of every attempt."""
         sql = f"SELECT {_ATTEMPT}, split, version FROM current_attempts AS attempts ORDER BY id"
         for *attempt, split, version in self._rows(sql):
             yield AttemptStarted(AttemptId(*attempt), split, version)

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Resource(Protocol):
-    """An object that has to be closed."""
+    """An object that tools use during an episode. It is closed at the end of the episode."""
 
     async def close(self) -> None: ...
 

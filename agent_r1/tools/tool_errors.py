@@ -19,7 +19,7 @@ _MAX_NAME = 64  # characters; a longer name is cut before the comparison with th
 
 
 class ToolErrorKind(StrEnum):
-    """The kind of failure of a tool call."""
+    """The reason why a tool call failed, as a word that rewards and metrics can compare."""
 
     MALFORMED_CALL = "malformed call"
     UNKNOWN_TOOL = "unknown tool"

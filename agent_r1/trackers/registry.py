@@ -1,4 +1,4 @@
-"""The trackers by name."""
+"""The trackers that a user can select by name."""
 
 from __future__ import annotations
 

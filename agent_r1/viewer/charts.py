@@ -25,7 +25,7 @@ MAX_COVERED = 3
 """The largest value of ``DrawnLine.covered``. Each value from 1 to this number has a pattern of dashes of its own."""
 
 Curve = Mapping[int, float]
-"""Values by step."""
+"""The values of one curve, by optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ PANELS = (
     Panel("Loss", "per term", _ending_with("_loss")),
     Panel("Critic", "explained variance", _only("critic/explained_variance")),
 )
-"""The charts of a run page."""
+"""The charts on the page of a run, in their order."""
 
 _SHOWN = frozenset({*(status.value for status in Status), "tokens", "calls", "invalid_calls", "failed_calls", "reward"})
 

@@ -1,4 +1,4 @@
-"""Sockets that servers listen on."""
+"""Open the sockets on which servers listen."""
 
 from __future__ import annotations
 

@@ -132,8 +132,11 @@ def plant_bugs(
 def _function(problem: Problem, lines: int) -> _Function | None:
     """Return the function that solves a problem, with its tests and mutations.
 
-    Return None if the function has more than ``lines`` lines, has fewer than two tests, or has a test that is not a
-    single assertion, or if code must run after the solution.
+    Return None if bugs cannot be planted into the function:
+
+    - It has more than ``lines`` lines.
+    - It has fewer than two tests, or a test that is not a single assertion.
+    - The exam of the problem has code that must run after the solution.
     """
     source = plain_source(problem.solution)
     if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:

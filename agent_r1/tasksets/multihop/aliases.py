@@ -1,4 +1,4 @@
-"""Other names of answers: the file ``id_aliases.json`` of 2WikiMultihopQA."""
+"""Read other names of answers from the file ``id_aliases.json`` of 2WikiMultihopQA."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ VALUED: tuple[Relation, ...] = (
         values=ANIMALS,
     ),
 )
-"""Relations to a value."""
+"""Relations of a person to a value, such as the city in which the person was born."""
 
 HELD_OUT_VALUED = Relation(
     "dish",

@@ -36,7 +36,7 @@ def forward(chain: Chain) -> str:
 
 
 STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
-"""The wordings of questions in training."""
+"""The wordings of questions in training, by name."""
 
 _WORDINGS = {**STYLES, **PARAPHRASES}
 

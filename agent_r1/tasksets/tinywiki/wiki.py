@@ -105,8 +105,8 @@ class Wiki:
 def open_wiki(name: str) -> Wiki:
     """Return the wiki with the given name. Equal names give equal wikis on every machine.
 
-    The part of the name before the first slash is the class of the wiki: ``train``, ``validation``, ``test``, or
-    ``UNSEEN`` for a test wiki with a relation that no other wiki contains.
+    The part of the name before the first slash is the class of the wiki: ``train``, ``validation``, ``test`` or
+    ``UNSEEN``. A wiki of the class ``UNSEEN`` is a test wiki with a relation that no other wiki contains.
 
     Example:
         open_wiki("test/0")

@@ -1,4 +1,4 @@
-"""Nationalities, and the names of their countries."""
+"""The names of the country of each nationality, such as "United States" for "American"."""
 
 from __future__ import annotations
 
