@@ -14,7 +14,7 @@ the initial policy. teacher: a teacher policy. role_baseline: a running mean of 
 """
 
 Level = Literal["token", "turn", "trajectory"]
-"""The unit whose tokens share one importance ratio or one correction."""
+"""The unit (token, turn or trajectory) whose tokens share one importance ratio or one correction."""
 
 LARGEST = 10**9
 """The largest absolute value that a numeric parameter of a component can have."""

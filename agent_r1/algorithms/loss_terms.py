@@ -1,6 +1,4 @@
-"""The optional terms of an algorithm: masks, KL penalty, distillation, and correction of the mismatch of sampler and
-trainer.
-"""
+"""The optional terms of an algorithm: masks, KL penalty, distillation, and correction of the sampler's mismatch."""
 
 from __future__ import annotations
 
@@ -49,28 +47,27 @@ class Kl(Component):
     """A penalty on the KL divergence of the policy from the reference policy (initially the policy before training)."""
 
     coefficient: float = Field(default=0.001, gt=0)
-    """Weight of the penalty. If ``target`` is given, this is the weight at the beginning, and later updates change
-    it."""
+    """Weight of the penalty. If ``target`` is given, this is only the initial weight, which later updates change."""
 
     estimator: KlEstimator = "k3_plus"
-    """How the KL divergence is estimated. In the loss, the expected gradient of k1 is 0, and k3 has the gradient of
-    KL(ref || pi)."""
+    """Estimator of the KL divergence (see the functions kl_k1, kl_k2, .. of algorithms/ops.py). As a term of the loss,
+    k1 has the expected gradient 0, and k3 has the gradient of KL(ref || pi)."""
 
     bound: float | None = Field(default=None, gt=0)
     """Largest value of the estimate k3 of the KL divergence at a token (10 in verl). A larger value is reduced to this
     bound. With estimator k3, the token then has no gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Number of steps between two changes of the reference policy. It becomes alpha * policy + (1 - alpha) * reference.
-    0: the reference policy is always the policy before training."""
+    """Number of steps between two changes of the reference policy. The reference policy then becomes alpha * policy +
+    (1 - alpha) * reference. 0: the reference policy is always the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
     """alpha in the formula of sync_steps (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656). 1: the reference policy
     becomes a copy of the policy."""
 
     placement: Literal["loss", "reward"] = "loss"
-    """loss: the penalty is a term of the loss. reward: the penalty, estimated by k1, is subtracted from the reward of
-    each action token."""
+    """Where the penalty is applied. loss: the penalty is a term of the loss. reward: the penalty, estimated by k1, is
+    subtracted from the reward of each action token."""
 
     target: float | None = Field(default=None, gt=0)
     """Desired KL divergence per token. After each update, the coefficient is adapted so that the divergence approaches
@@ -84,7 +81,7 @@ class Kl(Component):
 
     @property
     def formula(self) -> str:
-        """The penalty in words, with the values of the settings."""
+        """The KL penalty in words, with the values of the settings."""
         adapted = "" if self.target is None else f", adapted to {self.target:g} over {self.horizon:g} trajectories"
         place = "in the loss" if self.placement == "loss" else "off each token's reward"
         bounded = "" if self.bound is None else f", k3 at most {self.bound:g}"
@@ -156,7 +153,7 @@ class Distillation(Component):
     """
 
     coefficient: float = Field(default=1.0, gt=0)
-    """Weight of the term."""
+    """Weight of the distillation term in the loss."""
 
     top_k: int = Field(default=64, ge=1)
     """k: number of the teacher's most likely tokens at each position. A number above the size of the vocabulary means
@@ -173,13 +170,13 @@ class Distillation(Component):
 
     @property
     def formula(self) -> str:
-        """The term in words, with the values of the settings."""
+        """The distillation term in words, with the values of the settings."""
         tokens = f"the teacher's top {self.top_k} tokens" + (" and one for the rest" if self.tail == "bucket" else "")
         bounded = "" if self.bound is None else f", at most {self.bound:g}"
         return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
 
     def divergence(self, tokens: TokenOutputs) -> Tensor:
-        """Return the divergence D_t at each of n tokens, with gradient: (n,)."""
+        """Return the divergence of the policy from the teacher at each of n tokens, with gradient: (n,)."""
         logprobs = require(tokens.top_logprobs, "the policy's log-probabilities of the teacher's top tokens")  # (n, k)
         teacher_logprobs = require(tokens.teacher_top_logprobs, "the teacher's top tokens")  # (n, k)
         teacher = teacher_logprobs.exp()
@@ -264,7 +261,7 @@ class Rejection(Component):
 
     @property
     def formula(self) -> str:
-        """The rule in words, with the values of the settings."""
+        """The rejection rule in words, with the values of the settings."""
         return (
             f"each {self.level} left out whose {self.statistic} of pi_old / mu is not in [{self.low:g}, {self.high:g}]"
             + (", and out of the denominators" if self.denominator == "accepted" else "")

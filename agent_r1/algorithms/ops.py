@@ -206,7 +206,8 @@ def generalized_advantages(
 # Importance ratios between two policies.
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to [-MAX_LOG_RATIO, MAX_LOG_RATIO] before exp is applied, so that every ratio is finite."""
+"""The largest absolute value of a log-ratio. Larger values are clamped before exp is applied, so that every ratio is
+finite."""
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -217,8 +218,8 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 def effective_share(weight: Tensor) -> float:
     """Return the effective sample size of n tokens, divided by n. ``weight`` (n,) holds the importance weights w.
 
-    The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal. It is k / n
-    if k tokens have equal weights and the other tokens have weight 0. If all weights are 0, the share is 0.
+    The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal. The share is
+    k / n if k tokens have equal weights and the other tokens have weight 0. If all weights are 0, the share is 0.
     """
     squares = float(weight.square().sum())
     return float(weight.sum()) ** 2 / (len(weight) * squares) if squares else 0.0

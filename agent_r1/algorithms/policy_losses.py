@@ -188,11 +188,12 @@ class Sapo(PolicyLoss):
     name: Literal["sapo"] = "sapo"
 
     tau_positive: float = Field(default=1.0, gt=0)
-    """tau for tokens with a positive advantage. A larger tau makes the gradient decrease faster when the ratio leaves
-    1."""
+    """tau for tokens with a positive advantage. A larger tau makes the gradient decrease faster when the importance
+    ratio moves away from 1."""
 
     tau_negative: float = Field(default=1.05, gt=0)
-    """tau for all other tokens. A larger tau makes the gradient decrease faster when the ratio leaves 1."""
+    """tau for all other tokens. A larger tau makes the gradient decrease faster when the importance ratio moves away
+    from 1."""
 
     @property
     def formula(self) -> str:

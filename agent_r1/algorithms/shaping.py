@@ -1,6 +1,6 @@
 """Filters, which exclude attempts, and reward shaping, which changes rewards.
 
-An algorithm applies them before it computes advantages.
+An algorithm applies the filters and the reward shaping before it computes advantages.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class SoftOverlong(Component):
 
     @property
     def formula(self) -> str:
-        """The penalty in words, with the values of the settings."""
+        """The penalty for long trajectories in words, with the values of the settings."""
         start = self.max_tokens - self.cache_tokens
         return f"R less {self.penalty:g} clip((|y| - {start}) / {self.cache_tokens}, 0, 1) for its |y| action tokens"
 
@@ -145,7 +145,7 @@ class RewardShaping(Component):
 
     @property
     def formula(self) -> str:
-        """The changes in words; "" if the settings change no reward."""
+        """The changes of the rewards in words; "" if the settings change no reward."""
         penalties = [f"{share:g} {unit}" for share, unit in ((self.length, "length"), (self.turns, "turns")) if share]
         penalty = (
             f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"

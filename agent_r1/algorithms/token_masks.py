@@ -1,8 +1,8 @@
 """Rules that treat some tokens of the loss differently: token masks, the off-policy sequence mask, and KL-Cov.
 
 A masked token has no policy loss, but still counts in the denominators and in the other terms of the loss. Token masks
-and KL-Cov compare the tokens of a batch with each other. They use the policy before the update, so that the result
-depends neither on minibatches nor on micro-batches.
+and KL-Cov compare the tokens of a batch with each other. All rules except the off-policy mask use the policy before the
+update, so that their results depend neither on minibatches nor on micro-batches.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ class TokenMask(Component, ABC):
     name: str = ""
 
     compares_sampler: ClassVar[bool] = False
-    """Whether the rule compares pi_old with the sampler's policy. If so, a forward pass before the update is needed."""
+    """Whether the rule compares pi_old, the policy before the update, with the sampler's policy. If so, a forward pass
+    before the update is needed."""
     needs_entropy: ClassVar[bool] = False
-    """Whether the rule uses the entropy of pi_old. If so, a forward pass before the update is needed."""
+    """Whether the rule uses the entropy of the policy before the update. If so, a forward pass before the update is
+    needed."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The rule in words, with the values of the settings."""
+        """The rule of the mask in words, with the values of the settings."""
 
     @abstractmethod
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ class SecondMoment(TokenMask):
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest mean of (log(pi_old / mu))^2 over the tokens that are not masked."""
+    """Largest mean of the squared log-ratio between trainer and sampler, over the tokens that are not masked."""
 
     @property
     def formula(self) -> str:
@@ -145,11 +147,11 @@ class KlCov(Component):
     """Share of the tokens that are penalized. At least one token is penalized."""
 
     coefficient: float = Field(default=1.0, gt=0)
-    """Weight of the penalty."""
+    """Weight of the KL-Cov penalty in the loss."""
 
     @property
     def formula(self) -> str:
-        """The penalty in words, with the values of the settings."""
+        """The KL-Cov penalty in words, with the values of the settings."""
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
@@ -172,11 +174,12 @@ class OffPolicyMask(Component):
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """If the mean of log(mu / pi) over a trajectory is at most this number, no token of the trajectory is masked."""
+    """Largest mean of log(mu / pi) over a trajectory at which none of its tokens is masked. mu is the sampler, pi the
+    policy."""
 
     @property
     def formula(self) -> str:
-        """The rule in words, with the values of the settings."""
+        """The rule of the mask in words, with the values of the settings."""
         return f"without tokens with A < 0 of trajectories whose mean of log(mu / pi) is above {self.threshold:g}"
 
     def kept(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:

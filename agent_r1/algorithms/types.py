@@ -46,7 +46,7 @@ class TopTokens:
     """(N, k) float64: the log-probabilities of these tokens."""
 
     def select(self, mask: Tensor) -> TopTokens:
-        """Return the rows for the tokens of ``mask`` (N,) only."""
+        """Return only the rows of the tokens for which ``mask`` (N,) is true."""
         return TopTokens(self.ids[mask], self.logprobs[mask])
 
 
@@ -107,7 +107,7 @@ class TokenWeights:
     advantage: Tensor
     """(N,) the advantage of each token."""
     loss_weight: Tensor
-    """(N,) weight of each token in the aggregated loss; 0 if the loss mask excludes the token."""
+    """(N,) weight of each token in the aggregated loss; 0 for a token that is not trained on."""
     importance_weight: Tensor
     """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer: 1 without a correction; 0
     for a token that ``rejection`` or ``token_mask`` masks."""

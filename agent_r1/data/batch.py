@@ -116,7 +116,7 @@ class TrainingBatch:
 
     @property
     def previous_turn(self) -> Tensor:
-        """The number of the previous turn in the same trajectory, for each turn: (S,). It is -1 for a first turn."""
+        """The number of the previous turn in the same trajectory, for each turn: (S,). A first turn has -1."""
         return previous_within(self.turn_trajectory)
 
     @property

@@ -15,8 +15,7 @@ from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Block, TokenSequence
 
 MAX_PADDING = 0.1
-"""The limit on the share of padding tokens in a micro-batch. A block that would exceed it is not added to the
-micro-batch."""
+"""The limit on the share of padding tokens in a micro-batch. No block is added if the share would reach this limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

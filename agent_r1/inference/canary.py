@@ -29,13 +29,14 @@ A prompt fills at least one block of a server's prefix cache. Such a block has 1
 """
 
 TEMPERATURE = 0.7
-"""The temperature for the log-probabilities of next tokens. A value other than 1 detects servers that ignore it."""
+"""The temperature for the log-probabilities of next tokens. It is not 1, to detect servers that ignore the
+temperature."""
 
 NUM_NEXT = 32
-"""The number of most likely next tokens that the trainer stores for each prompt."""
+"""The number of most likely next tokens that the trainer stores for each prompt of a canary."""
 
 NUM_COMPARED = 5
-"""The number of most likely next tokens that a server returns for each prompt."""
+"""The number of most likely next tokens that a server returns for each prompt of a canary."""
 
 NUM_SAMPLED = 32
 """The number of tokens that an engine samples after each prompt in ``measure_gap``."""
@@ -61,7 +62,7 @@ BANDS: Mapping[Dtype, Band] = {
     "float32": Band(mean=2e-4, maximum=2e-3, floor=2e-5),
     "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
 }
-"""The ``Band`` for each data type of a server."""
+"""The accepted differences of log-probabilities, by the data type of the server."""
 
 SAME_CHANGE = 0.25
 """The accepted difference between the change of a log-probability in the server and its change in the trainer.
@@ -104,7 +105,7 @@ def compute_canary(model: PreTrainedModel) -> Canary:
 
 
 def _prompts(model: PreTrainedModel) -> Tensor:
-    """Return the fixed prompts for a model: (NUM_PROMPTS, PROMPT_LENGTH)."""
+    """Return the fixed prompts of the canary for a model, as token ids: (NUM_PROMPTS, PROMPT_LENGTH)."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(model.config.get_text_config().vocab_size)
     return torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)

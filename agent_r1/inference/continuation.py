@@ -22,7 +22,10 @@ MAX_ABORTS = 20
 """The number of aborted requests in a row without a new token after which a generation fails."""
 
 ABORT_SECONDS = 0.05
-"""The pause after the first abort, in seconds. Each further pause is twice as long, at most ``MAX_ABORT_SECONDS``."""
+"""The pause before a generation continues after its first aborted request, in seconds.
+
+Each further pause is twice as long, but at most ``MAX_ABORT_SECONDS``.
+"""
 
 MAX_ABORT_SECONDS = 5.0
 

@@ -36,7 +36,10 @@ class TokenTree:
     ends: list[int] = field(default_factory=list)
 
     def add(self, branch: ScoredTokens, children: dict[tuple[int, int], int]) -> None:
-        """Add a continuation. ``children`` maps (node, token) to the child of the node with this token."""
+        """Add the continuation ``branch``.
+
+        ``children`` maps (node, token) to the child of the node that holds the token.
+        """
         node = 0
         for token, logprob in zip(branch.token_ids, branch.logprobs, strict=True):
             child = children.setdefault((node, token), len(self.token_ids))

@@ -30,8 +30,10 @@ ROWS_MULTIPLE = 16
 number. With other numbers of rows, BLAS libraries use other kernels, whose results have other bits."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) -> mixed values (N, H * D). It appends keys
-and values to the cache."""
+"""A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.
+
+The function appends the keys and values to the cache of the layer, and returns the output (N, H * D).
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,10 @@ class NativeDecoder:
         )
 
     def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Copy matrices (outputs, inputs) to one tensor (panels, inputs, lanes). Return the address of this tensor."""
+        """Copy matrices (outputs, inputs) to one tensor (panels, inputs, lanes), and return the address of this tensor.
+
+        The outputs of all matrices are padded with zeros, and divided into panels of ``lanes`` outputs.
+        """
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
         torch.cat([weight.detach() for weight in weights], out=padded[:outputs])
@@ -218,7 +221,7 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
 
 
 class _Layer(ctypes.Structure):
-    """The struct ``Layer`` of the C++ file."""
+    """The struct ``Layer`` in ``native/decode_step.cpp``: the addresses of the weights of one layer."""
 
     _fields_ = [
         (name, ctypes.c_void_p)
@@ -230,7 +233,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Weights(ctypes.Structure):
-    """The struct ``Model`` of the C++ file."""
+    """The struct ``Model`` in ``native/decode_step.cpp``: the sizes of a model and the addresses of its weights."""
 
     _fields_ = (
         *((n, ctypes.c_int64) for n in ("layers", "width", "heads", "kv_heads", "head_size", "inner", "vocabulary")),
@@ -241,7 +244,7 @@ class _Weights(ctypes.Structure):
 
 
 class _Step(ctypes.Structure):
-    """The struct ``Step`` of the C++ file."""
+    """The struct ``Step`` in ``native/decode_step.cpp``: the inputs and the outputs of one decode step."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "threads", "capacity")),

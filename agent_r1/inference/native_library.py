@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parent / "native" / "decode_step.cpp"
 CACHE = Path("~/.cache/agent-r1/native")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
-"""Names of compilers, in the order of the search. A compiler in the environment variable CXX is preferred."""
+"""Names of C++ compilers, in the order of the search. A compiler in the environment variable CXX is preferred."""
 
 COMPILE_SECONDS = 300.0
 CPU_INFO = Path("/proc/cpuinfo")
@@ -33,7 +33,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLibrary:
-    """The loaded library, and the name and the version of its compiler."""
+    """The engine's C++ library after loading, with the name and the version of its compiler."""
 
     functions: ctypes.CDLL
     compiler: str

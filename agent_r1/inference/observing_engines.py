@@ -15,7 +15,9 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 
 @dataclass(frozen=True, slots=True)
 class ForwardingEngine:
-    """Base class: forwards weight updates, releases and closing to ``engine``. A subclass defines ``generate``."""
+    """Base class of engines that forward weight updates, releases and closing to ``engine``. A subclass defines
+    ``generate``.
+    """
 
     engine: InferenceEngine
 
@@ -53,7 +55,7 @@ class EngineMeter:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one more running request inside of the ``with`` block."""
+        """Return a context manager that counts one more running request in its ``with`` block."""
         with self._lock:
             self._advance()
             self._running += 1
@@ -93,7 +95,7 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Add the time since the last call of this method to the counters. The caller holds the lock."""
+        """Add the time since the last call of this method to the counters. The caller must hold the lock."""
         now = self._clock()
         if self._running:
             self._busy += now - self._last

@@ -44,7 +44,10 @@ WHOLE_DISTRIBUTION: Mapping[str, float] = {
 """Sampling parameters that exclude no token and change no probability."""
 
 TokenLogprob = tuple[float | None, int, str | None]
-"""(log-probability, token id, text). The log-probability is None for the first token of a prompt."""
+"""A token in an answer of SGLang: (log-probability, token id, text).
+
+The log-probability is None for the first token of a prompt.
+"""
 
 
 class _FinishReason(Answer):

@@ -103,7 +103,7 @@ class WeightFolders:
         return folder
 
     def _save(self, model: PreTrainedModel, folder: Path) -> None:
-        """Write all weights of the model."""
+        """Write all weights of the model to ``folder``."""
         weights = self._weights(model)
         with quiet_transformers():
             model.save_pretrained(folder, state_dict=dict(weights))  # it empties the dictionary that it gets

@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters. This module does not import torch, so that the command line starts fast."""
+"""Settings of LoRA adapters. An import of this module does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 

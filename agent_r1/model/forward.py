@@ -31,7 +31,7 @@ DYNAMIC_ROPE = ("dynamic", "longrope")
 """Types of RoPE whose frequencies depend on the largest position of a pass."""
 
 LOGITS_PER_CHUNK = 1 << 26
-"""Maximum number of logits in one chunk (256 MiB in fp32)."""
+"""Maximum number of logits that are computed at once (256 MiB in fp32)."""
 
 
 def hidden_states(

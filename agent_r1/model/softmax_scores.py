@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 PART_LOGITS = 1 << 18
-"""Number of logits in a part: 1 MiB in fp32."""
+"""Number of logits that are processed together, so that they fit into the cache of a processor: 1 MiB in fp32."""
 
 
 class SoftmaxScores(NamedTuple):
@@ -39,7 +39,7 @@ def softmax_scores(logits: Tensor, targets: Tensor, temperature: float, *, entro
 
 
 class _Scores(torch.autograd.Function):
-    """The function of :func:`softmax_scores`, with its gradient."""
+    """The autograd function that computes :func:`softmax_scores` and its gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> Any:

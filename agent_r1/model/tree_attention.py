@@ -26,7 +26,8 @@ from transformers.masking_utils import sdpa_mask
 
 TREE_ATTENTION = "agent_r1_tree"
 USUAL_ATTENTION = "sdpa"
-"""The attention of transformers that ``TREE_ATTENTION`` replaces, and that it uses in passes without a tree."""
+"""The attention of transformers that ``TREE_ATTENTION`` replaces. ``TREE_ATTENTION`` itself uses it in passes without a
+tree."""
 
 SMALL_TREE = 64
 """A tree of at most this number of tokens is a single part, with a mask. Dividing a small tree would take longer than
@@ -133,7 +134,7 @@ class _TreeAttention(torch.autograd.Function):
         totals = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))  # (B, H, T)
 
         def attend(part: AttentionPart) -> tuple[Tensor, Tensor]:
-            """Return the result of a part, and the logarithms of its sums of exponentials."""
+            """Return (attention output of a part, logarithms of the sums of its exponentials)."""
             read = (query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys])
             found, total = _attend(*read, 0.0, part.is_causal, attn_mask=part.mask, scale=scaling)
             return found, total

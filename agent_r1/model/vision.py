@@ -6,7 +6,7 @@ each feature in place of the embedding of a placeholder token.
 Models of the Qwen-VL family give each token three positions (time, height, width). A text token has three equal
 positions. The features of an image form a grid of h rows and w columns. The height and the width of a feature are its
 row and its column, counted from the position after the text before the image. The text after the image continues max(h,
-w) positions later, not h w (arXiv:2409.12191, section 2.1).
+w) positions later, not h * w positions later (arXiv:2409.12191, section 2.1).
 
 Shapes: B rows of T tokens, k features of an image, F features of all images of a pass, hidden size H.
 """

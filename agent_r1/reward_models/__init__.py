@@ -1,5 +1,4 @@
-"""Reward models: transformers that score a whole trace. They are trained on recorded runs, and used as rewards of other
-runs.
+"""Reward models: transformers that score whole traces. They are trained on recorded runs, for use in other runs.
 
 A trace is a recorded attempt: all tokens that the policy read or sampled. Each public name is imported when it is first
 used. So an import of ``agent_r1.reward_models.config`` does not load torch.

@@ -41,8 +41,8 @@ class RewardModelConfig(BaseModel):
     the run."""
 
     model: str = ""
-    """Name or folder of the model to start from. It must have the same vocabulary as the models of the runs. Empty: the
-    model that the first run started from."""
+    """Name or folder of the model to start from. The model must have the same vocabulary as the models of the runs.
+    Empty: the model that the first run started from."""
 
     kind: Kind = "trajectory"
     """Form of the reward. trajectory: one number per attempt, from a scalar head at the last token. turns: one number
@@ -76,8 +76,8 @@ class RewardModelConfig(BaseModel):
     """Decoupled weight decay of AdamW."""
 
     max_attempts: int = Field(default=0, ge=0)
-    """Number of attempts for training, in all runs together; 0: all attempts. Whole tasks are drawn at random until
-    their attempts reach this number. Attempts at held-out tasks are not counted."""
+    """Approximate number of attempts for training, in all runs together; 0: all attempts. Whole tasks are drawn at
+    random until their attempts reach this number. Attempts at held-out tasks are not counted."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding."""

@@ -138,7 +138,7 @@ def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], se
     """Return how well ``scores`` separate the traces with the label True from the traces with the label False.
 
     ``tasks`` are the ids of the tasks of the traces. The bootstrap draws whole tasks, because attempts at one task are
-    not independent. ``seed`` is its seed.
+    not independent. ``seed`` is the seed of the bootstrap.
     """
     values = torch.tensor(scores, dtype=torch.float64)
     indices: dict[str, list[int]] = {}

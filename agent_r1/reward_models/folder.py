@@ -20,7 +20,7 @@ from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, Network
 from agent_r1.store.atomic_fs import atomic_dir
 
 DESCRIPTION = "reward_model.json"
-"""The file that describes the reward model in a folder."""
+"""The name of the file that describes the reward model in a folder."""
 
 REFERENCE = "reference"
 """The folder with the reference model of an implicit reward model, inside the folder of the reward model."""

@@ -1,6 +1,6 @@
 """A judge: a language model that compares the attempts of a group.
 
-It is called through an OpenAI-compatible endpoint.
+The language model is called through an OpenAI-compatible endpoint.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from agent_r1.core.trajectory import Scores, Trajectory, Unscored
 from agent_r1.store.atomic_fs import atomic_write
 
 MAX_ANSWER = 1_000_000
-"""The maximum size of an answer from the endpoint, in bytes."""
+"""The maximum size of a judge's answer, in bytes."""
 
 MAX_REASON = 300
-"""The maximum number of characters in the reason of a failure."""
+"""The maximum number of characters in the reason why a judge gave no grades."""
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
-"""The HTTP statuses after which a request is repeated."""
+"""The HTTP statuses after which a request to a judge is repeated."""
 
 RUBRIC = """\
 You grade several attempts of an assistant at the same task. An attempt is good if it reaches the goal of the task, if
@@ -104,7 +104,7 @@ def load_judge(file: Path) -> JudgeConfig:
 class _Failure:
     """The reason why a request gave no grades. If ``is_final`` is true, a repeated request would fail too.
 
-    ``retry_after`` is the wait before the next request that the endpoint demands, in seconds.
+    ``retry_after`` is the pause before the next request that the endpoint demands, in seconds.
     """
 
     reason: str

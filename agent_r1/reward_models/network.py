@@ -140,7 +140,7 @@ def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Te
 
 
 TurnLoss = Callable[[Tensor], Tensor]
-"""A function from the scores (S,) of all turns of a batch to the loss."""
+"""A function that computes the loss of a batch from the scores (S,) of all its turns."""
 
 
 def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:

@@ -19,7 +19,7 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 LOGPROB = math.log(0.5)
-"""The log-probability that this engine reports for every token."""
+"""The log-probability that ``ScriptedEngine`` reports for every token."""
 
 
 def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
@@ -78,4 +78,4 @@ class ScriptedEngine:
         self.released.append(session_id)
 
     async def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the engine holds no resources."""

@@ -111,7 +111,7 @@ class Session:
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """The completed turns."""
+        """The completed turns of the attempt, in order."""
         return self._turns
 
     async def respond(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> Action | Stopped:

@@ -12,7 +12,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 
 KEY_VARIABLE = "AGENT_R1_RANK_KEY"
-"""The environment variable with the key, in the process of a rank."""
+"""The name of the environment variable that holds the key of a rank, in the process of the rank."""
 
 PROOF_SECONDS = 30
 """The time limit for each message with which a client proves that it knows the key, in seconds. So a client that sends

@@ -96,4 +96,4 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         ECHO,
     )
 }
-"""All presets by name."""
+"""A mapping from the name of each preset to its algorithm."""
