@@ -274,7 +274,7 @@ def _message_lines(messages: Sequence[Message]) -> Iterator[tuple[str, Text]]:
 
 
 def _turn_lines(turn: Turn) -> Iterator[tuple[str, Text]]:
-    """Yield the label and the text of each line of a turn."""
+    """Yield (label, text) of each line about a turn: the action, its calls, the observation and the rewards."""
     text = turn.action.text
     yield "policy", safe(text) if text else Text("(no text)", "dim")
     calls = turn.action.message.calls

@@ -1,4 +1,4 @@
-"""The implementation of a run's decode steps: recorded when the run begins, and kept when the run is resumed."""
+"""The implementation of a run's decode steps. It is recorded when the run begins, and kept when the run is resumed."""
 
 from __future__ import annotations
 

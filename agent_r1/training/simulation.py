@@ -111,10 +111,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """The work that all engines did.
-
-    ``batches`` are decode batches, ``tokens`` are sampled tokens, and ``passes`` are prefill passes. ``new_tokens`` are
-    the tokens of the prefill passes.
+    """The work that all engines did: decode batches, sampled tokens, prefill passes, tokens of the prefill, and
+    requests.
     """
 
     batches: int
@@ -201,9 +199,8 @@ class _Simulation:
         self._is_training, self._update_seconds = False, 0.0
 
     def at(self, time: float, event: Callable[[float], None]) -> None:
-        """Call ``event(time)`` at the simulated time ``time``.
-
-        Events at equal times are called in the order of their addition.
+        """Call ``event(time)`` at the simulated time ``time``. Events at equal times are called in the order of
+        addition.
         """
         heappush(self._events, (time, next(self._numbers), event))
 
@@ -371,10 +368,7 @@ class _Engine:
             self.on_action(now, attempt)
 
     def _admit(self) -> float:
-        """Move waiting requests into the batch while there is room.
-
-        Return the seconds that the prefill of these requests takes.
-        """
+        """Move waiting requests into the batch while there is room. Return the seconds that their prefill takes."""
         tokens = admitted = 0
         while self._waiting and self._has_room(self._waiting[0]):
             attempt = self._waiting.popleft()
