@@ -16,8 +16,8 @@ from agent_r1.training.plan_config import PlanConfig
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings that can be without effect. ``OF_GPUS``: the type and the number of GPUs. ``OF_ATTEMPTS``: the sizes of
-attempts that are not drawn from a recorded run. ``OF_RECORDED_RUNS``: how costs are measured in recorded runs.
+"""Settings that can be without effect. ``OF_GPUS`` describe the GPUs. ``OF_ATTEMPTS`` are the sizes of attempts that
+are not drawn from a recorded run. ``OF_RECORDED_RUNS`` determine how costs are measured in recorded runs.
 """
 
 
