@@ -106,7 +106,7 @@ class ToolEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation of code written by the policy, as text. None if no tool runs such code."""
+        """The weakest isolation under which a tool runs code of the policy, as text. None if no tool runs such code."""
         return weakest_sandbox([self._sandbox, *(tool.sandbox for tool in self.tools_by_name.values())])
 
     async def open(self, task: Task, context: RolloutContext) -> ToolEpisode:

@@ -78,7 +78,7 @@ class UserEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation of code written by the policy, as text. None if no tool runs such code."""
+        """The weakest isolation under which a tool runs code of the policy, as text. None if no tool runs such code."""
         return self._tool_env.sandbox
 
     async def open(self, task: Task, context: RolloutContext) -> UserEpisode:
@@ -91,7 +91,7 @@ class UserEpisode:
     """One attempt with a user.
 
     Attributes:
-        tool_episode: runs the tool calls.
+        tool_episode: the :class:`ToolEpisode` that runs the tool calls.
         start: the opening messages of the episode.
         messages: the conversation so far.
         num_actions: the number of actions so far.
@@ -131,7 +131,7 @@ OPENING = "(The conversation begins.)"
 """The first message to the model that plays the user, if the user begins the conversation."""
 
 SILENCE = "(says nothing)"
-"""Replaces an empty message of the agent in the prompt of the model that plays the user."""
+"""The text in place of an empty message of the agent, in the prompt of the model that plays the user."""
 
 NUDGE = "(You said nothing. Please answer.)"
 """The message to the model that plays the user, after an empty reply."""

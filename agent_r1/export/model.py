@@ -31,7 +31,7 @@ NOT_OF_THE_MODEL = (MANIFEST, "trainer*.safetensors", "trainer.json", "progress.
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """The folder of weights that a run saved.
+    """The weights that a run saved after a step.
 
     Attributes:
         folder: the folder of the model; with LoRA, the folder of the adapter.

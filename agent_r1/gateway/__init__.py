@@ -1,7 +1,7 @@
-"""The gateway: an endpoint in the dialects of OpenAI and Anthropic, over the sessions of a run or a served model.
+"""The gateway: an HTTP endpoint for agents, in the dialects of OpenAI and Anthropic.
 
-A name of this package is imported when it is first used. So an import of ``agent_r1.gateway.config`` does not load a
-server.
+The policy of a run or a served model answers the requests. A name of this package is imported when it is first used. So
+an import of ``agent_r1.gateway.config`` does not load a server.
 """
 
 from typing import TYPE_CHECKING

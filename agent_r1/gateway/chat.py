@@ -12,7 +12,13 @@ from agent_r1.core.tool import ToolSpec
 Messages = tuple[Message, ...]
 
 EndReason = Literal["stop", "stop_string", "length", "tool_calls"]
-"""Why an answer ended: the end of the turn, a stop string of the request, the token limit, or tool calls."""
+"""The reason why an answer ended.
+
+- stop: the model ended its turn.
+- stop_string: a stop string of the request occurred.
+- length: the token limit was reached.
+- tool_calls: the answer has tool calls.
+"""
 
 
 class RequestError(Exception):
@@ -166,7 +172,9 @@ class Draft:
 
 @dataclass(slots=True)
 class LiveAnswer:
-    """The answer to a request while it is sampled, for streaming. If the model does not stream, the object stays empty.
+    """An answer to a request, while it is sampled. A stream is made from this object.
+
+    If the model does not support streaming, the object stays empty.
 
     Attributes:
         opening: the first part of the stream; None if the stream cannot begin yet.

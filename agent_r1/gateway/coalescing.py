@@ -157,10 +157,10 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
 
-        With a key, return the answer to the latest request with the same key, or None if there is none. Raise
-        RequestError if the key was used for a different request.
+        If ``identity`` has a key, return the answer to the latest request with the same key, or None if there is none.
+        Raise RequestError if the key was used for a different request.
 
-        Without a key, return an abandoned answer to an equal request if there is one. An answer is abandoned if no
+        If it has no key, return an abandoned answer to an equal request if there is one. An answer is abandoned if no
         client waits for it and no client has received it. If there is no abandoned answer:
 
         - If ``num_retries`` is 0, return None. So an agent can send equal requests in parallel, and gets several
@@ -190,7 +190,7 @@ class AnswerLog:
     def _forget(self) -> None:
         """Remove failed answers, and the oldest complete answers if more than ``num_kept`` are complete.
 
-        A repetition of a failed request is sampled again.
+        So a repetition of a failed request is sampled again.
         """
         self._pending = [one for one in self._pending if not _has_failed(one.drafting)]
         complete = [one for one in self._pending if one.drafting.done() and one.num_waiting == 0]

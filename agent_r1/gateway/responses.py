@@ -362,7 +362,7 @@ class _EventWriter:
 
 
 def _extra(part: Json) -> Json:
-    """Return the fields that only some stream events have: empty ``logprobs`` if ``part`` is text, otherwise none."""
+    """Return the fields that only some stream events have: empty ``logprobs`` if ``part`` is text, else no field."""
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 FENCE = "```"
-"""A tag in ``TagsConfig`` that begins with this text is a fence (a code block), not a tag in angle brackets."""
+"""The beginning of a fence. A tag in ``TagsConfig`` that begins with this text stands for a code block."""
 
 
 class TagsConfig(BaseModel):

@@ -31,7 +31,10 @@ Only the processor time of the thread that renders is counted. Other work on the
 """
 
 MAX_INTEGER_BITS = 2**14
-"""The largest number of bits of an integer. Python reads integers of up to 4300 digits (14,285 bits) from JSON."""
+"""The largest number of bits of an integer that a template computes.
+
+Integers from JSON are always smaller, because Python reads at most 4300 digits (14,285 bits).
+"""
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
 """Two numbers that determine when the processor time of a render is checked.

@@ -89,8 +89,8 @@ def require_method(function: Any) -> Any:
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments ``args`` of a call of the filter or method ``name``, with a list in place of an iterator.
 
-    The cost of the call depends on the number of values, and an iterator does not know this number. Only the first
-    argument is replaced, and only if ``name`` reads all its values.
+    The cost of the call depends on the number of values, and the number of values of an iterator is not known. Only the
+    first argument is replaced, and only if ``name`` reads all its values.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])
@@ -98,7 +98,7 @@ def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Before the filter or method ``name`` is called, subtract the cost of the call from the budget.
+    """Subtract the cost of a call of the filter or method ``name`` from the budget, before the call.
 
     ``value`` is the input of the filter, or the object whose method is called.
 

@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from weakref import WeakKeyDictionary
 
 MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
-"""The largest number of calls that run at the same time in one event loop.
+"""The largest number of programs that run at the same time in one event loop.
 
-A further call waits for a free slot. The time limit of a call begins when the call gets a slot.
+A further program waits for a free slot. Its time limit begins when it gets the slot.
 """
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()

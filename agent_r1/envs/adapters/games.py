@@ -26,7 +26,7 @@ CLOSE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of the opening or of an action of a game.
+    """The result of opening a game, or of an action in a game.
 
     Attributes:
         text: the text that the policy sees.

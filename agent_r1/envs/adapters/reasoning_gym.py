@@ -26,10 +26,7 @@ _INSTRUCTION = "Give the answer alone between <answer> and </answer>."
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr)\(")
 _OVERSAMPLING = 20  # entries drawn per task, because questions of a dataset repeat
 _UNSANDBOXED = "none: the scorer of reasoning-gym runs answers"
-"""The value of ``data["sandbox"]`` of a task whose scorer runs answers as code.
-
-The scorer of the task's dataset runs the answers without a sandbox.
-"""
+"""The value of ``data["sandbox"]`` of a task whose scorer runs answers as code, without a sandbox."""
 
 
 def reasoning_gym_tasks(
@@ -116,7 +113,7 @@ async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
 
 
 class DatasetScorer:
-    """An object in a worker process that scores answers of any dataset."""
+    """A scorer of answers to the questions of any dataset. It runs in a worker process."""
 
     def score(self, dataset: str, options: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
         return float(_create_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))

@@ -19,7 +19,7 @@ Opponent = Callable[[str, random.Random], str]
 
 RANDOM_MOVE = "agent_r1.envs.adapters.textarena:random_move"
 MAX_OPPONENT_MOVES = 1000
-"""The largest number of actions that the opponent makes without an action of the policy in between."""
+"""The largest number of actions that the opponent makes in a row."""
 
 
 class TextArena:
@@ -94,7 +94,7 @@ class TextArenaGame:
     def _find_num_players(self) -> int:
         """Return the number of players, 1 or 2. Raise InvalidInput for a game of more players.
 
-        The number is found by resetting the game, because ``reset`` raises for a wrong number.
+        The number is found by trial: ``reset`` of the game raises an error for a wrong number.
         """
         for players in (1, 2):
             try:

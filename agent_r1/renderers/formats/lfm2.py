@@ -32,8 +32,8 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{)\]},]", re.DO
 class Lfm2(ToolFormat):
     """The tool format of LFM2 and LFM2.5.
 
-    Calls are written as a part of the message's content, and not by the template. The template of LFM2 does not write
-    calls, and the template of LFM2.5 does not escape quotes.
+    This format itself writes calls into the content of a message. The templates cannot be used for this purpose: the
+    template of LFM2 does not write calls, and the template of LFM2.5 does not escape quotes.
 
     Example: <|tool_call_start|>[add(a=1, b=2), search(query='Alba')]<|tool_call_end|>
     """

@@ -33,7 +33,7 @@ PLAIN_TEMPLATE = """\
     {{- message.content }}
     {{- eos_token if loop.last and message.role == 'assistant' and not add_generation_prompt else '\\n\\n' }}
 {%- endfor %}"""
-"""A chat template for tokenizers without one: the text of all messages, with an empty line between two messages."""
+"""A template for tokenizers without a chat template: the texts of all messages, with empty lines between them."""
 
 PLAIN_BREAK = "\n\n"
 """The text that PLAIN_TEMPLATE writes between an action and the next message, in place of an end token."""

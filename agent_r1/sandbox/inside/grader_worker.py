@@ -1,6 +1,6 @@
 """The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
 
-Only values of these types are transferred: None, booleans, numbers, text, bytes, dates, and their containers. A
+Only values of these types are transferred: None, booleans, numbers, text, bytes, dates, and containers of them. A
 value of a subclass becomes a value of the plain type, because an object of a subclass could claim to equal every value.
 The types and pure functions of Python are transferred by name. Any other object stays in its process and is represented
 by a number. The format is JSON: each process creates the values itself, from a fixed list of types. The arguments of
@@ -114,7 +114,7 @@ FUNCTIONS: tuple[Any, ...] = (
 )
 TYPES = {kind: name for name, kind in vars(builtins).items() if isinstance(kind, type) and name[0] != "_"}
 NAMED: dict[Any, str] = TYPES | {function: function.__name__ for function in FUNCTIONS}
-"""The names of builtin types and of functions without side effects. Each process has its own types and functions."""
+"""The names of builtin types, and of functions without side effects. A process sends only the names to the other."""
 
 
 def factory_name(value: Any) -> str | None:

@@ -87,8 +87,8 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 def _tasks(splits: Splits[Problem], settings: Settings, seed: int, sandbox: Sandbox) -> Mapping[str, tuple[Task, ...]]:
     """Return the tasks of each split, by split. Each task has one bug in one function.
 
-    ``splits`` are the functions of each split, so all bugs of a function are in the same split. A split begins with one
-    task of every function. Then it has a second task of the functions with a second bug, and so on.
+    ``splits`` are the functions of each split. The tasks of a split begin with the first bug of every function. Then
+    the second bugs follow, and so on.
     """
     tasks = {}
     for split, problems in splits.items():

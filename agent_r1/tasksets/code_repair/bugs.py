@@ -30,7 +30,7 @@ function.
 _LIMITS = Limits(seconds=300.0, cpu_seconds=5)
 """The limits of a program that tests up to ``_AT_ONCE`` functions.
 
-The program itself limits the number of steps of each test. The limit on CPU time ends a single step that never ends.
+The program itself limits the number of steps of each test. The limit on CPU time ends a program that hangs in one step.
 """
 
 

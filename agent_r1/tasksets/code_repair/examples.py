@@ -36,7 +36,7 @@ class SolvedTask:
     tries: tuple[tuple[str, str], ...]
 
     def messages(self, choosing: bool) -> tuple[Message, ...]:
-        """Return the conversation. With ``choosing``, the agent writes numbers of proposed lines; otherwise, lines."""
+        """Return the conversation. With ``choosing``, the agent writes the numbers of lines, otherwise the lines."""
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
         calls = [

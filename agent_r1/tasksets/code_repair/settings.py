@@ -1,4 +1,4 @@
-"""The settings of ``code-repair``: the functions, the bugs, and how an agent may act."""
+"""The settings of ``code-repair``: the functions, their bugs, and the actions and tool results of an agent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 r"""Rules that refuse an answer because of its form, even if its value is right.
 
-Examples of such answers are an expression copied from the question, a sum that is not computed, and a set in place of a
-tuple. math-verify computes the value of every answer. Without these rules, a policy gets the full reward for an
+Examples of refused answers are an expression copied from the question, a sum that is not computed, and a set in place
+of a tuple. math-verify computes the value of every answer. Without these rules, a policy gets the full reward for an
 expression that it copies from the question: for ``\sqrt{242}`` if the gold answer is ``11\sqrt{2}``.
 """
 

@@ -1,4 +1,4 @@
-"""The comparison of two answers with math-verify, in the processes that ``scorer`` starts.
+"""The comparison of two answers with math-verify. It runs in processes that the module ``scorer`` starts.
 
 Import this module only in a process that can be killed. For some answers, sympy or a regular expression runs forever or
 takes all memory.

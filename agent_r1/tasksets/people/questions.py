@@ -52,12 +52,15 @@ SPLITS: Mapping[str, Split] = {
 }
 """The splits. The training questions have one or two hops.
 
-Questions of three or more hops and the splits ``paraphrased``, ``renamed-tool`` and ``unseen-relation`` are not trained
-on. Each of these splits differs from the splits ``1-hop`` and ``2-hop`` in one property.
+Questions of three or more hops are not trained on. The splits ``paraphrased``, ``renamed-tool`` and ``unseen-relation``
+are not trained on either. Each of these three splits differs from the splits ``1-hop`` and ``2-hop`` in one property.
 """
 
 _TRIES = 10_000
-"""The largest number of walks that are drawn for one question. Many walks have no suitable last relation."""
+"""The largest number of attempts to draw a chain of facts for one question.
+
+Many attempts fail, because they lead to a person without a suitable last fact.
+"""
 
 
 def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"].hops) -> tuple[Task, ...]:

@@ -81,7 +81,7 @@ def pages_read(trajectory: Trajectory, task: Task) -> float:
 
 
 def supported(trajectory: Trajectory, task: Task) -> float:
-    """Return :func:`pages_read` if the attempt gives an answer, right or wrong; 0.0 otherwise.
+    """Return the value of :func:`pages_read` if the attempt gives an answer, right or wrong; 0.0 otherwise.
 
     As a reward, ``pages_read`` alone teaches an agent to search until its turns end. With this reward, an attempt
     without an answer earns nothing. An attempt that answers before it has found all needed pages earns less than 1.

@@ -1,4 +1,4 @@
-"""Dates in the text of a page: how they are found, compared and written."""
+"""Find dates in the text of a page, compare dates, and write dates in the formats of answers."""
 
 from __future__ import annotations
 

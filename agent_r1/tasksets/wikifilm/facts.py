@@ -17,7 +17,7 @@ AGES = (14, 100)
 belongs to several persons."""
 
 YEARS_AFTER_DEATH = 3
-"""A film can come out at most this many years after the death of its director."""
+"""The largest number of years from the death of a director to the release of a film by this director."""
 
 
 @dataclass(frozen=True, slots=True)
