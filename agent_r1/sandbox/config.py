@@ -59,7 +59,11 @@ class SandboxConfig(BaseModel):
     model_config = _SETTINGS
 
     level: SandboxLevel = DEFAULT_LEVEL
-    """bubblewrap: a container without network; none: a plain process with the rights of your user."""
+    """The isolation level.
+
+    - bubblewrap: a container without network.
+    - none: a plain process with the rights of your user.
+    """
 
     limits: Limits = Limits()
     """The limits of one program."""

@@ -1,6 +1,6 @@
 """Read a page of a list of attempts, or search in the conversations of a list.
 
-A page is given by the last attempt of the page before. With page numbers (OFFSET), the database would read all earlier
+A page is identified by the last attempt of the page before it. With page numbers (OFFSET), the database would read all earlier
 pages, and new attempts would shift the pages.
 """
 
@@ -134,9 +134,10 @@ def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: Atte
 
 
 def _after(keys: Sequence[tuple[str, bool]], place: Sequence[Any]) -> Query:
-    """Return the SQL condition for the rows that come after ``place``.
+    """Return the SQL condition for the rows that come after ``place`` in a sorted list.
 
-    Each key is a pair (column, whether the order is descending). ``place`` has one value for each key.
+    ``keys`` are the columns by which the list is sorted, as pairs (column, whether the order is descending). ``place``
+    has one value for each column.
     """
     (key, descends), value, rest = keys[0], place[0], keys[1:]
     further = f"{key} {'<' if descends else '>'} ?"

@@ -1,4 +1,4 @@
-"""The folder of a run, which is created completely or not at all."""
+"""Create the folder of a run. The folder is created completely or not at all."""
 
 from __future__ import annotations
 

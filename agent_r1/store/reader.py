@@ -144,7 +144,7 @@ class RunReader:
         return None if found is None else self._trajectory(found)
 
     def image(self, sha256: str) -> Image | None:
-        """Return the image with this hash, with its bytes; None if the run holds no such image."""
+        """Return the image with the hash ``sha256``, with its bytes; None if the run holds no such image."""
         sql = "SELECT data, mime FROM images WHERE sha256 = ?"
         found = next(self._rows(sql, sha256), None)
         return None if found is None else Image.from_bytes(*found)

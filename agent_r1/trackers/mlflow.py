@@ -11,7 +11,7 @@ from agent_r1.core.packages import import_extra
 from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRun
 
 MAX_PARAMS = 100
-"""The largest number of settings in one request, which MLflow itself prescribes."""
+"""The largest number of settings that MLflow accepts in one request."""
 
 STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 

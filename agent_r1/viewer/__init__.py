@@ -1,4 +1,4 @@
-"""A local web page over runs: curves, attempts, conversations and tokens, also while a run trains."""
+"""A local web page that shows runs: their curves, attempts, conversations and tokens, also during training."""
 
 from agent_r1.viewer.app import create_app
 from agent_r1.viewer.catalog import Catalog

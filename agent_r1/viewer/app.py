@@ -1,4 +1,4 @@
-"""The pages of the viewer as a Starlette application. Each request opens the runs it needs, read-only."""
+"""The pages of the viewer as a Starlette application. A request opens the runs that it shows only for reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs that the viewer shows, and a summary of each."""
+"""The runs that the viewer shows, and a summary of each run."""
 
 from __future__ import annotations
 

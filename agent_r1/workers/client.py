@@ -148,7 +148,10 @@ class WorkerConnection:
             raise WorkerError(f"{self.url} answered something else than an environment worker") from error
 
     async def delete(self, path: str) -> None:
-        """Send a request to close an episode. Do nothing if the worker has failed: it closes idle episodes itself."""
+        """Send a request to close an episode. Do nothing if the worker has failed.
+
+        A worker that still runs closes idle episodes itself.
+        """
         if self.failure is None:
             await self._request("DELETE", path, b"")
 
