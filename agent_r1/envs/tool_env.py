@@ -35,7 +35,7 @@ The function is called for every call that has a result.
 """
 
 MAX_OUTPUT = 2000
-"""The largest number of characters that an agent sees of the output of a tool, by default."""
+"""The default limit on the number of characters that an agent sees of a tool's output."""
 
 
 class ToolEnv:

@@ -1,7 +1,7 @@
 """Read a page of a list of attempts, or search in the conversations of a list.
 
-A page is identified by the last attempt of the page before it. With page numbers (OFFSET), the database would read all earlier
-pages, and new attempts would shift the pages.
+A page is identified by the last attempt of the page before it. With page numbers (OFFSET), the database would read all
+earlier pages, and new attempts would shift the pages.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ class TrackingRecorder:
         self._newest_step, self._names_of_newest = 0, set[str]()  # which values the trackers have
 
     async def record(self, *events: Event) -> None:
-        """Record the events with the wrapped recorder, then give their metrics and attempts to the trackers.
+        """Record the events with the other recorder, then give their metrics and attempts to the trackers.
 
-        Exceptions of the wrapped recorder are raised. Exceptions of trackers are not raised.
+        Exceptions of the other recorder are raised. Exceptions of trackers are not raised.
         """
         await self._recorder.record(*events)
         if self._threads:

@@ -24,10 +24,13 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The smallest and the largest number of facts of a person that have another person as their value."""
+"""The smallest and the largest number of facts of a person whose value is another person."""
 
 VALUED_FACTS = (1, 3)
-"""The smallest and the largest number of other facts of a person. A page therefore has 3 to 6 sentences."""
+"""The smallest and the largest number of facts of a person whose value is not a person.
+
+Together with the facts of ``PERSONAL_FACTS``, a page has 3 to 6 sentences, one for each fact.
+"""
 
 
 @dataclass(frozen=True, slots=True)

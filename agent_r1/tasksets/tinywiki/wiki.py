@@ -10,10 +10,10 @@ from functools import lru_cache
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
 
 CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
-"""The number of each class of facts. The class of a fact (entity, relation, value) is the sum of the positions of the
-three words in their vocabularies, modulo 3.
+"""The index of each class of facts, by the name of the class.
 
-A wiki contains only facts of its own class. Therefore wikis of different classes share no fact.
+The index of the class of a fact (entity, relation, value) is the sum of the positions of the three words in their
+vocabularies, modulo 3. A wiki contains only facts of its own class. Therefore wikis of different classes share no fact.
 """
 
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
@@ -26,7 +26,7 @@ FACTS_PER_PAGE = 5
 
 
 def fact_class(entity: str, relation: str, value: str) -> int:
-    """Return the number of the class that a fact belongs to: 0 for train, 1 for validation, 2 for test.
+    """Return the index of the class that a fact belongs to: 0 for train, 1 for validation, 2 for test.
 
     The fact says that the ``relation`` of ``entity`` is ``value``, for example that the mayor of Alba is Bruno. Each
     fact is in exactly one class (see ``CLASSES``).
@@ -118,9 +118,9 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a random wiki for one split. Wikis of different splits share no fact.
+    """Draw a random wiki of one class. Wikis of different classes share no fact.
 
-    ``owner`` is the number of the split: 0 for train, 1 for validation, 2 for test (see :func:`fact_class`).
+    ``owner`` is the index of the class: 0 for train, 1 for validation, 2 for test (see :func:`fact_class`).
     """
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
@@ -129,7 +129,7 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
     """Draw the facts of the page ``title``, as a mapping from relation to value.
 
-    All facts are in the class ``owner``. The values differ from each other and from ``title``.
+    All facts are in the class with the index ``owner``. The values differ from each other and from ``title``.
 
     Args:
         titles: the possible values.
