@@ -103,7 +103,7 @@ class SoftOverlong(Component):
     """Number of action tokens from which a trajectory gets the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
-    """Number of tokens before max_tokens over which the penalty grows from 0 to the full penalty."""
+    """Number of tokens over which the penalty grows from 0 to the full penalty, just before max_tokens is reached."""
 
     penalty: float = Field(default=1.0, gt=0)
     """The full penalty, as a positive number that is subtracted from the outcome reward."""

@@ -22,8 +22,7 @@ from transformers import AttentionInterface
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
-"""The number of tokens over which the attention is computed is rounded up to a multiple of this number, so that few
-different shapes occur."""
+"""The attention is computed over a multiple of this number of tokens, so that few different shapes occur."""
 
 
 def round_up(count: int, multiple: int) -> int:

@@ -26,8 +26,8 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
 
 ROWS_MULTIPLE = 16
-"""If a decode step computes only the rows with a running sequence, the number of rows is padded to a multiple of this
-number. With other numbers of rows, BLAS libraries use other kernels, whose results have other bits."""
+"""A decode step of only the rows with a running sequence is padded to a multiple of this number of rows. With other
+numbers of rows, BLAS libraries use other kernels, whose results have other bits."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.

@@ -30,7 +30,7 @@ from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.model.vision import embed_with_images, text_decoder
 
 PREFILL_MULTIPLE = 16
-"""The number of new tokens in a prefill pass is padded to a multiple of this number."""
+"""A prefill pass computes a multiple of this number of new tokens, with padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import tensors_checksum
 
 POOLER = "pooler"
-"""The name in transformers of the layer after the last hidden state. Sentence encoders do not use this layer."""
+"""The name of the layer that transformers applies after the last hidden state. Sentence encoders do not use this
+layer."""
 
 Pooling = Literal["mean", "cls"]
 

@@ -89,7 +89,7 @@ class JudgeConfig(BaseModel):
 
 
 def load_judge(file: Path) -> JudgeConfig:
-    """Return the settings in a TOML file.
+    """Return the settings of a judge that the TOML file ``file`` contains.
 
     Raise InvalidInput if a setting is wrong, or if the environment variable of the API key is not set.
     """

@@ -70,10 +70,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[T]):
-    """A request to a rank: call ``make()``, and keep the result as the object of the rank.
-
-    The old object is dropped.
-    """
+    """A request to a rank: replace the object of the rank by the result of ``make()``."""
 
     make: Callable[[], T]
 
