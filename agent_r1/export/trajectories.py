@@ -38,8 +38,8 @@ OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
 )
 """The columns of the JSON lines, for the header of a dataset card.
 
-Without this header, the package ``datasets`` infers the columns from the first lines. It would then refuse a later line
-with another column, such as the first attempt with a tool call or with a reason.
+Without this header, the package ``datasets`` infers the columns from the first lines. It then refuses a later line with
+an additional column. An example is the first attempt with a tool call.
 """
 
 

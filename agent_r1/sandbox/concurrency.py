@@ -1,4 +1,4 @@
-"""The limit on programs that run at the same time.
+"""The limit on the number of programs that run at the same time.
 
 If too many programs ran at the same time, correct programs would exceed their time limits.
 """

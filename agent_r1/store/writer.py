@@ -31,7 +31,7 @@ class RunWriteError(AgentR1Error):
 
 @dataclass(slots=True)
 class _Submission:
-    """The events of one ``record`` call. If the events were refused, also the error."""
+    """The events of one ``record`` call, and the error if the events were refused."""
 
     events: tuple[Event, ...]
     error: RunWriteError | None = None
@@ -177,9 +177,9 @@ def _subject(event: Event) -> str:
 
 
 def _lock(folder: Path) -> int:
-    """Lock the folder of a run and return a descriptor. Raises InvalidInput if another process holds the lock.
+    """Lock the folder of a run, and return its file descriptor. Raises InvalidInput if another process holds the lock.
 
-    The lock is held until the descriptor is closed or the process ends.
+    The lock is held until the file descriptor is closed or the process ends.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -18,9 +18,10 @@ from agent_r1.viewer.text import number, visible
 Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
 
 TokenFigures = Mapping[str, float | None]
-"""The numbers of one token, by name. The names are the colorings, ``trainer`` and ``weight``.
+"""The numbers of one token, by name.
 
-``trainer`` is the log-probability in the trainer, and ``weight`` the loss weight. None: the number is not known.
+The names are the values of ``Coloring``, the name ``trainer`` (the log-probability in the trainer) and the name
+``weight`` (the loss weight). A value is None if the number is not known.
 """
 
 MAX_TOKENS = 20_000

@@ -1,4 +1,4 @@
-"""An HTTP server in the event loop of the caller. Idle connections cannot use up all its connections."""
+"""An HTTP server in the event loop of the caller. It limits the number of connections, and closes idle connections."""
 
 from __future__ import annotations
 

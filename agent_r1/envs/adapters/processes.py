@@ -1,4 +1,4 @@
-"""Run Python objects whose methods block in worker processes.
+"""Worker processes for Python objects whose methods block: one object per process.
 
 In a worker process, an object can hang, crash or change global state without harm to this process. Threads would not be
 enough: many packages draw from the global ``random``, are not thread-safe, or hang in C code.

@@ -78,7 +78,7 @@ def _to_template(message: Message) -> dict[str, Any]:
 
 
 def _escape_channel(text: str) -> str:
-    """Insert a space into each channel token of a text, and return the new text.
+    """Return the text with each channel token broken by a space: ``< |channel|>``.
 
     The template raises an error if the content or the reasoning of a message contains a channel token.
     """

@@ -1,4 +1,4 @@
-"""The worker: a process that drops its privileges, runs the programs that it receives, and reports their ends.
+"""The worker: a process that drops its privileges, runs the programs that it receives, and reports how they end.
 
     python worker.py CONTROL UID LIMITS        e.g. worker.py 5 2000000001 RLIMIT_AS=536870912,RLIMIT_CORE=0
 

@@ -25,7 +25,7 @@ def bug_of(task: Task) -> Bug:
 
 
 def try_tool(sandbox: Sandbox) -> Tool:
-    """Return the tool ``try``. It runs a function after the agent's edit in ``sandbox``, on the task's visible test."""
+    """Return the tool ``try``. It applies the agent's edit, and runs the task's visible test in ``sandbox``."""
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)
     async def try_edit(edit: str, task: Task) -> ToolResult:

@@ -88,8 +88,8 @@ SPLITS: Mapping[str, Split] = {
 """The splits. The kinds of a split repeat over its questions, so that the first questions contain all kinds.
 
 - ``train``: a quarter of the questions has one hop, the rest has two hops. No training question has three hops.
-- ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer such
-  questions. Validation wikis share no fact with test wikis.
+- ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer
+  questions of three hops. Validation wikis share no fact with test wikis.
 - ``style-a``, ``style-b``: one and two hops, as in training, in one wording.
 - ``three-hop``: only questions of three hops.
 - ``one-hop``: a control. A baseline that gets the right page in its prompt can answer these questions.
