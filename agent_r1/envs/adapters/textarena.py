@@ -81,9 +81,10 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Return the TextArena game ``game`` with its wrappers of actions, but without its wrappers of observations.
+        """Return the TextArena game ``game`` with the default wrappers that convert actions.
 
-        The wrappers of observations repeat all earlier messages in each observation.
+        The default wrappers that convert observations are left out, because they repeat all earlier messages in each
+        observation.
         """
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():

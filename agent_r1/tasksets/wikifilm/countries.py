@@ -1,4 +1,4 @@
-"""The names of the country of each nationality, such as "United States" for "American"."""
+"""The country that belongs to a nationality: the country of "American" is the "United States"."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COUNTRIES: Mapping[str, tuple[str, ...]] = {
         )
     },
 }
-"""The names of the country of each nationality; the usual name comes first."""
+"""The names of a country, by nationality. The usual name comes first."""
 
 _CHANGED = frozenset({"Soviet", "Yugoslav", "Czechoslovak", "Korean", "Hong Kong", "Puerto Rican", "Palestinian"})
 """Nationalities whose country cannot be compared: the country was divided, or belongs to another country."""
