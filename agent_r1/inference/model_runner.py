@@ -56,7 +56,8 @@ class PrefillShape:
 
 
 MAX_PAIRS = 1 << 19
-"""The largest number of pairs (new token, token that it may attend to) in a prefill pass with several rows."""
+"""The largest number of pairs of tokens in a prefill pass with several rows. A pair is a new token and a token that it
+may attend to."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
 """The sizes of prefill passes for small models and for GPUs, for which a pass with more tokens hardly takes longer."""

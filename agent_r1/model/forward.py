@@ -301,7 +301,7 @@ def uses_tree_attention(model: PreTrainedModel) -> bool:
 
 
 def may_use_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model is on a CPU and has an attention that the attention by parts can replace."""
+    """Return whether the model is on a CPU, and uses either torch's usual attention or the attention by parts."""
     usual = bool(model.config.get_text_config()._attn_implementation == USUAL_ATTENTION)
     return model.device.type == "cpu" and (usual or uses_tree_attention(model))
 

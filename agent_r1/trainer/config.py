@@ -148,7 +148,7 @@ class TrainerConfig(BaseModel):
 
     dtype: Dtype = "float32"
     """Data type of forward and backward passes. Weights that are trained, their gradients and the optimizer's moments
-    are always kept in float32. With LoRA, the frozen weights have this type."""
+    are always kept in float32. With LoRA, the frozen weights are kept in the type of this setting."""
 
     activation_checkpointing: bool = False
     """Whether the forward pass keeps only the inputs of each layer, so that the backward pass must compute the other

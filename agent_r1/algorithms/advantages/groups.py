@@ -115,8 +115,8 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts in a set of which only the best return counts. none, or a number above the size of the group,
-    means the size of the group."""
+    """Number of attempts in each set. In a set, only the best return counts. none, or a number above the size of the
+    group, means the size of the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of R in the group, as in verl."""
