@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from inference.fake_sglang import FakeSglang
 from inference.fake_vllm import Fault
+from training.server_runs import CONTEXT, OPTIONS, die_after_updates, refuse, two_servers, versions_of
 
 from agent_r1.cli import main
-from agent_r1.model.load import load_tokenizer
-from agent_r1.store import RunReader
-from agent_r1.store.verification import verify
-
-CONTEXT = 512
-OPTIONS = [
-    *("--steps", "2", "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0", "--evaluate_n", "2"),
-    *("--max_tokens", "20", "--reward_weights.found", "1.0", "--checkpoint_every", "1", "--context", str(CONTEXT)),
-    *("--splits", "style-a", "--pass_k", "0", "--quiet"),
-]
 
 
 @pytest.fixture
 def servers() -> Iterator[list[FakeSglang]]:
-    tokenizer = load_tokenizer("tiny-base")
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(FakeSglang("tiny-base", CONTEXT, decode=lambda ids: tokenizer.decode(list(ids))))
-            for _ in range(2)
-        ]
+    with two_servers(FakeSglang) as started:
+        yield started
 
 
 def sglang(servers: list[FakeSglang]) -> list[str]:
@@ -42,23 +27,11 @@ def test_a_run_completes_although_a_server_dies_in_the_middle(
     servers: list[FakeSglang], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It dies in the second step. The base model and the trained one are then evaluated on the other server."""
-    reload = servers[0].reload
-
-    def die_after_second(folder: str) -> object:
-        result = reload(folder)
-        if servers[0].paths.count("/update_weights_from_disk") == 4:  # the checks of url and weights, versions 0 and 1
-            servers[0].faults.add(Fault.DIE)
-        return result
-
-    servers[0].reload = die_after_second  # type: ignore[method-assign, assignment]
+    # four updates: the checks of address and weights, versions 0 and 1
+    die_after_updates(servers[0], "/update_weights_from_disk", 4)
     run = tmp_path / "run"
     assert main(["train", *OPTIONS, *sglang(servers), "--run", str(run)]) == 0
-    assert verify(run).is_valid
-    with closing(RunReader(run)) as reader:
-        turns = [turn for trajectory in reader.trajectories() for turn in trajectory.turns]
-        gaps = [step.values["logprob_gap"] for step in reader.metrics() if "logprob_gap" in step.values]
-    assert len(gaps) == 2 and max(gaps) < 1e-3
-    assert set(Counter(span.version for turn in turns for span in turn.version_spans)) == {0, 1}
+    assert set(versions_of(run)) == {0, 1}
     assert servers[0].paths.count("/generate") > 8 and Fault.DIE in servers[0].faults
     assert "trained" in capsys.readouterr().out
 
@@ -76,18 +49,16 @@ def test_a_server_that_does_not_fit_is_refused_in_one_line(
     servers: list[FakeSglang], fault: Fault, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers[1].faults.add(fault)
-    assert main(["train", *OPTIONS, *sglang(servers), "--run", str(tmp_path / "run")]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("agent-r1: ")]
-    assert len(lines) == 1 and servers[1].url in lines[0] and message in lines[0]
-    assert not (tmp_path / "run").exists()
+    line = refuse(sglang(servers), tmp_path, capsys)
+    assert servers[1].url in line and message in line
 
 
 def test_a_server_with_a_shorter_context_is_refused(
     servers: list[FakeSglang], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers[1].context = CONTEXT - 1
-    assert main(["train", *OPTIONS, *sglang(servers), "--run", str(tmp_path / "run")]) == 2
-    assert "with a context of 511 tokens; start it with --context-length 512" in capsys.readouterr().err
+    line = refuse(sglang(servers), tmp_path, capsys)
+    assert "with a context of 511 tokens; start it with --context-length 512" in line
 
 
 @pytest.mark.parametrize(
@@ -105,7 +76,4 @@ def test_a_server_with_a_shorter_context_is_refused(
 def test_settings_that_cannot_be_used_are_refused(
     settings: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", *OPTIONS, *settings.split(), "--run", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-    assert not (tmp_path / "run").exists()
+    assert message in refuse(settings.split(), tmp_path, capsys)

@@ -8,70 +8,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inference.fake_vllm import FakeVllm, Fault, write_python
+from training.server_runs import CONTEXT, OPTIONS, die_after_updates, refuse, two_servers, versions_of
 
 from agent_r1.cli import main
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.pool import EnginePool
 from agent_r1.inference.server_process import GUARD, ServerProcess
-from agent_r1.model.load import load_tokenizer
-from agent_r1.store import RunReader
-from agent_r1.store.verification import verify
-
-CONTEXT = 512
-OPTIONS = [
-    *("--steps", "2", "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0", "--evaluate_n", "2"),
-    *("--max_tokens", "20", "--reward_weights.found", "1.0", "--checkpoint_every", "1", "--context", str(CONTEXT)),
-    *("--splits", "style-a", "--pass_k", "0", "--quiet"),
-]
 
 LORA = ["--trainer.lora.rank", "4", "--trainer.learning_rate", "0.01"]
 
 
 @pytest.fixture
 def servers() -> Iterator[list[FakeVllm]]:
-    tokenizer = load_tokenizer("tiny-base")
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(FakeVllm("tiny-base", CONTEXT, decode=lambda ids: tokenizer.decode(list(ids))))
-            for _ in range(2)
-        ]
+    with two_servers(FakeVllm) as started:
+        yield started
 
 
 def vllm(servers: list[FakeVllm]) -> list[str]:
     return ["--engine.backend", "vllm", "--engine.vllm.urls", ",".join(server.url for server in servers)]
 
 
-def versions_of(folder: Path) -> Counter[int]:
-    """Check the ledger of a run. Return how many turns were sampled from each version of the weights."""
-    assert verify(folder).is_valid
-    with closing(RunReader(folder)) as reader:
-        turns = [turn for trajectory in reader.trajectories() for turn in trajectory.turns]
-        gaps = [step.values["logprob_gap"] for step in reader.metrics() if "logprob_gap" in step.values]
-        assert len(gaps) == 2 and max(gaps) < 1e-3
-    return Counter(span.version for turn in turns for span in turn.version_spans)
-
-
 def test_a_run_completes_although_a_server_dies_in_the_middle(
     servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It dies in the second step. The base model and the trained one are then evaluated on the other server."""
-    reload = servers[0].reload
-
-    def die_after_second(folder: str) -> object:
-        result = reload(folder)
-        if servers[0].paths.count("/collective_rpc") == 3:  # the first check, version 0, version 1
-            servers[0].faults.add(Fault.DIE)
-        return result
-
-    servers[0].reload = die_after_second  # type: ignore[method-assign, assignment]
+    die_after_updates(servers[0], "/collective_rpc", 3)  # the first check, version 0, version 1
     run = tmp_path / "run"
     assert main(["train", *OPTIONS, *vllm(servers), "--run", str(run)]) == 0
     assert set(versions_of(run)) == {0, 1}
@@ -152,10 +119,8 @@ def test_a_server_that_does_not_fit_is_refused_in_one_line(
     servers: list[FakeVllm], fault: Fault, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers[1].faults.add(fault)
-    assert main(["train", *OPTIONS, *vllm(servers), "--run", str(tmp_path / "run")]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("agent-r1: ")]
-    assert len(lines) == 1 and servers[1].url in lines[0] and message in lines[0]
-    assert not (tmp_path / "run").exists()
+    line = refuse(vllm(servers), tmp_path, capsys)
+    assert servers[1].url in line and message in line
 
 
 @pytest.mark.parametrize(
@@ -178,10 +143,7 @@ def test_a_server_that_does_not_fit_is_refused_in_one_line(
 def test_settings_that_cannot_be_used_are_refused(
     settings: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", *OPTIONS, *settings.split(), "--run", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-    assert not (tmp_path / "run").exists()
+    assert message in refuse(settings.split(), tmp_path, capsys)
 
 
 @pytest.fixture
