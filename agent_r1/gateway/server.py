@@ -33,7 +33,7 @@ from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentit
 from agent_r1.gateway.dialect import Dialect, Exchange, Json, event, warn_about_ignored
 from agent_r1.gateway.responses import RESPONSES
 from agent_r1.gateway.streams import complete_parts, live_parts
-from agent_r1.web import HttpServer
+from agent_r1.web import HttpServer, RefusedBody, read_body
 
 log = logging.getLogger(__name__)
 
@@ -308,16 +308,11 @@ async def _disconnection(request: Request) -> None:
 
 
 async def _read(request: Request) -> bytes:
-    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY:
-                    raise RequestError(413, f"a body has at most {MAX_BODY} bytes", code="request_too_large")
-    except TimeoutError:
-        raise RequestError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-    return bytes(body)
+        return await read_body(request, MAX_BODY, BODY_SECONDS)
+    except RefusedBody as error:
+        code = "request_too_large" if error.status == 413 else None
+        raise RequestError(error.status, str(error), code=code) from None
 
 
 def _parse(body: bytes) -> Json:

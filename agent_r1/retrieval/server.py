@@ -35,7 +35,7 @@ from agent_r1.retrieval.protocol import (
     SearchResponse,
 )
 from agent_r1.retrieval.retriever import Found, Retriever
-from agent_r1.web import LimitedHeadersProtocol, ThreadedServer, listen
+from agent_r1.web import LimitedHeadersProtocol, RefusedBody, ThreadedServer, listen, read_body
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -140,24 +140,14 @@ def _paths(routes: Sequence[Route]) -> str:
 
 async def _read(kind: type[Message], request: Request) -> Message:
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return kind.model_validate(json.loads(await _body(request)))
-    except TimeoutError as error:
-        raise _RequestError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+        return kind.model_validate(json.loads(await read_body(request, MAX_BODY, BODY_SECONDS)))
+    except RefusedBody as error:
+        raise _RequestError(error.status, str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise _RequestError(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:
         raise _RequestError(400, "the body is not JSON") from error
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise _RequestError(413, f"send at most {MAX_BODY} bytes")
-    return bytes(body)
 
 
 def _passage_text(passage: Passage) -> PassageText:

@@ -1,7 +1,16 @@
 """The parts of HTTP servers that the gateway, the retrieval server, environment workers and the viewer share."""
 
+from agent_r1.web.body import RefusedBody, read_body
 from agent_r1.web.http_server import HttpServer
 from agent_r1.web.server import EmbeddedServer, LimitedHeadersProtocol, ThreadedServer
 from agent_r1.web.sockets import listen
 
-__all__ = ["EmbeddedServer", "HttpServer", "LimitedHeadersProtocol", "ThreadedServer", "listen"]
+__all__ = [
+    "EmbeddedServer",
+    "HttpServer",
+    "LimitedHeadersProtocol",
+    "RefusedBody",
+    "ThreadedServer",
+    "listen",
+    "read_body",
+]

@@ -33,7 +33,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.task_hash import hash_tasks
 from agent_r1.core.tasks import shared_task
 from agent_r1.rollout.user_code import format_error
-from agent_r1.web import HttpServer
+from agent_r1.web import HttpServer, RefusedBody, read_body
 from agent_r1.workers.config import TOKEN_VARIABLE
 from agent_r1.workers.protocol import (
     ENVIRONMENT_FAILED,
@@ -283,15 +283,9 @@ def _error(status: int, line: str) -> Response:
 
 
 async def _read(kind: type[Body], request: Request) -> Body:
-    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY:
-                    raise _RefusedRequest(413, f"send at most {MAX_BODY} bytes")
-        return kind.model_validate(json.loads(bytes(body)))
-    except TimeoutError as error:
-        raise _RefusedRequest(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+        return kind.model_validate(json.loads(await read_body(request, MAX_BODY, BODY_SECONDS)))
+    except RefusedBody as error:
+        raise _RefusedRequest(error.status, str(error)) from error
     except (ValidationError, ValueError, RecursionError) as error:
         raise _RefusedRequest(400, f"the body is not a valid {kind.__name__}") from error

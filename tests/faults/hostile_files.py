@@ -285,6 +285,16 @@ def _contents(place: str) -> Iterator[tuple[str, bytes]]:
         yield line, right_file(place) + line.encode()
 
 
+CONTENTS: Mapping[str, bytes | None] = {
+    "missing": None,
+    "empty": b"",
+    "deep": b"[" * 100_000,
+    "null": b"null",
+    "random": bytes(99),
+}
+"""Contents that replace a file of a run; None: there is no such file."""
+
+
 DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "database half": lambda run: os.truncate(run / "run.db", (run / "run.db").stat().st_size // 2),
     "database empty": lambda run: (run / "run.db").write_bytes(b""),
@@ -326,24 +336,12 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
             "trainer.json",
             "trainer.safetensors",
         )
-        for how, data in (
-            ("missing", None),
-            ("empty", b""),
-            ("deep", b"[" * 100_000),
-            ("null", b"null"),
-            ("random", bytes(99)),
-        )
+        for how, data in CONTENTS.items()
     },
     **{
         f"model's {name} {how}": lambda run, name=name, data=data: _replace(run / "model", name, data)
         for name in ("config.json", "tokenizer.json", "model.safetensors", "tokenizer_config.json")
-        for how, data in (
-            ("missing", None),
-            ("empty", b""),
-            ("deep", b"[" * 100_000),
-            ("null", b"null"),
-            ("random", bytes(99)),
-        )
+        for how, data in CONTENTS.items()
     },
 }
 """What was done to the folder of a run."""
