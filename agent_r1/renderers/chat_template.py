@@ -21,6 +21,9 @@ from agent_r1.renderers.template_environment import LimitedEnvironment
 MAX_TEMPLATE = 200_000
 """The largest number of characters of a template. The templates of current models have up to 30,000 characters."""
 
+KEPT_TEXTS = 512
+"""The number of texts of a template that are kept, so that equal conversations are rendered once."""
+
 
 def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
@@ -81,6 +84,9 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except Exception as error:  # a template that is nested too deeply causes exceptions of several types
             raise UnsupportedChat(f"the chat template is not valid: {_describe(error)}") from error
+        # Attempts at one task have the same opening, and often the same first actions and results. The text of a
+        # template that reads the clock is not kept, because it changes.
+        self._render = lru_cache(0 if "strftime_now" in source else KEPT_TEXTS)(self._render_json)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the text that the template writes for its variables.
@@ -92,14 +98,17 @@ class ChatTemplate:
             InvalidInput: the template needs too many steps, too many characters or too much time.
         """
         try:
-            data = json.dumps(variables, default=_placeholder)
-            self._environment.budget = Budget(len(data))
-            return "".join(self._template.generate(json.loads(data)))
+            return self._render(json.dumps(variables, default=_placeholder))
         except BudgetExceeded as error:
             do = "use another template (chat_template.jinja in the model's folder), or shorten the conversation"
             raise InvalidInput("chat template", got=_describe(error), do=do) from error
         except Exception as error:  # a template can raise an exception of any type
             raise UnsupportedChat(f"the chat template cannot render this conversation: {_describe(error)}") from error
+
+    def _render_json(self, variables: str) -> str:
+        """Return the text that the template writes for its variables, which are given as JSON."""
+        self._environment.budget = Budget(len(variables))
+        return "".join(self._template.generate(json.loads(variables)))
 
 
 def _describe(error: Exception) -> str:

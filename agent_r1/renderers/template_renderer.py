@@ -84,6 +84,8 @@ class TemplateRenderer:
         self._renders_reasoning = MARKER in self.render_text((question, with_reasoning))
         self._opens_reasoning = self.render_text((question,), add_generation_prompt=True).rstrip().endswith(THINK_OPEN)
         self._result_tags = find_result_tags(self.render_text)
+        # Several methods decode the same action, so the newest texts are kept.
+        self._decode = lru_cache(512)(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
         self._to_prompt: Callable[[str], RenderedPrompt] = lru_cache(4096)(lambda t: RenderedPrompt(t, self.encode(t)))
         self._stop_matcher = cache(lambda strings: StopStringMatcher(strings, self.decode))
 
@@ -326,7 +328,7 @@ class TemplateRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, with special tokens as text, such as ``<|im_end|>``."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return self._decode(tuple(ids))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
         """Return (reasoning, rest): the reasoning at the beginning of a text, and the text after the reasoning.

@@ -22,7 +22,9 @@ from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, sup
 from agent_r1.model.value_head import ValueModel
 from agent_r1.reward_models.config import Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
-from agent_r1.trainer.single_process import LARGE_MODEL
+
+LARGE_MODEL = 400_000
+"""The number of parameters from which reward models share prefixes."""
 
 Prefixes = tuple[PrefixStates, ...]
 """The states of the tokens that stand before all micro-batches, with one element for each backbone of a network."""

@@ -50,7 +50,7 @@ from agent_r1.trainer.protocol import (
 
 T = TypeVar("T")
 
-LARGE_MODEL = 400_000
+LARGE_MODEL = 100_000
 """The number of parameters from which models share prefixes if the setting ``share_prefixes`` is "auto"."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 
@@ -193,7 +195,8 @@ async def _train_and_compare(run: TrainingRun, writer: RunWriter, shutdown: Grac
     config = run.runtime.config
     began = time.perf_counter()
     run.progress.start(config.steps, run.start.progress.step)
-    await train_with_restarts(run, writer, shutdown)
+    with _frozen_objects():
+        await train_with_restarts(run, writer, shutdown)
     run.progress.finish()
     seconds = time.perf_counter() - began
     with shutdown.interruptible():
@@ -203,6 +206,22 @@ async def _train_and_compare(run: TrainingRun, writer: RunWriter, shutdown: Grac
         LogEvent("completed", f"{config.steps} step{'s' * (config.steps != 1)} in {seconds:.1f} s")
     )
     return report
+
+
+@contextmanager
+def _frozen_objects() -> Iterator[None]:
+    """Return a context manager inside which garbage collections skip the objects that exist at its beginning.
+
+    The modules of PyTorch and transformers consist of hundreds of thousands of objects. If every collection visits
+    them, collections take a tenth of the time of a small model's training.
+    """
+    is_first = gc.get_freeze_count() == 0  # otherwise the caller has frozen objects, which stay so
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if is_first:
+            gc.unfreeze()
 
 
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:

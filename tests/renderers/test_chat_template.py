@@ -166,7 +166,32 @@ def test_a_step_of_many_characters_checks_the_processor_time(monkeypatch):
 
 def test_renders_do_not_share_their_budgets():
     template = ChatTemplate("{% for i in range(60000) %}{% endfor %}")
-    assert [template.render({"messages": []}) for _ in range(3)] == ["", "", ""]
+    assert [template.render({"messages": [number]}) for number in range(3)] == ["", "", ""]
+
+
+def count_renders(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets an element each time that the template is rendered."""
+    rendered: list[int] = []
+    generate = template._template.generate
+    monkeypatch.setattr(template._template, "generate", lambda data: rendered.append(1) or generate(data))
+    return rendered
+
+
+def test_equal_conversations_are_rendered_once(monkeypatch):
+    template = ChatTemplate("{{ messages[0] }}{% if messages[0] == 'c' %}{{ raise_exception('no') }}{% endif %}")
+    rendered = count_renders(template, monkeypatch)
+    assert [template.render({"messages": [text]}) for text in "abab"] == ["a", "b", "a", "b"]
+    assert len(rendered) == 2
+    for _ in range(2):
+        with pytest.raises(UnsupportedChat, match="no"):
+            template.render({"messages": ["c"]})
+
+
+def test_a_template_that_reads_the_clock_is_rendered_each_time(monkeypatch):
+    template = ChatTemplate("{{ strftime_now('%Y') }}")
+    rendered = count_renders(template, monkeypatch)
+    assert template.render({"messages": []}) == template.render({"messages": []})
+    assert len(rendered) == 2
 
 
 @pytest.mark.parametrize("value", [5, ["a"], True, {"other": "x"}, {"default": 3}])

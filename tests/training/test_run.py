@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import json
 import random
 from contextlib import closing
@@ -270,3 +271,30 @@ def test_training_learns(taskset, tmp_path):
     table = train(config, taskset, SilentProgress()).table.cells
     for style in ("style-a", "style-b"):
         assert table["trained"][style].em > table["base-tool-call"][style].em + 0.3
+
+
+class CountingProgress(SilentProgress):
+    """A progress display that counts the frozen objects at the end of each step."""
+
+    def __init__(self):
+        self.frozen = []
+
+    def on_step(self, report):
+        self.frozen.append(gc.get_freeze_count())
+
+
+def test_collections_skip_older_objects_only_while_a_run_trains(untabled, tmp_path):
+    progress = CountingProgress()
+    gc.unfreeze()  # conftest.py has frozen objects
+    try:
+        train(config_of(untabled, run=str(tmp_path / "run")), untabled, progress)
+        assert len(progress.frozen) == SMALL["steps"] and min(progress.frozen) > 10_000
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+
+
+def test_objects_that_the_caller_has_frozen_stay_frozen(untabled, tmp_path):
+    gc.freeze()
+    train(config_of(untabled, run=str(tmp_path / "run")), untabled, SilentProgress())
+    assert gc.get_freeze_count() > 10_000
