@@ -66,6 +66,10 @@ NARROW_PASS = PrefillShape(chunk=64, tokens=64)
 """The sizes of prefill passes for large models on a CPU. Every token costs time, also padding, and 64 tokens keep the
 processor busy."""
 
+NATIVE_PASS = 128
+"""The largest number of tokens in a native prefill pass. Its intermediate results should fit into a cache of the core.
+The bits of a token do not depend on this number."""
+
 LARGE_MODEL = 10_000_000
 """The number of parameters from which a model on a CPU counts as large."""
 
@@ -121,7 +125,7 @@ class ModelRunner:
 
     Each block has ``rows`` rows. The runner takes ownership of the model, and replaces the model's attention function
     by :func:`agent_r1.inference.kv_cache.cache_attention`. ``images`` holds the images of requests; it is None if the
-    model has no vision. ``native`` computes the decode steps; None: PyTorch computes them.
+    model has no vision. ``native`` computes the decode steps and the prefill; None: PyTorch computes them.
     """
 
     def __init__(
@@ -139,7 +143,7 @@ class ModelRunner:
         self.blocks: list[CacheBlock] = []
         self._llama = LlamaDecoder.of(model)
         is_large = model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL
-        self.prefill_shape = NARROW_PASS if is_large else WIDE_PASS
+        self.prefill_shape = NARROW_PASS if is_large or native is not None else WIDE_PASS
         # computes only the running rows; None if the bits of a row can depend on the number of rows
         self._row_decoder: LlamaDecoder | None = None
         if native is None and is_large and self._llama is not None:
@@ -174,6 +178,8 @@ class ModelRunner:
 
         A slot keeps the tokens ``chunk.before``. All later tokens in the slot are replaced by the tokens of the chunk.
         """
+        if self._native is not None:
+            return self._prefill_native(self._native, chunks)
         size, divided = self.prefill_shape.chunk, []
         for chunk in chunks:
             block, ids = self.blocks[chunk.slot.block], chunk.token_ids
@@ -191,6 +197,20 @@ class ModelRunner:
                 rows = self.prefill_shape.rows(new, context)
                 for start in range(0, len(equal), rows):
                     self._prefill_pass(equal[start : start + rows], rows, new, context)
+
+    def _prefill_native(self, native: NativeDecoder, chunks: Sequence[PrefillChunk]) -> None:
+        by_block: dict[int, list[PrefillChunk]] = {}
+        for chunk in chunks:
+            by_block.setdefault(chunk.slot.block, []).append(chunk)
+        for index, of_block in by_block.items():
+            block = self.blocks[index]
+            block.reserve(max(chunk.cached + len(chunk.token_ids) for chunk in of_block) + 1)
+            tokens = [(token, c.slot.row, c.cached + i) for c in of_block for i, token in enumerate(c.token_ids)]
+            for start in range(0, len(tokens), NATIVE_PASS):
+                ids, rows, positions = torch.tensor(tokens[start : start + NATIVE_PASS]).T.contiguous()  # each (N,)
+                native.prefill(ids, rows, positions, block)
+            for chunk in of_block:
+                block.lengths[chunk.slot.row] = chunk.cached + len(chunk.token_ids)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
         """Run one forward pass over at most ``rows`` chunks.

@@ -1,9 +1,10 @@
-"""A decode step of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
+"""Decode steps and prefill of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
 
 In PyTorch, a decode step of a small model is about a hundred small operations, whose calls take longer than the
 arithmetic. The native step is one call. It computes only the rows with a running sequence, and the bits of a row depend
 neither on the other rows nor on the number of rows or threads. The results differ from PyTorch's results by rounding
-errors.
+errors. A prefill is the same step for successive tokens, without logits. So a token has the same keys and values after
+a prefill and after a decode step.
 
 Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
 """
@@ -76,6 +77,7 @@ class NativeDecoder:
         self._packed: list[Tensor] = []
         self._weights = _Weights()
         self._version = -1
+        self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
@@ -114,23 +116,42 @@ class NativeDecoder:
         ``last_tokens`` maps rows to tokens. The block must have room for the new tokens. ``block.lengths`` is not
         changed.
         """
+        token_ids, rows = torch.tensor(list(last_tokens.values())), torch.tensor(list(last_tokens))  # (A,)
+        logits = torch.empty(len(rows), self._vocabulary)
+        self._run(token_ids, rows, block.lengths[rows], block, logits)
+        return logits
+
+    def prefill(self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock) -> None:
+        """Write the keys and values of N tokens to ``block``.
+
+        The block must have room for the new tokens. ``block.lengths`` is not changed.
+
+        Args:
+            token_ids: (N,) the tokens. The tokens of a sequence stand one after the other, in their order.
+            rows: (N,) the row of the block to which each token belongs.
+            positions: (N,) the index of each token in its sequence.
+            block: the block, which holds all earlier tokens of the sequences.
+        """
+        self._run(token_ids, rows, positions, block, None)
+
+    def _run(
+        self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock, logits: Tensor | None
+    ) -> None:
+        """Append N tokens to rows of ``block``, and write the next logits to ``logits`` (N, V) if it is not None."""
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
             self._pack_weights()
             self._version = version
-        token_ids, rows = torch.tensor(list(last_tokens.values())), torch.tensor(list(last_tokens))  # (A,)
-        lengths = block.lengths[rows]  # (A,)
         layers = [block.layer(index, self._like) for index in range(self._weights.layers)]
         self._reserve(len(rows), block.capacity)
-        logits = torch.empty(len(rows), self._weights.vocabulary)
         step = _Step(
             *(len(rows), torch.get_num_threads(), block.capacity),
-            *(token_ids.data_ptr(), rows.data_ptr(), lengths.data_ptr()),
+            *(token_ids.data_ptr(), rows.data_ptr(), positions.data_ptr()),
             *(_pointers([keys for keys, _ in layers]), _pointers([values for _, values in layers])),
-            *(self._cos.data_ptr(), self._sin.data_ptr(), self._scratch.data_ptr(), logits.data_ptr()),
+            *(self._cos.data_ptr(), self._sin.data_ptr(), self._scratch.data_ptr()),
+            None if logits is None else logits.data_ptr(),
         )
         self._library.functions.decode_step(ctypes.byref(self._weights), ctypes.byref(step))
-        return logits
 
     def _reserve(self, rows: int, positions: int) -> None:
         """Make room for the intermediate results of ``rows`` rows, and for RoPE's factors of ``positions`` positions.
@@ -201,11 +222,15 @@ class NativeDecoder:
     def _measure_gap(self) -> float:
         """Return the largest absolute difference between a native logit and the model's logit, divided by the largest
         absolute logit.
+
+        The first half of a short sequence is prefilled, and the second half is decoded.
         """
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
-        block = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu"))
-        for token in token_ids.tolist():
+        block, prompt = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu")), CHECKED_TOKENS // 2
+        self.prefill(token_ids[:prompt], torch.zeros(prompt, dtype=torch.long), torch.arange(prompt), block)
+        block.lengths += prompt
+        for token in token_ids[prompt:].tolist():
             logits = self.decode({0: token}, block)
             block.lengths += 1
         return float((logits[0] - expected).abs().max() / expected.abs().max())

@@ -138,10 +138,10 @@ class Session:
             UnsupportedChat: the conversation cannot be rendered.
         """
         self._complete_pending()
-        matches = [(len(k.messages), len(k.action.text), i) for i, k in enumerate(self._known) if k.begins(messages)]
-        if not matches:
+        parent = self._longest_match(messages)
+        if parent is None:
             return self.new_branch(messages, tools)
-        size, _, parent = max(matches)
+        size = len(self._known[parent].messages)
         action = replace(self._known[parent].action, message=messages[size - 1])
         bridge = self._renderer.bridge_to_next_turn(
             self._rendered(parent), messages[: size - 1], action, self._turns[parent].action_ids, messages[size:], tools
@@ -151,6 +151,19 @@ class Session:
         before, images = self._tokens_through(parent)
         media = (*images, *(one.moved(len(before)) for one in bridge.media))
         return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:], media)
+
+    def _longest_match(self, messages: Messages) -> int | None:
+        """Return the index of the turn that matches ``messages`` with the longest conversation; None: no turn matches.
+
+        Conversations that are shorter than a match are not compared, so that a turn after n turns takes n steps.
+        """
+        longest, match = (0, 0), None
+        for index in reversed(range(len(self._known))):
+            known = self._known[index]
+            length = (len(known.messages), len(known.action.text))
+            if length > longest and known.begins(messages):
+                longest, match = length, index
+        return match
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
         """Return a prompt that starts a new branch, with all tokens of the conversation; may raise UnsupportedChat."""

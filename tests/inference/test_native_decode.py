@@ -91,6 +91,35 @@ def test_a_row_has_the_same_bits_alone_and_among_others_with_any_number_of_threa
         torch.set_num_threads(1)
 
 
+def keys_and_values(runner: ModelRunner, row: int, tokens: int) -> list[Tensor]:
+    block = runner.blocks[0]
+    return [tensor[row, :, :tokens].clone() for tensor in (*block.keys, *block.values)]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_prefilled_tokens_have_the_bits_of_decoded_tokens_in_any_division_with_any_number_of_threads(
+    threads: int,
+) -> None:
+    sequence = tuple(7 * index % 50 for index in range(300))
+    decoded = native_runner(make("qwen3"))
+    decoded.add_block()
+    for token in sequence:
+        logits = decoded.decode(0, {0: token})
+    expected = keys_and_values(decoded, 0, len(sequence))
+    torch.set_num_threads(threads)
+    try:
+        for ends in ([299], [1, 299], [130, 131, 299]):
+            runner = native_runner(make("qwen3"))
+            slots = [CacheSlot(runner.add_block(), 0), CacheSlot(0, 2), CacheSlot(0, 3)]
+            for start, end in zip([0, *ends], ends, strict=False):
+                runner.prefill([PrefillChunk(slot, sequence[:start], sequence[start:end]) for slot in slots])
+            for slot in slots:
+                assert torch.equal(runner.decode(0, {slot.row: sequence[-1]}), logits)
+                assert equal(keys_and_values(runner, slot.row, len(sequence)), expected)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_only_the_new_tokens_of_running_rows_are_written() -> None:
     runner = native_runner(make("llama"), 64)
     fill(runner)

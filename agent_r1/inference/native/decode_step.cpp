@@ -1,4 +1,5 @@
-// A decode step of Llama-like models in float32: one new token for each running row, from embedding to logits.
+// A decode step of Llama-like models in float32: one new token for each running row, from embedding to logits. A prefill
+// is the same step without logits, in which several rows are successive tokens of one sequence.
 //
 // A row's result has the same bits whatever the other rows are, and however many rows and threads there are:
 // every sum is computed in an order that depends only on the model and on the length of the row.
@@ -40,7 +41,8 @@ struct Model {
     const Layer *layer;
 };
 
-// keys[layer] and values[layer] have the shape (rows of the block, K, capacity, D); places are rows of the block.
+// keys[layer] and values[layer] have the shape (rows of the block, K, capacity, D); places are rows of the block. Rows
+// with the same place stand one after the other, with ascending lengths. Without logits, only keys and values are wanted.
 struct Step {
     int64_t rows, threads, capacity;
     const int64_t *token_ids, *places, *lengths;
@@ -239,9 +241,9 @@ static void attend(const float *query, const float *keys, const float *values, i
     }
 }
 
-// Normalize and rotate the queries and the key of a row, append key and value to the cache, and attend.
+// Normalize and rotate the queries and the key of a row, append key and value to the cache, and attend if asked to.
 static void attend_row(const Model &model, const Layer &layer, const Step &step, int64_t number, int64_t row,
-                       float *qkv, float *weights, float *mixed) {
+                       float *qkv, float *weights, float *mixed, bool attends) {
     const int64_t size = model.head_size, length = step.lengths[row], group = model.heads / model.kv_heads;
     const float *cos = step.cos + length * size, *sin = step.sin + length * size;
     float *new_keys = qkv + model.heads * size, *new_values = new_keys + model.kv_heads * size;
@@ -258,7 +260,7 @@ static void attend_row(const Model &model, const Layer &layer, const Step &step,
         float *keys = step.keys[number] + first, *values = step.values[number] + first;
         std::memcpy(keys + length * size, key, size * sizeof(float));
         std::memcpy(values + length * size, new_values + head * size, size * sizeof(float));
-        for (int64_t query = head * group; query < (head + 1) * group; query++)
+        for (int64_t query = head * group; attends && query < (head + 1) * group; query++)
             attend(qkv + query * size, keys, values, length + 1, size, weights, mixed + query * size);
     }
 }
@@ -301,9 +303,11 @@ static void compute_rows(const Model &model, const Step &step, int64_t first, in
         const Layer &layer = model.layer[number];
         norm_rows(hidden, layer.input_norm, model, rows, normed);
         multiply(normed, rows, layer.qkv, width, qkv_width, layer.qkv_bias, wide, qkv_width, false);
+        const bool is_end = step.logits == nullptr && number + 1 == model.layers;
         for (int64_t row = 0; row < rows; row++)
             attend_row(model, layer, step, number, first + row, wide + row * qkv_width, weights,
-                       mixed + row * mixed_width);
+                       mixed + row * mixed_width, !is_end);
+        if (is_end) return;
         multiply(mixed, rows, layer.output, mixed_width, width, layer.output_bias, hidden, width, true);
         norm_rows(hidden, layer.mlp_norm, model, rows, normed);
         multiply(normed, rows, layer.gate_up, width, 2 * model.inner, layer.gate_up_bias, wide, 2 * model.inner, false);
@@ -327,10 +331,15 @@ void decode_step(const Model *model, const Step *step) {
     const int64_t threads = std::max<int64_t>(1, std::min(step->threads, step->rows));
     const int64_t share = (step->rows + threads - 1) / threads;
     std::vector<std::thread> others;
-    for (int64_t first = share; first < step->rows; first += share)
-        others.emplace_back(compute_rows, std::cref(*model), std::cref(*step), first,
-                            std::min(first + share, step->rows));
-    compute_rows(*model, *step, 0, std::min(share, step->rows));
+    int64_t first = 0;
+    while (true) {
+        int64_t last = std::min(first + share, step->rows);
+        while (last < step->rows && step->places[last] == step->places[last - 1]) last++;  // tokens of one sequence
+        if (last == step->rows) break;
+        others.emplace_back(compute_rows, std::cref(*model), std::cref(*step), first, last);
+        first = last;
+    }
+    compute_rows(*model, *step, first, step->rows);
     for (std::thread &other : others) other.join();
 }
 }
