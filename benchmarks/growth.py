@@ -25,10 +25,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from peers import SHAPES, Dialogue, Shape, make_tokenizer, random_reward
+from peers import SHAPES, Dialogue, Shape, random_reward, write_model
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import agent_r1
 from agent_r1.core.messages import Message
@@ -126,18 +125,6 @@ def measure(at: float, work: Work) -> Point:
     return Point(at, seconds, sum(len(turn.new_ids) + len(turn.action_ids) for turn in turns) // STEPS)
 
 
-def write_model(folder: Path, shape: Shape) -> None:
-    torch.manual_seed(0)
-    tokenizer = make_tokenizer(shape.vocabulary)
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=True, max_position_embeddings=16384, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def exponent(one: Point, other: Point, phase: str) -> float:
     """Return the exponent with which the seconds of a phase grow from one point of an axis to another."""
     ratio = other.seconds[phase] / one.seconds[phase]
@@ -168,6 +155,8 @@ def draw(axes: Mapping[str, Sequence[Point]], file: Path) -> None:
             panel.loglog(at, [point.seconds[phase] for point in points], marker="o", label=phase)
         linear = [points[-1].total * x / at[-1] for x in at]
         panel.loglog(at, linear, linestyle=":", color="gray", label="linear")
+        panel.set_xticks(at, [f"{x:g}" for x in at])
+        panel.set_xticks([], minor=True)
         panel.set_xlabel(axis)
         panel.set_ylabel("CPU seconds of a step")
     for panel in list(panels.flat)[len(axes) :]:

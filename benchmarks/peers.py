@@ -6,7 +6,8 @@
 Llama models with random weights take steps of GRPO on groups of attempts with several turns: a prompt, an action, an
 observation, an action, .. Both train in float32 with as many torch threads, the same prompts, the same limits and a
 random reward for each attempt, so that every group is trained. Each measurement is a process of its own. Its first step
-is left out. The table has medians over all other steps.
+is left out. The first table has medians over all other steps. The second table compares a step of Agent-R1 with the
+limits of a core, which are measured in the same run, before and after each size: large matrix products and copies.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from core_limits import Limits, Rates, StepWork, limits_table, measure_limits, rates_of
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -40,6 +42,7 @@ from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.profile import format_profile, mean_profile, read_profiles
 from agent_r1.core.task import Task
+from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.renderers.byte_tokenizer import TEMPLATE
 from agent_r1.store import RunReader
@@ -81,6 +84,7 @@ class Measures:
         tokens: the tokens of a step by kind: prompt, action, observation.
         peak_mib: the peak of resident memory.
         profile: where the time of a step went; "" if it was not measured.
+        rates: what a step computed and read per CPU second; None if it was not measured.
     """
 
     wall: tuple[float, ...]
@@ -88,6 +92,7 @@ class Measures:
     tokens: Mapping[str, float]
     peak_mib: float
     profile: str = ""
+    rates: Rates | None = None
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -105,18 +110,22 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return fast
 
 
-def write_workload(folder: Path, shape: Shape, options: argparse.Namespace) -> None:
-    """Write the model, the tokenizer and ``workload.json`` to ``folder``."""
+def write_model(folder: Path, shape: Shape) -> None:
+    """Write a Llama model with random weights and its tokenizer to ``folder``."""
     torch.manual_seed(0)
+    tokenizer = make_tokenizer(shape.vocabulary)
     config = LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.inner,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=True, max_position_embeddings=8192,
+        tie_word_embeddings=True, max_position_embeddings=16384, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
-    tokenizer = make_tokenizer(shape.vocabulary)
-    config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def write_workload(folder: Path, shape: Shape, options: argparse.Namespace) -> None:
+    """Write the model, the tokenizer and ``workload.json`` to ``folder``."""
+    write_model(folder, shape)
     letters = random.Random(0)
 
     def text(length: int) -> str:
@@ -141,7 +150,7 @@ class Dialogue:
 
     observation: str
     turns: int
-    tools: tuple[()] = ()
+    tools: tuple[ToolSpec, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> DialogueEpisode:
         return DialogueEpisode(self, task.messages)
@@ -189,6 +198,7 @@ def train_ours(folder: Path, profile: bool) -> Measures:
     with closing(RunReader(run)) as reader:
         trajectories = list(reader.trajectories())
         profiles = read_profiles({name: reader.curve(name) for name in reader.metric_names()})
+        model_tokens = statistics.mean(reader.curve("model_tokens").values())
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     steps = workload["steps"]
     tokens = {
@@ -197,8 +207,19 @@ def train_ours(folder: Path, profile: bool) -> Measures:
         "observation": sum(len(turn.new_ids) for turn in turns if turn.parent is not None) / steps,
     }
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    shown = format_profile(mean_profile(profiles[1:]), "time of a step") if profile else ""
-    return Measures(differences(wall), differences(cpu), tokens, peak, shown)
+    if not profile:
+        return Measures(differences(wall), differences(cpu), tokens, peak)
+    mean = mean_profile(profiles[1:])
+    contexts = sum(
+        len(trajectory.prompt_ids(turn)) + place
+        for trajectory in trajectories
+        for turn in trajectory.turns
+        for place in range(len(turn.action_ids))
+    )
+    decode_steps = workload["turns"] * workload["action"]  # all attempts decode together
+    work = StepWork(model_tokens, tokens["action"], decode_steps, contexts / steps)
+    rates = rates_of(LlamaForCausalLM.from_pretrained(folder), work, mean)
+    return Measures(differences(wall), differences(cpu), tokens, peak, format_profile(mean, "time of a step"), rates)
 
 
 def differences(times: Sequence[float]) -> tuple[float, ...]:
@@ -209,7 +230,8 @@ def differences(times: Sequence[float]) -> tuple[float, ...]:
 def measure_ours(folder: Path, profile: bool) -> Measures:
     """Train with Agent-R1 in a process of its own."""
     output = run_worker([sys.executable, __file__, "--worker", str(folder), *(["--profile"] if profile else [])])
-    return Measures(**json.loads(output.splitlines()[-1]))
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return Measures(**found | {"rates": Rates(**found["rates"]) if found["rates"] else None})
 
 
 def measure_trl(folder: Path, python: Path) -> Measures:
@@ -226,8 +248,8 @@ def run_worker(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def compare(name: str, options: argparse.Namespace) -> tuple[list[str], str]:
-    """Return the row of a size in the table, and the profile of Agent-R1."""
+def compare(name: str, options: argparse.Namespace) -> tuple[list[str], Measures]:
+    """Return the row of a size in the table, and the measures of Agent-R1 with the profile."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         write_workload(folder, SHAPES[name], options)
@@ -236,7 +258,7 @@ def compare(name: str, options: argparse.Namespace) -> tuple[list[str], str]:
             peers.append(measure_trl(folder, options.python))
             ours.append(measure_ours(folder, profile=False))
             say(f"{name}: repeat {repeat + 1} of {options.repeats}")
-        profile = measure_ours(folder, profile=True).profile
+        profiled = measure_ours(folder, profile=True)
     for kind, count in peers[0].tokens.items():
         if abs(ours[0].tokens[kind] - count) > 0.01 * count:
             sys.exit(f"the work differs: {ours[0].tokens[kind]:.0f} {kind} tokens a step, with TRL {count:.0f}")
@@ -245,25 +267,7 @@ def compare(name: str, options: argparse.Namespace) -> tuple[list[str], str]:
         one, other = (statistics.median(x for m in side for x in pick(m)) for side in (peers, ours))
         cells += [f"{one:.2f}", f"{other:.2f}", f"{one / other:.1f}"]
     cells += [f"{statistics.median(m.peak_mib for m in side):,.0f}" for side in (peers, ours)]
-    return cells, profile
-
-
-def machine_limits(threads: int) -> str:
-    """Return the speed of large matrix products and of copies on this machine, in CPU seconds of the process."""
-    torch.set_num_threads(threads)
-    matrix, source = torch.randn(1024, 1024), torch.randn(1 << 26)
-    target = torch.empty_like(source)
-    torch.mm(matrix, matrix)
-    target.copy_(source)
-    start = time.process_time()
-    for _ in range(10):
-        torch.mm(matrix, matrix)
-    products = time.process_time()
-    for _ in range(5):
-        target.copy_(source)
-    copies = time.process_time()
-    gflops, bandwidth = 10 * 2 * 1.024**3 / (products - start), 5 * 2 * source.nbytes / (copies - products) / 1e9
-    return f"limits of a core: {gflops:.0f} GFLOP/s in matrix products, {bandwidth:.1f} GB/s read and written in copies"
+    return cells, profiled
 
 
 def say(text: str) -> None:
@@ -300,19 +304,22 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     if options.worker is not None:
-        print(json.dumps(vars(train_ours(options.worker, options.profile))))
+        print(json.dumps(asdict(train_ours(options.worker, options.profile))))
         return
     load = os.getloadavg()[0]
     table = Table("model", "tokens", "TRL s", "ours s", "ratio", "TRL CPU s", "ours CPU s", "ratio", "TRL MiB", "ours")
-    profiles = {}
+    profiled, limits = {}, [measure_limits()]
     for name in options.sizes:
-        row, profiles[name] = compare(name, options)
+        row, profiled[name] = compare(name, options)
         table.add_row(*row)
+        limits.append(measure_limits())
     console = Console(width=120, highlight=False)
     console.print(table)
-    for name, profile in profiles.items():
-        console.print(f"\n{name}, Agent-R1\n{profile}")
-    console.print(f"\n{machine_limits(threads=1)}")
+    for name, measures in profiled.items():
+        console.print(f"\n{name}, Agent-R1\n{measures.profile}")
+    products, copies = (statistics.median(pick) for pick in zip(*map(astuple, limits), strict=True))
+    rates = {name: measures.rates for name, measures in profiled.items() if measures.rates is not None}
+    console.print(limits_table(rates, Limits(products, copies)))
     console.print(f"{os.cpu_count()} cores, load {load:.1f} before and {os.getloadavg()[0]:.1f} after")
 
 
