@@ -17,8 +17,8 @@ GUARD = Path(__file__).with_name("server_guard.py")
 LOOPBACK = "127.0.0.1"
 
 STOP_SECONDS = 15.0
-"""The time that a server has to end after SIGTERM, in seconds. Then it is killed. A killed server leaves shared memory
-behind."""
+"""The time limit, in seconds, for a server to end after SIGTERM. After this time, the server is killed. A killed server
+leaves shared memory behind."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables that a server in another Python environment must not inherit from this process."""
@@ -52,7 +52,7 @@ class ServerProcess:
     """A running server on this machine. Its output goes to the file ``log``.
 
     Args:
-        environment: further environment variables of the server, besides the variables of this process.
+        environment: environment variables that the server gets in addition to the variables of this process.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:

@@ -5,8 +5,8 @@ with a fake server, but not yet with a real server. Three properties of SGLang d
 
 - An answer has one version of the weights for all its tokens. So an update aborts the running requests. The caller
   continues them with the new weights by new requests.
-- ``ignore_eos`` also ignores ``stop_token_ids``. So the client does not set ``ignore_eos``. If a server stops at
-  another end token of the model's configuration, the caller continues the generation.
+- ``ignore_eos`` also ignores ``stop_token_ids``. So the client does not set ``ignore_eos``. If a server stops at an
+  end token of the model's configuration that is not in ``stop_token_ids``, the caller continues the generation.
 - A sampling parameter that a request lacks comes from ``generation_config.json`` of the model. So each request has all
   sampling parameters.
 """
@@ -169,8 +169,8 @@ class SglangEngine:
     async def recover(self) -> None:
         """Let a failed server continue if an update left it paused, and sample one token to test the server.
 
-        Raise ReplicaError if the server does not work. The caller sets a time limit. There is no health check before,
-        because this check samples a token, and a paused server cannot sample.
+        Raise ReplicaError if the server does not work. The caller sets a time limit. SGLang's health check is not
+        used, because it also samples a token, and a paused server cannot sample.
         """
         await self._client.post("/continue_generation", {})
         await self.probe()
@@ -182,7 +182,9 @@ class SglangEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for one prompt of the canary, given the tokens of the prompt.
+        """Return the server's log-probabilities for one prompt of the canary, a list of fixed prompts.
+
+        ``token_ids`` are the tokens of the prompt.
 
         Two requests are sent. The first request returns the most likely next tokens, and uses the prefix cache. The
         second request returns the log-probabilities of the prompt's tokens, and does not use the prefix cache.

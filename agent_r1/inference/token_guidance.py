@@ -68,7 +68,10 @@ def choose_tokens(
     temperature: float,
     rng: random.Random,
 ) -> GuidedTokens:
-    """Return the tokens of a draft, chosen again by their values, up to the first token that differs from the draft.
+    """Return the tokens of a draft, chosen again by their values.
+
+    The result ends after the first chosen token that differs from the draft. If no chosen token differs, the result has
+    all tokens of the draft.
 
     The candidates of a token are the most likely tokens in its place under the policy pi. A drafted token that is not a
     candidate is kept. A drafted candidate is replaced by a candidate that is drawn from q, the guided distribution
@@ -77,7 +80,7 @@ def choose_tokens(
 
     Args:
         draft: the tokens of ``before`` and further tokens, with the candidates of the further tokens.
-        before: the tokens that were chosen before.
+        before: the tokens at the beginning of ``draft`` that are already chosen. They do not change.
         values: Q(s, a) of each candidate, in the order of :func:`top_branches`.
         beta: the temperature of the values.
         temperature: the sampling temperature.

@@ -5,8 +5,8 @@ model runner prefills new tokens, and decodes one token of every running sequenc
 that are complete.
 
 The random numbers of a sequence depend only on its seed. The arithmetic of a sequence depends only on its tokens,
-because the shapes are fixed (see ``inference.kv_cache``). So other sequences and the duration of tool calls do not
-change a bit of the sequence.
+because the shapes are fixed (see ``inference.kv_cache``). So the tokens and log-probabilities of a sequence are exactly
+the same, whatever other sequences run in the batch, and however long tool calls take.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class TorchEngine:
             raise EngineError(f"a token of the prompt is outside the vocabulary of {self._runner.vocab_size}")
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with negative numbers for features of images."""
+        """Return the tokens of a prompt. Each placeholder token of an image is replaced by a negative number."""
         if not prompt.media:
             return prompt.token_ids
         if self._images is None:
@@ -252,7 +252,7 @@ class TorchEngine:
         return self._scheduler.take_finished()
 
     def _sample(self, logits: Tensor, requests: Sequence[Request]) -> None:
-        """Append a token to each of the N requests. ``logits`` has the shape (N, V)."""
+        """Sample one token for each of the N requests from ``logits`` (N, V), and append it to the request."""
         params, uniform = [one.params for one in requests], [one.random.random() for one in requests]
         tokens, logprobs = sample_tokens(logits, params, uniform)  # (N,), (N,)
         for request, row in zip(requests, logits, strict=True):

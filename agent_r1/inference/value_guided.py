@@ -214,7 +214,7 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the sampling parameters of candidate ``index``. Candidate 0 has the parameters of plain decoding."""
+        """Return the sampling parameters of candidate ``index``. Candidate 0 gets ``params`` unchanged."""
         if index == 0:
             return params
         return replace(
@@ -247,7 +247,10 @@ def as_sampled(completion: Completion) -> GuidedTokens:
 
 
 def after(sampled: tuple[int, ...], condition: StopCondition | None) -> StopCondition | None:
-    """Return the stop condition for a generation that continues the tokens ``sampled`` of an action."""
+    """Return the stop condition for the rest of an action, which begins with the tokens ``sampled``.
+
+    ``condition`` is the stop condition for the whole action.
+    """
     if condition is None or not sampled:
         return condition
     return StopCondition(condition.strings, lambda token_ids: condition.is_met((*sampled, *token_ids)))

@@ -244,7 +244,9 @@ class VllmEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for one prompt of the canary, given the tokens of the prompt.
+        """Return the server's log-probabilities for one prompt of the canary, a list of fixed prompts.
+
+        ``token_ids`` are the tokens of the prompt.
 
         Two requests are sent. The first request returns the most likely next tokens. It uses the prefix cache, so it
         shows whether the cache holds keys and values of older weights. The second request returns the log-probabilities
@@ -272,8 +274,8 @@ class VllmEngine:
 def _listed(token: _TokenLogprob) -> dict[int, float]:
     """Return the log-probabilities that a server lists for the place of ``token``, by token id.
 
-    A server lists the sampled token in addition to the requested number of most likely tokens, even if it is one of the
-    most likely tokens.
+    A server lists the requested number of most likely tokens, and also the sampled token. If the sampled token is one
+    of the most likely tokens, the server lists it twice. The result has it only once.
     """
     return {each.token_id: each.logprob for each in token.top_logprobs}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 
 SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
-"""Options with which every server must be started. They switch on the endpoint for token ids and log-probabilities at
-the sampling temperature, and switch off the default sampling parameters from the model's folder."""
+"""Options with which every server must be started. They switch on the endpoint for token ids, let the server report
+log-probabilities at the sampling temperature, and switch off the default sampling parameters from the model's
+folder."""
 
 SERVER_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights
@@ -23,8 +24,8 @@ NO_ADAPTERS = "--no-enable-lora"
 """The option of vLLM with which a user demands that the adapter is merged into the weights of the servers."""
 
 KEPT_ADAPTERS = 2
-"""The number of newest adapters that a server keeps. A request that was sent before an update still needs the adapter
-before the update."""
+"""A server keeps this number of adapters: the newest adapter, and the adapter before it. A request that was sent before
+an update still uses the adapter before the update."""
 
 
 def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx
 """Files on the hub that are not downloaded: weights in pickles, and weights for other libraries."""
 
 CONVERSION = 1
-"""The version of the code that converts model files. Increase this number if the code writes other files than
-before."""
+"""The version of the code that converts model files. Increase this number with each change of the code that changes the
+converted files."""
 
 
 class _NotOnHub(Exception):

@@ -47,7 +47,7 @@ def hidden_states(
     Args:
         model: a causal language model.
         ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
-        positions: (B, T) position of each token. Default: S .. S + T - 1.
+        positions: (B, T) position of each token. Default: S .. S + T - 1, with S the number of tokens in ``prefix``.
         subtree_end: (B, T) for each token, the index after the last token of its subtree. Each row holds trees of
             tokens in depth-first order. A token attends to the tokens above it, and to itself. Default: causal
             attention.
@@ -132,7 +132,7 @@ class CachedPrefix:
         self._cache.crop(len(self.token_ids) - self._cache.get_seq_length())  # minus the number of tokens to remove
 
     def append(self, token_ids: tuple[int, ...]) -> None:
-        """Count ``token_ids``, the first tokens of the last pass, as a part of the prefix."""
+        """Record that ``token_ids``, the first tokens of the latest pass, are now the last tokens of the prefix."""
         self.token_ids += token_ids
 
 
@@ -301,7 +301,7 @@ def uses_tree_attention(model: PreTrainedModel) -> bool:
 
 
 def may_use_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model is on a CPU, and uses either torch's usual attention or the attention by parts."""
+    """Return whether the model is on a CPU, and uses torch's usual attention or :mod:`.tree_attention`."""
     usual = bool(model.config.get_text_config()._attn_implementation == USUAL_ATTENTION)
     return model.device.type == "cpu" and (usual or uses_tree_attention(model))
 

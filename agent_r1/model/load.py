@@ -114,7 +114,9 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
 
 
 def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
-    """Return the image processor of the model ``name``, whose tokenizer is ``tokenizer``; None if it has no vision.
+    """Return the image processor of the model ``name``; None if the model has no vision.
+
+    ``tokenizer`` is the tokenizer of this model.
 
     Raise InvalidInput if the model cannot be loaded, has no image processor, or if pillow is not installed.
     """

@@ -3,8 +3,8 @@
 trainer-00001-of-00002.safetensors   rows 0 to 4 of a tensor of shape (9, 3)
 trainer-00002-of-00002.safetensors   rows 5 to 8
 
-For each divided tensor, the header of a file holds two numbers: the number of the first row that is in this file, and
-the number of all rows. A file without such a header holds whole tensors.
+For each divided tensor, the header of a file holds two numbers: the index, from 0, of the first row that is in this
+file, and the number of rows of the whole tensor. A file without such a header holds whole tensors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 from agent_r1.core.errors import AgentR1Error
 
 ROWS = "rows"
-"""The key in the header of a tensor file for the rows that it holds. The value is JSON: {"name of a tensor": [number of
-its first row, number of all rows]}."""
+"""A key in the header of a tensor file. Its value says which rows of each tensor are in the file, as JSON: {"name of a
+tensor": [index of the first row in the file, number of rows of the whole tensor]}."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Rows:
 
     Attributes:
         tensor: the rows.
-        first: the number of the first of these rows in the whole tensor, from 0.
+        first: the index, from 0, of the first of these rows in the whole tensor.
         total: the number of rows of the whole tensor.
     """
 

@@ -26,12 +26,12 @@ from transformers.masking_utils import sdpa_mask
 
 TREE_ATTENTION = "agent_r1_tree"
 USUAL_ATTENTION = "sdpa"
-"""The attention of transformers that ``TREE_ATTENTION`` replaces. ``TREE_ATTENTION`` itself uses it in passes without a
-tree."""
+"""The name of the usual attention of transformers, which ``TREE_ATTENTION`` replaces. In passes without a tree,
+``TREE_ATTENTION`` computes the usual attention."""
 
 SMALL_TREE = 64
-"""A tree of at most this number of tokens is a single part, with a mask. Dividing a small tree would take longer than
-computing the scores that the mask hides."""
+"""The largest number of tokens in a tree that is not divided into parts. The attention over such a tree is computed at
+once, with a mask. Dividing the tree would take longer than computing the scores that the mask hides."""
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -81,7 +81,7 @@ def tree_mask(subtree_end: Tensor) -> Tensor:
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask that is added to the scores: 0 if ``mask`` is true, and the smallest number if it is false."""
+    """Return a mask that is added to the scores: 0 if ``mask`` is true, else the lowest finite number."""
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return zeros.masked_fill_(~mask, torch.finfo(dtype).min)
 
@@ -108,7 +108,7 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 
 
 def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, end of the subtree) of each chain of tokens.
+    """Yield (start, end, end of the subtree) of each chain of tokens. Both ends are the index after the last token.
 
     If the subtree of a chain has at most ``SMALL_TREE`` tokens, the chains below this chain are left out. ``ends``
     holds the index after the last token of each token's subtree.
@@ -134,7 +134,7 @@ class _TreeAttention(torch.autograd.Function):
         totals = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))  # (B, H, T)
 
         def attend(part: AttentionPart) -> tuple[Tensor, Tensor]:
-            """Return (attention output of a part, logarithms of the sums of its exponentials)."""
+            """Return (attention output of a part, for each query the logarithm of its sum of exp(score))."""
             read = (query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys])
             found, total = _attend(*read, 0.0, part.is_causal, attn_mask=part.mask, scale=scaling)
             return found, total

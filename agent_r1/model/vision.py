@@ -4,9 +4,9 @@ A model with vision consists of a vision tower, which computes features of an im
 each feature in place of the embedding of a placeholder token.
 
 Models of the Qwen-VL family give each token three positions (time, height, width). A text token has three equal
-positions. The features of an image form a grid of h rows and w columns. The height and the width of a feature are its
-row and its column, counted from the position after the text before the image. The text after the image continues max(h,
-w) positions later, not h * w positions later (arXiv:2409.12191, section 2.1).
+positions. The features of an image form a grid of h rows and w columns. If the last token before the image has the
+position p - 1, the feature in row r and column c has the positions (p, p + r, p + c). The first text token after the
+image has the position p + max(h, w), and not p + h * w (arXiv:2409.12191, section 2.1).
 
 Shapes: B rows of T tokens, k features of an image, F features of all images of a pass, hidden size H.
 """
@@ -243,7 +243,7 @@ def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, feat
 
     Args:
         ids: (B, T) tokens.
-        index: (B, T) the number of the feature, 0 .. F - 1, that a placeholder token stands for; -1 for other tokens.
+        index: (B, T) for each placeholder token, the index of its feature, 0 .. F - 1; -1 for tokens of text.
         features: the features of the images of the pass.
     """
     is_image = index >= 0  # (B, T)
@@ -260,7 +260,7 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     """Return the three positions of each token: (3, B, T).
 
     Args:
-        index: (B, T) the number of the feature of each placeholder token; -1 for other tokens.
+        index: (B, T) for each placeholder token, the index of its feature, 0 .. F - 1; -1 for tokens of text.
         images: the images of the pass, in the order of their features.
         first: (B,) the position of the first token of each row. If this token is inside an image, ``first`` is the
             position that it would have if the image were text.
@@ -284,7 +284,8 @@ class PassImages:
 
     Attributes:
         pixels: the images. An image that occurs several times is listed once.
-        index: (B, T) the number of the feature of each placeholder token; -1 for other tokens.
+        index: (B, T) for each placeholder token, the index of its feature among the features of all ``pixels``; -1 for
+            tokens of text.
         positions: (3, B, T) the positions of all tokens; None if each token of the model has only one position.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[Sequence[int]], str]
 
 MAX_PENDING = 8
-"""The largest number of pending tokens while the decoder waits for the end of a character."""
+"""The largest number of tokens whose text the decoder holds back because their last character may be incomplete."""
 
 CHARACTER_TOKENS = 4
 """The largest number of tokens that encode one character, because UTF-8 has at most 4 bytes per character."""
@@ -62,7 +62,7 @@ class IncrementalDecoder:
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:
-        """Return (n, the text of the first n pending tokens), so that later tokens cannot change this text.
+        """Return (n, the text of the first n pending tokens). Later tokens cannot change this text.
 
         ``text`` is the text of all pending tokens. There must be more than ``MAX_PENDING`` of them.
         """

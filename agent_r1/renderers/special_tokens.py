@@ -63,7 +63,7 @@ class ShownTools:
     """A cache of tool descriptions for prompts. In these descriptions, all special tokens are broken.
 
     The descriptions are changed with :func:`break_tokens_in_tool`. All prompts of an environment have the same tools,
-    so only the result for the last tools is kept.
+    so only the result of the latest call of :meth:`of` is kept.
     """
 
     def __init__(self, tokens: tuple[str, ...]) -> None:

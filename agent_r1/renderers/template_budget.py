@@ -124,7 +124,7 @@ class Budget:
             raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
-        """Return the number of values in nested containers. The count stops at ``limit_steps``.
+        """Return the number of values in ``value``, including the values in inner containers; at most ``limit_steps``.
 
         A container that occurs at two places is counted twice.
         """

@@ -58,7 +58,7 @@ _TEXTUAL = frozenset({
     "upper", "urlencode", "wordcount",
 })
 # fmt: on
-"""Filters that first convert an input of another type to a text."""
+"""Filters that first convert an input that is not a text to a text."""
 
 _COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique"})
 """Filters and methods that read all values of an iterator, and copy or compare the texts of these values."""

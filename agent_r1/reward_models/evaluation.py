@@ -65,7 +65,7 @@ class Evaluation:
         model: how well the reward model separates successes from failures.
         baselines: how well the scores in ``BASELINES``, which need no model, separate successes from failures, by name.
         accuracy: the share of traces that are predicted correctly: a success with a prediction above 0.5, or a failure
-            with another prediction.
+            with a prediction of at most 0.5.
         majority: the accuracy of always predicting the more frequent outcome.
         calibration_error: the expected calibration error (ECE). The error of a bin is the distance between its mean
             prediction and its share of successes. The ECE is the mean over all traces of the error of the trace's bin.
@@ -96,8 +96,8 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "answer's log-probability": _answer_logprob,
 }
 """Scores of a trace that need no model: its number of tokens, of turns and of tool calls; whether a tool result
-contains the answer; the mean log-probability with which the sampler sampled all action tokens, or the tokens of the
-last action."""
+contains the answer; the mean log-probability with which its action tokens were sampled; and the same mean over the
+tokens of the last action only."""
 
 
 def evaluate_scores(

@@ -104,7 +104,7 @@ def load_judge(file: Path) -> JudgeConfig:
 class _Failure:
     """The reason why a request gave no grades. If ``is_final`` is true, a repeated request would fail too.
 
-    ``retry_after`` is the pause before the next request that the endpoint demands, in seconds.
+    ``retry_after`` is the pause, in seconds, that the endpoint demands before the next request.
     """
 
     reason: str

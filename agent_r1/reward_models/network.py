@@ -27,7 +27,7 @@ LARGE_MODEL = 400_000
 """The number of parameters from which reward models share prefixes."""
 
 Prefixes = tuple[PrefixStates, ...]
-"""The states of the tokens that stand before all micro-batches, with one element for each backbone of a network."""
+"""The states of the tokens with which all sequences of a batch begin: one element for each backbone of a network."""
 
 
 class Network(Protocol):
@@ -40,14 +40,17 @@ class Network(Protocol):
 
     @property
     def sharing(self) -> PrefixSharing | None:
-        """The PrefixSharing for the passes of this network; None if each trace is computed separately."""
+        """The PrefixSharing, which decides which common prefixes of traces this network computes only once.
+
+        None: each trace is computed separately.
+        """
         ...
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
         """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
 
-        ``turn_of_token`` (N,) is the number of the turn of each action token of the batch. ``prefixes`` are the states
-        of the tokens before the micro-batch, in the order of ``backbones``.
+        ``turn_of_token`` (N,) holds, for each action token of the batch, the index of its turn among all turns of the
+        batch. ``prefixes`` are the states of the tokens before the micro-batch, in the order of ``backbones``.
         """
         ...
 
@@ -116,7 +119,7 @@ class ImplicitNetwork:
 
 
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
-    """Return the PrefixSharing for passes in which ``models`` compute a prefix of several sequences only once.
+    """Return the PrefixSharing for passes in which ``models`` compute a common prefix of several sequences only once.
 
     Return None if one of the models does not support trees of tokens, or is so small that sharing saves no time.
     """
@@ -126,7 +129,7 @@ def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
 
 
 def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[PassPlan, Prefixes]:
-    """Return the plan with the micro-batches of all sequences, and the states of the tokens before them."""
+    """Return the plan for reading all sequences in micro-batches, and the states of the prefix of all sequences."""
     plan = plan_passes(by_sequence(packed.sequences), micro_tokens, network.sharing)
     return plan, tuple(PrefixStates(model, plan.prefix.to(model.device)) for model in network.backbones)
 

@@ -46,7 +46,7 @@ class RewardModelScorer:
     def _of_turns(self, trajectory: Trajectory, scores: tuple[float, ...]) -> tuple[float, ...]:
         """Return the reward of each turn of a trajectory; 0 for a turn without action tokens.
 
-        ``scores`` are the scores of the other turns.
+        ``scores`` are the scores of the turns that have action tokens, in order.
         """
         values = scores
         if self.model.kind == "turns":

@@ -46,7 +46,7 @@ class TraceSplit:
 
 
 def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
-    """Return the attempts of ``runs`` that can be trained on and have the reward ``reward``, in the order of the runs.
+    """Return the attempts in ``runs`` whose status allows training and that have the reward ``reward``, run by run.
 
     ``reward`` is the name of a recorded reward; "" for the weighted sum of all rewards. Raise InvalidInput if no
     attempt has this reward, or if the policy saw images in an attempt.
@@ -81,7 +81,7 @@ def _is_usable(trajectory: Trajectory) -> bool:
 
 def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceSplit:
     """Return ``traces``, divided by task into traces for training and held-out traces. ``held_out`` is the approximate
-    share of the held-out tasks.
+    fraction of all tasks that is held out.
 
     The decision about a task depends only on the id of the task and on ``seed``, so it is the same for all runs. Raise
     InvalidInput if one of the two parts is empty.

@@ -109,8 +109,8 @@ def _require_new_folder(out: Path) -> None:
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
     """Return the name of the model to start from, and its tokenizer.
 
-    Raise InvalidInput if the model of a run has another vocabulary, because the tokens of this run would then mean
-    other texts.
+    Raise InvalidInput if the model of a run does not have the vocabulary of this tokenizer, because the run's token ids
+    would then stand for different texts.
     """
     used: list[str] = []
     for run in runs:
@@ -200,8 +200,8 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
     """Return the evaluation of ``model`` on the held-out traces.
 
-    Each baseline has the sign with which it separates the traces for training better. For example, few calls can mean
-    success or failure.
+    Each baseline is multiplied by 1 or -1, so that on the traces for training, a larger value means success. For
+    example, few calls can mean success or failure.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]

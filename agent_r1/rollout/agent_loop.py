@@ -174,8 +174,8 @@ class _AgentRollout:
     async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
         """Return the prompt for the next action, after ``action`` and ``observation``.
 
-        The result continues ``prompt``, the last prompt. If the context policy rewrites the context, the result starts
-        a new branch of the trajectory.
+        The result continues ``prompt``, for which ``action`` was sampled. If the context policy rewrites the context,
+        the result starts a new branch of the trajectory.
         """
         policy, session = self.agent.context_policy, self.session
         self.history = self.history.append(action.message, observation)

@@ -37,7 +37,8 @@ class RolloutLimits:
         concurrency: the largest number of attempts that run at the same time.
         episode_seconds: the time limit of an attempt, in seconds.
         score_seconds: the time limit of one scorer for one group, in seconds.
-        retries: the largest number of repetitions of a failed attempt. ``STATUS_POLICY`` lists the statuses to repeat.
+        retries: the largest number of repetitions of a failed attempt. An attempt is repeated if ``STATUS_POLICY`` of
+            its status is "retry".
         retry_seconds: the pause before the first repetition, in seconds. Each further pause is twice as long.
     """
 
@@ -150,9 +151,9 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt, and repeat it at most ``limits.retries`` times while its status asks for a repetition.
+        """Make an attempt. If its status is one to retry, repeat the attempt, at most ``limits.retries`` times.
 
-        ``STATUS_POLICY`` lists the statuses to repeat. Return the trajectories of all tries, in order. This method
+        ``STATUS_POLICY`` lists the statuses to retry. Return the trajectories of all tries, in order. This method
         records the end of each try except the last. The caller scores and records the last trajectory.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]

@@ -62,8 +62,8 @@ class _KnownConversation:
     def begins(self, messages: Messages) -> bool:
         """Return whether ``messages`` begin with the messages of this conversation.
 
-        If ``has_end`` is False, the action was cut off. Then its message in ``messages`` may continue the text of the
-        action.
+        If ``has_end`` is False, the action was cut off. Then the text of this action in ``messages`` may be longer than
+        the sampled text.
         """
         given = messages[: len(self.messages)]
         if given and not self.has_end and given[-1].text.startswith(self.action.text):
@@ -195,8 +195,8 @@ class Session:
     ) -> Sample | Stopped:
         """Sample an action for the prompt without recording it. Return the sample, or Stopped if there is no action.
 
-        :meth:`accept` records a sample. Several calls can run at the same time. Each call has another seed, which
-        depends on the number of earlier calls.
+        :meth:`accept` records a sample. Several calls can run at the same time. Each call has a different seed, which
+        depends on the number of calls before it.
 
         Args:
             kind: "act" for an action in the environment, "summary" for a summary of the context.
@@ -249,7 +249,9 @@ class Session:
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
-        ``tools`` is stored in the field ``Turn.tools``. Raise RuntimeError if no sampled action waits for its outcome.
+        ``tools`` are the tools that an agent program named for this turn; None without an agent program.
+
+        Raise RuntimeError if no sampled action waits for its outcome.
         """
         sample = self._pending
         if sample is None:

@@ -52,7 +52,7 @@ class StalenessController:
 
     @property
     def groups_wanted(self) -> int:
-        """The number of groups that the current step takes, including the refills that were requested until now."""
+        """The number of groups that the current step takes, including the refills that were requested so far."""
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:

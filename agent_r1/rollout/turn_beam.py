@@ -65,14 +65,17 @@ class _TurnEnd(Exception):
 class RepeatingEngine:
     """An engine that returns the recorded actions in order, then samples one new action, and then ends the attempt.
 
+    So the attempt is a continuation: the recorded actions and one new action. In each turn, a beam search makes several
+    continuations, each with an engine of its own.
+
     Attributes:
         engine: samples the new action.
-        number: the number of this continuation among all continuations in a turn of the search. Number 0 uses the
-            sampling parameters of the policy without a change.
-        temperature: the temperature of the other continuations if the policy samples with temperature 0.
+        number: the index, from 0, of the continuation among all continuations in this turn of the search. Continuation
+            0 uses the sampling parameters of the policy without a change.
+        temperature: the temperature of every continuation except 0 if the policy samples with temperature 0.
         actions: the recorded actions. When the new action is sampled, it is added at the end.
-        repeated: the number of recorded actions that were returned until now.
-        state: all tokens of the conversation up to now.
+        repeated: the number of recorded actions that were returned so far.
+        state: all tokens of the conversation so far.
         is_sampled: whether the new action was sampled.
         goes_on: whether the episode goes on after the new action.
     """
@@ -130,12 +133,15 @@ class RepeatingEngine:
 class BeamSearch:
     """The settings of a beam search over turns.
 
+    In each turn, the search samples continuations: a continuation is a kept conversation with one new action.
+
     Attributes:
         values: predicts the sum of the rewards that follow a state.
         beams: B, the number of conversations that are kept after each turn.
         candidates: the number of continuations that are sampled in a turn, for all kept conversations together; a
             multiple of ``beams``.
-        temperature: if the policy samples with temperature 0, the temperature of all continuations except the first.
+        temperature: if the policy samples with temperature 0, the temperature of all continuations of a turn except the
+            first.
     """
 
     values: ValueFunction
@@ -178,7 +184,10 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return the conversation with one more turn. If the attempt fails, the value is minus infinity."""
+        """Return the conversation with one more turn. If the attempt fails, the value is minus infinity.
+
+        ``number`` is the index, from 0, of this continuation among all continuations of the turn.
+        """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)
         if STATUS_POLICY[trajectory.status] != "train" and not engine.goes_on:

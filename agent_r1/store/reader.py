@@ -85,7 +85,7 @@ class RunReader:
     are returned in the order in which the attempts were started.
 
     Raises:
-        InvalidInput: if ``folder`` holds no run, or a run of another schema version.
+        InvalidInput: if ``folder`` holds no run, or a run whose schema version is not ``SCHEMA_VERSION``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,7 +123,8 @@ class RunReader:
 
         Raises:
             CorruptCheckpoint: if the checkpoint is not intact, or does not belong to this run.
-            InvalidInput: if another version of agent-r1 wrote the checkpoint.
+            InvalidInput: if a different version of agent-r1 wrote the checkpoint, in a format that this version cannot
+                read.
         """
         return check_checkpoint(self._connection, checkpoint)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 
 SCHEMA_VERSION = 11
-"""The version of the tables, increased with every change. A run of another version is refused, not converted."""
+"""The version of the tables, increased with every change. A run of a different version is refused, not converted."""
 
 KEYS: Mapping[str, Sequence[str]] = {
     "meta": ("key",),
@@ -173,7 +173,7 @@ def close_writer(connection: sqlite3.Connection) -> None:
 def open_reader(path: Path) -> sqlite3.Connection:
     """Return a read-only connection.
 
-    Raises InvalidInput if ``path`` is not the database of a run, or has another schema version.
+    Raises InvalidInput if ``path`` is not the database of a run, or if its schema version is not SCHEMA_VERSION.
     """
     connection = connect_reader(path)
     try:
@@ -195,7 +195,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise InvalidInput if the database has another schema version.
+    """Raise InvalidInput if the schema version of the database is not ``SCHEMA_VERSION``.
 
     Raise sqlite3.DatabaseError if the database has no readable schema version, and is therefore not the database of a
     run.

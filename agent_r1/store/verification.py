@@ -55,8 +55,8 @@ class VerificationReport:
 def verify(folder: Path) -> VerificationReport:
     """Check every invariant of a run and return the counts and the violations.
 
-    If the database is damaged, only the damage is reported. Raises InvalidInput if ``folder`` holds no run, or a run of
-    another schema version.
+    If the database is damaged, only the damage is reported. Raises InvalidInput if ``folder`` holds no run, or a run
+    whose schema version is not ``SCHEMA_VERSION``.
     """
     path = folder / DATABASE
     with closing(connect_reader(path)) as connection:

@@ -55,7 +55,8 @@ class RunWriter:
             if the folder is moved.
 
     Raises:
-        InvalidInput: if another process is writing the run, or if ``path`` is damaged or has another schema version.
+        InvalidInput: if another process is writing the run, or if ``path`` is damaged, or if its schema version is not
+            ``SCHEMA_VERSION``.
     """
 
     def __init__(self, path: Path, profiler: Profiler = NO_PROFILER) -> None:

@@ -45,7 +45,7 @@ def open_renderer(
         tokenizer: the tokenizer, with its chat template. Without a chat template, only the format ``tags`` works.
         name: one of FORMAT_NAMES.
         tags: the tags of the format ``tags``. Other formats ignore this argument.
-        stop_token_ids: additional tokens that end an action.
+        stop_token_ids: tokens that end an action, in addition to the end tokens of the chat template and the tokenizer.
         images: the tokens of images; None if the model has no vision.
 
     Raises:

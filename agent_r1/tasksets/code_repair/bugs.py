@@ -107,7 +107,8 @@ def plant_bugs(
     """Return up to ``count`` bugs of each function, for the functions with at most ``lines`` lines.
 
     A mutation of a function changes one place in it. A mutation counts as a bug if the visible test and at least one
-    hidden test fail, no test runs too long, and the original line repairs the function.
+    hidden test fail, no test runs too long, and an edit with the original line replaces the changed line
+    (:func:`apply_edit`).
 
     No bug is planted in a function that fails its own tests, has fewer than two tests, or has no mutation that counts
     as a bug. To choose a bug, first its kind is drawn, because some kinds have many more mutations than other kinds.

@@ -42,9 +42,9 @@ class Settings(BaseModel):
     """The largest number of actions in an episode."""
 
     shuffle_feedback: bool = False
-    """Whether the tool returns the result of a random edit of another function, as a control experiment.
+    """Whether the tool returns the result of a random edit of a different function, not of the agent's edit.
 
-    The control measures the value of true results.
+    This control experiment shows how much an agent gains from true results.
     """
 
 

@@ -27,7 +27,7 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Compare the answer ``said`` to ``question`` with the right answer ``gold``. Return (correct, reason).
+        """Compare ``said``, an answer to ``question``, with the right answer ``gold``. Return (correct, reason).
 
         If the form of ``said`` is refused (see the module ``form``), ``correct`` is False and ``reason`` says why. In
         all other cases ``reason`` is "".

@@ -1,4 +1,4 @@
-"""Read other names of answers from the file ``id_aliases.json`` of 2WikiMultihopQA."""
+"""Read alternative names of answers from the file ``id_aliases.json`` of 2WikiMultihopQA."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the other names of each entity in ``wanted``, by the entity's Wikidata id.
+    """Return the alternative names of each entity in ``wanted``, by the entity's Wikidata id.
 
-    Other names are aliases and demonyms, as in the evaluation script of 2WikiMultihopQA. Raises InvalidInput if a row
-    of the file cannot be used. The message names the row.
+    Alternative names are aliases and demonyms, as in the evaluation script of 2WikiMultihopQA. Raises InvalidInput if
+    a row of the file cannot be used. The message names the row.
 
     Args:
         path: a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``.

@@ -108,8 +108,8 @@ def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any,
         whose: the owner of the format in the error, such as "MuSiQue's".
 
     Raises:
-        InvalidInput: the value has another type. The message names the row and the field, and contains advice such as
-            "give paragraphs as MuSiQue's files do".
+        InvalidInput: the value is not of type ``kind``. The message names the row and the field, and contains advice
+            such as "give paragraphs as MuSiQue's files do".
     """
     try:
         return kind.validate_python(value or [])

@@ -59,7 +59,7 @@ def read_questions(source: Path) -> tuple[Question, ...]:
     - HotpotQA, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]] pairs,
       ``supporting_facts`` as [title, sentence number] pairs, ``_id``
     - 2WikiMultihopQA: the fields of HotpotQA, ``evidences`` as [subject, relation, object] triples, ``answer_id``. The
-      file ``id_aliases.json`` in the same folder contains other names of the answer, by ``answer_id``
+      file ``id_aliases.json`` in the same folder contains alternative names of the answer, by ``answer_id``
     - MuSiQue: ``question``, ``answer``, ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``.
       Rows that are not answerable are left out, as in MuSiQue's answer metric
     - the same formats on the hub, with ``{"title": [..], "sentences": [..]}`` in place of a list of pairs
@@ -103,12 +103,12 @@ def _once(titles: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
-    """Return the questions by their ids, with other names of the answer added to ``answers``.
+    """Return the questions by their ids, with alternative names of the answer added to ``answers``.
 
     Args:
         questions: the questions by their ids.
         entities: the Wikidata id of the answer, by the id of the question.
-        file: the file with other names of entities. If the file is missing, the questions are returned unchanged.
+        file: the file with alternative names of entities. If the file is missing, the questions are returned unchanged.
     """
     if not entities:
         return questions

@@ -24,10 +24,10 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The smallest and the largest number of facts of a person whose value is another person."""
+"""The smallest and the largest number of facts about one person in which the value is a different person."""
 
 VALUED_FACTS = (1, 3)
-"""The smallest and the largest number of facts of a person whose value is not a person.
+"""The smallest and the largest number of facts about one person in which the value is not a person.
 
 Together with the facts of ``PERSONAL_FACTS``, a page has 3 to 6 sentences, one for each fact.
 """
