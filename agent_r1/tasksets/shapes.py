@@ -51,14 +51,15 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
     **{kind: (kind,) for kind in KINDS},
     "shuffled-images": KINDS,
 }
-"""The kinds of questions of each split. The kinds repeat over the tasks of the split.
+"""The kinds of questions of each split. The tasks of a split have these kinds in turn, and after the last kind again
+the first.
 
 In ``shuffled-images``, each task has the picture of another task. So a policy that looks at the pictures is right only
 as often as a policy that guesses.
 """
 
 TASKS = 300
-"""The number of tasks of a split. The split ``train`` has four times as many tasks."""
+"""The number of tasks in each split except ``train``, which has four times as many tasks."""
 
 MAX_TURNS = 4
 RECIPE: Mapping[str, Any] = {
@@ -72,7 +73,7 @@ RECIPE: Mapping[str, Any] = {
 }
 
 Quarters = Mapping[str, tuple[str, str]]
-"""The shape and the color at each place that is not empty."""
+"""The content of a picture: a pair (shape, color) for each place, such as "top left", that is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
     The right solutions give the answer at once, or after a call of the tool that shows the answer. The wrong solutions
-    give another color or no answer.
+    give a wrong color or no answer.
     """
     question: Question = task.data["question"]
     look = tool_call("rotate", degrees=question.degrees or 180)

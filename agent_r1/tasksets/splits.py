@@ -41,13 +41,13 @@ The function raises InvalidInput, which names the row, if a row cannot be read.
 """
 
 HELD_BACK = ("validation", "dev", "test")
-"""The parts of a data set that can hold the test questions, if the answers of its part "test" are not public.
+"""The names of the splits from which test questions are taken, for a data set whose split "test" has no public answers.
 
 The first of these parts that exists is used.
 """
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""The parts of a data set that can hold the test questions, if the answers of its part "test" are public.
+"""The names of the splits from which test questions are taken, for a data set whose split "test" has public answers.
 
 The first of these parts that exists is used.
 """

@@ -44,7 +44,8 @@ a question needs at most 3 pages, and the last turn is the answer.
 """
 
 FRESH = 3
-"""The length of a block of searches for a page. At least one search of a block returns the true edition.
+"""The searches for a page are counted in blocks of this length. In each block, at least one search returns the true
+edition.
 
 So every task can be solved. The position of this search in its block is random, so that the agent must compare the
 results.
@@ -73,7 +74,7 @@ class Split:
     """A split of the task set.
 
     Attributes:
-        questions: the name of the TinyWiki split with the same questions.
+        questions: the name of the TinyWiki split from which the questions are taken.
         rates: the probabilities that a search fails or returns an outdated page.
     """
 
@@ -175,9 +176,9 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 def old(task: Task, title: str, time: int) -> Wiki:
     """Return the outdated edition of the page ``title`` that search number ``time`` can return.
 
-    The result is a wiki with only this page. The page has the same values as the true page, but each value belongs to
-    another relation. The first 66 searches for a page have different outdated editions. Any two of the first four
-    editions differ in the value of every relation.
+    The result is a wiki with only this page. The page has the values of the true page, but no value stays with its true
+    relation. The first 66 searches for a page have different outdated editions. Any two of the first four editions
+    differ in the value of every relation.
 
     Example:
         If the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an outdated edition is
@@ -246,7 +247,7 @@ def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
     The right solution searches for each page until two searches have returned the true edition, then answers. The wrong
-    solutions answer with another value of the last page, answer after one search, or search until the episode ends.
+    solutions answer with a wrong value from the last page, answer after one search, or search until the episode ends.
     """
     chain: Chain = task.data["chain"]
     titles = (chain.start, *chain.values[:-1])

@@ -316,7 +316,7 @@ class _SharedState:
     """The shared connections of one event loop.
 
     Attributes:
-        connection: the connection for new episodes, which is replaced if it is not usable; None before the first one.
+        connection: the connection for new episodes. An unusable connection is replaced. None before the first episode.
         num_users: the number of episodes that use each open connection.
     """
 

@@ -22,7 +22,8 @@ At the end of a run, all remaining calls together have this time.
 """
 
 SAMPLES, SAMPLE_EVERY = 2, 10
-"""The number of attempts that are shown as text, and how often: at step 1 and at every tenth step."""
+"""The number of attempts that are shown as text at a time, and the number of steps between these times. Attempts are
+also shown at step 1."""
 
 Job = Callable[[Tracker], object]
 

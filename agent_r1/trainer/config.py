@@ -29,8 +29,8 @@ class ScheduleConfig(BaseModel):
 
     warmup_steps: int = Field(default=0, ge=0)
     """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). Without min_ratio,
-    warm-up step k of n has k/n of the configured learning rates. In transformers, it is (k - 1)/n, so that step 1
-    changes no weight."""
+    warm-up step k of n has k/n of the configured learning rates. The library transformers uses (k - 1)/n instead, so
+    step 1 changes no weight there."""
 
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Number of steps of the warm-up, as a share of all steps of the run. Give either warmup_steps or warmup_ratio, not
@@ -104,7 +104,7 @@ class TrainerConfig(BaseModel):
 
     critic_reads_logprobs: bool = False
     """Whether the critic also reads the log-probability with which each token was sampled. If improbable tokens decide
-    the outcome, the critic then learns from far fewer attempts."""
+    the outcome, such a critic needs far fewer attempts to learn."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """Schedule of the learning rates over the steps of a run."""
@@ -123,8 +123,8 @@ class TrainerConfig(BaseModel):
     """Maximum norm of the gradient of the policy or of the critic. A larger gradient is scaled down to this norm."""
 
     minibatches: int = Field(default=1, ge=1)
-    """Number of minibatches into which a batch is divided, each with one optimizer step per epoch. All tokens of a
-    trajectory are in the same minibatch, so there can be fewer minibatches."""
+    """Number of minibatches into which a batch is divided, each with one optimizer step per epoch. A trajectory is
+    never divided, so a batch of few trajectories has fewer minibatches than this number."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
     """Number of ranks: processes among which FSDP2 divides weights, gradients, moments and sequences. Each rank uses

@@ -140,7 +140,7 @@ class ModelSet:
         return work(model, *arguments, **options)
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
-        """Return the micro-batches of all sequences in ``blocks``, and the prefix that these sequences share.
+        """Return the common prefix of all sequences in ``blocks``, and micro-batches of the tokens after the prefix.
 
         The sequences of a block are always in the same micro-batch. The tensors are on the device of the models.
         """
@@ -159,7 +159,7 @@ class ModelSet:
             yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
-        """Yield each micro-batch, with the states that ``backbone`` computes for the tokens before the micro-batch."""
+        """Yield each micro-batch, with the states that ``backbone`` computes for the prefix (see :meth:`plan`)."""
         plan = self.plan(by_sequence(batch.sequences))
         with self.profiler.measure(Part.FORWARD):
             prefix = PrefixStates(backbone, plan.prefix)
@@ -197,7 +197,7 @@ def score_tokens(
         batch: the training batch.
         micro: a micro-batch with some sequences of the batch.
         temperature: the temperature at which the log-probabilities are computed.
-        prefix: the states of the tokens before the micro-batch; None if there are no such tokens.
+        prefix: the states of the tokens that precede every sequence of the micro-batch; None without such tokens.
         entropy_gradient: whether the entropies have a gradient.
         others: (N, k) for each of the batch's N tokens, the ids of k tokens to score at its position.
         images: the images of the micro-batch.
@@ -329,8 +329,8 @@ def _token_outputs(
 ) -> TokenOutputs:
     """Return the models' outputs for the n tokens of a micro-batch.
 
-    ``prefixes`` holds the states of the tokens before the micro-batch, by module. The key "policy" is always present.
-    The critic runs only if the key "critic" is present.
+    ``prefixes`` holds, by module, the states of the tokens that precede every sequence of the micro-batch. "policy" is
+    always a key. The critic runs only if "critic" is a key.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
 

@@ -171,7 +171,7 @@ class FsdpTrainer:
         """Return a copy of the trainer's state, as the trainer protocol describes it.
 
         Each rank writes its parts of the tensors to a file in ``folder``. Together the parts have the same names,
-        shapes and values as the state of a trainer of one process, so a run can be continued with another number of
+        shapes and values as the state of a trainer of one process, so a run can be continued with a different number of
         ranks. Without a folder, the files are temporary.
         """
         scalars: dict[str, int | float | str] = {

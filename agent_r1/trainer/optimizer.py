@@ -111,9 +111,9 @@ class Optimizer:
 def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """Return the factor by which all configured learning rates are multiplied in one update.
 
-    The factor depends only on the arguments, so a resumed run continues with exactly the same learning rates. The decay
-    is the same as in transformers. The warm-up is one step ahead of transformers, whose warm-up begins with the factor
-    0.
+    The factor depends only on the arguments, so a resumed run has exactly the learning rates of an uninterrupted run.
+    The decay is equal to the decay in the library transformers. The warm-up is one step ahead of the warm-up in
+    transformers, which begins with the factor 0.
 
     Args:
         config: the curve of the schedule, and the lengths of warm-up and decay.

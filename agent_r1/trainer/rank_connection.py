@@ -19,7 +19,7 @@ PROOF_SECONDS = 30
 nothing cannot block the other clients."""
 
 NUMBER = struct.Struct("!I")
-"""The binary format of the first message of a rank, which is the number of the rank."""
+"""The binary format of the first message that a rank sends. This message contains only the number of the rank."""
 
 
 class RankListener:

@@ -75,7 +75,7 @@ class MemoryAgreement:
 
         Args:
             work: runs a pass over :meth:`micro_batches`.
-            work_on_padding: runs the same pass over one micro-batch of padding.
+            work_on_padding: runs the pass of ``work`` over one micro-batch of padding instead.
 
         Raises:
             OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The other ranks then wait
@@ -111,10 +111,11 @@ class MemoryAgreement:
 
 
 def _find_failure(message: str | None) -> RanOut | None:
-    """Return the failure of the highest rank whose memory ran out, or None if memory sufficed on all ranks.
+    """Return the failure of a rank whose memory ran out, or None if memory sufficed on all ranks.
 
-    All ranks must call this function together, and get the same result. ``message`` is the error of this rank; None if
-    its memory sufficed.
+    All ranks must call this function together, and get the same result. If memory ran out on several ranks, the result
+    is the failure of the rank with the highest number. ``message`` is the error of this rank; None if its memory
+    sufficed.
     """
     failed = torch.tensor(-1 if message is None else dist.get_rank())
     dist.all_reduce(failed, dist.ReduceOp.MAX)
@@ -129,8 +130,8 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """A counter of the exchanges of tensors between ranks in a micro-batch.
 
-    If only this rank repeats a micro-batch, the exchanges that were completed before are skipped, because the other
-    ranks do not repeat them.
+    If only this rank repeats a micro-batch, the exchanges that it completed before the repetition are skipped, because
+    the other ranks do not repeat them.
     """
 
     def __init__(self) -> None:

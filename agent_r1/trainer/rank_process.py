@@ -52,7 +52,7 @@ class Place:
     host: str
     """The address at which the other ranks reach the machine of this rank."""
     gpu: int
-    """The number of the rank's GPU. It is used only if the device is ``cuda``."""
+    """The index of the GPU that the rank uses. The index has no effect if the device is ``cpu``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[T]):
-    """A request to a rank: replace the object of the rank by the result of ``make()``."""
+    """A request to a rank: call ``make()``, and keep the result as the object that later requests of the rank use."""
 
     make: Callable[[], T]
 
@@ -93,7 +93,7 @@ def serve_rank(pipe: Connection) -> None:
 
 
 class _Rank:
-    """The object of a rank, and the handling of requests for this object."""
+    """The handler of a rank's requests. It holds one object, which each request gets as its argument."""
 
     def __init__(self) -> None:
         self._held: Any = None

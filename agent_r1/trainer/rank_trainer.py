@@ -158,7 +158,7 @@ class RankTrainer:
         )
 
     def micro_tokens(self) -> int:
-        """Return the maximum number of tokens in a micro-batch, which is the same on all ranks."""
+        """Return the maximum number of tokens in a micro-batch. All ranks return the same number."""
         return self._budget.tokens
 
     def optim_step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float) -> OptimStats:
@@ -202,7 +202,8 @@ class RankTrainer:
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ShardedModelSet], T]) -> T:
         """Run ``work(models)``, a pass over this rank's share of ``blocks``, and return its result.
 
-        If memory runs out on a rank, all ranks repeat the pass with smaller micro-batches of the same size.
+        If memory runs out on a rank, all ranks repeat the pass with smaller micro-batches. The maximum size of a
+        micro-batch stays equal on all ranks.
         """
         return self._budget.run(
             lambda tokens: self._memory.run(

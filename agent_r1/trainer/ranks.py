@@ -26,8 +26,8 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 
 GRACE_SECONDS = 5.0
-"""The seconds to wait after a rank has failed. Another rank that failed first, and caused the failure, can be noticed
-later."""
+"""The seconds to wait after the failure of a rank was noticed. The cause can be an earlier failure of a different rank,
+which is noticed only during the wait."""
 
 
 class RankFailed(AgentR1Error):
@@ -91,7 +91,8 @@ class _Endings:
     def cause(self) -> _End:
         """Wait until a process has ended, and return the first end that is not an abort (SIGABRT).
 
-        If there are only aborts, wait ``GRACE_SECONDS`` seconds for another end. Then return the first abort.
+        If there are only aborts, wait ``GRACE_SECONDS`` seconds for an end that is not an abort. Then return the first
+        abort.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
@@ -115,7 +116,7 @@ class _Endings:
 
 
 def start_process(pipe: Connection) -> RankProcess:
-    """Start the process of a rank, which reads requests from ``pipe``.
+    """Start the process of a rank. The process reads its requests from ``pipe``.
 
     The process has a process group of its own, so that Ctrl-C in a terminal does not reach it.
     """
@@ -211,7 +212,7 @@ class RankGroup(Generic[T]):
         Raises:
             AgentR1Error: the request raised this error on a rank.
             RankDied: the process of a rank ended.
-            RankFailed: the request raised another exception on a rank.
+            RankFailed: the request raised an exception that is not an AgentR1Error on a rank.
         """
         return self._request(request)
 

@@ -33,7 +33,7 @@ class OptimizerStep:
 
     Attributes:
         modules: the modules that the step trained, such as the policy.
-        trajectories: the numbers, within the batch, of the trajectories that the step used.
+        trajectories: the indices, in the batch, of the trajectories that the step used.
         passed: the statistics of the forward and backward pass.
         optim: the result of the optimizer.
     """
@@ -210,7 +210,7 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
     - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
     - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G; missing if all targets are
       equal. V is the critic's value before the update, so the metric measures a prediction. The metric is 0 for a
-      critic that always gives the same value.
+      critic that gives all tokens the same value.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}

@@ -51,7 +51,7 @@ from agent_r1.trainer.protocol import (
 T = TypeVar("T")
 
 LARGE_MODEL = 100_000
-"""The number of parameters from which models share prefixes if the setting ``share_prefixes`` is "auto"."""
+"""If the setting ``share_prefixes`` is "auto", models share prefixes only if each has at least this many parameters."""
 
 
 class SingleProcessTrainer:
@@ -66,7 +66,7 @@ class SingleProcessTrainer:
         temperature: the sampler's temperature, above 0.
         teacher: the model that the policy learns from, if the algorithm needs a teacher.
         profiler: measures the parts of an update.
-        images: the image processor of ``model``; None if it has no vision.
+        images: the image processor of ``model``; None if ``model`` has no vision.
 
     Raises:
         InvalidInput: the temperature is not above 0; the algorithm needs a teacher, but none is given; the model does
@@ -207,7 +207,7 @@ class SingleProcessTrainer:
         self._checksum = None
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state on the CPU, without the policy's weights. Nothing is written.
+        """Return a copy of the trainer's state on the CPU, without the policy's weights. ``folder`` is not used.
 
         The state contains the optimizer's moments, the critic's weights, and the checksums of policy and reference. It
         contains the reference's weights only if the reference is synchronized with the policy. Otherwise the reference

@@ -94,7 +94,8 @@ class PolicyUpdater:
         algorithm: defines the advantages, the loss, the filters and the number of epochs.
         config: defines the number of minibatches and the schedule of the learning rates.
         reward_weights: the weight of each reward by the reward's name. A reward without an entry has weight 1.
-        reward_schedules: by the reward's name, a schedule with the factor on the reward's weight in each step.
+        reward_schedules: a schedule for each reward, by the reward's name. In each step, the weight of the reward is
+            multiplied by the factor that the schedule has for this step.
         seed: the seed of the random division of trajectories into minibatches.
         steps: the number of updates of the whole run, for the schedule of the learning rates.
         record_groups: the maximum number of groups per update whose attempts get token records.
@@ -284,7 +285,7 @@ class PolicyUpdater:
         return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not is_stale
 
     def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
-        """Return the modules that get a gradient, each with the numbers of the trajectories that contribute to it.
+        """Return the modules that get a gradient, each with the indices of the trajectories that contribute to it.
 
         A module without a gradient is missing. This module must take no optimizer step, because momentum would change
         its weights. No model reads a trajectory that contributes to no gradient, for example in a group with equal
@@ -335,7 +336,7 @@ class PolicyUpdater:
 
 
 def _minibatch(prepared: PreparedBatch, trajectories: Collection[int]) -> PreparedBatch:
-    """Return the batch with only the sequences of ``trajectories``, which are numbers of trajectories in the batch."""
+    """Return the batch with only the sequences of ``trajectories``, the indices of some trajectories in the batch."""
     sequences = tuple(sequence for sequence in prepared.batch.sequences if sequence.trajectory in trajectories)
     return replace(prepared, batch=replace(prepared.batch, sequences=sequences))
 

@@ -192,7 +192,7 @@ class Runtime:
 
     @property
     def agent(self) -> Agent:
-        """The agent of the policy alone, at the configured temperature."""
+        """The agent that samples from the policy at the configured temperature, without the guidance of a critic."""
         engine: InferenceEngine = MeteredEngine(self.engine, self.meter)
         agent = self.policy.agent(engine, self.config, self.config.temperature)
         if self.profiler is NO_PROFILER:

@@ -25,8 +25,8 @@ class CriticConfig(BaseModel):
     """Model that the critic starts from; empty: the trained model of the run."""
 
     attempts: int = Field(default=0, ge=0)
-    """Number of newest attempts to learn from; 0: all. Best are attempts that were sampled with the weights that the
-    critic will guide."""
+    """Number of newest attempts to learn from; 0: all. The critic learns best from attempts that were sampled with the
+    weights that it will guide."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of tasks whose attempts only measure the critic."""
@@ -38,7 +38,7 @@ class CriticConfig(BaseModel):
     """Attempts per optimizer step."""
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
-    """Learning rate of AdamW, which falls linearly to 0."""
+    """Learning rate of AdamW at the first step. The rate falls linearly to 0."""
 
     reads_logprobs: bool = True
     """Whether the critic also reads the probability with which each token was sampled."""

@@ -1,4 +1,5 @@
-"""Fingerprints of a run's data. A resumed run must use the same data, but the files can be in another place."""
+"""Fingerprints of a run's data. After a resume, the files of the data can be in a different place, but must be
+unchanged."""
 
 from __future__ import annotations
 

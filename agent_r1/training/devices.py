@@ -123,7 +123,7 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
 
 
 def server_gpus(plan: DevicePlan, number: int, hardware: Hardware) -> str | None:
-    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number``; None if the server sees all GPUs of this process."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number`` (from 0); None if it sees all GPUs of this process."""
     if not plan.servers:
         return None
     # if this process has no GPUs (torch for CPUs), it does not know their names: use the numbers

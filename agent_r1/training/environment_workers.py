@@ -32,8 +32,9 @@ from agent_r1.workers import (
 )
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
-"""Names of environments on workers: ENV is the environment of the task set. VARIANT and BASELINE are prefixes of the
-environments of single splits and of baselines.
+"""Names of environments on workers. ENV is the name of the task set's environment. VARIANT is a prefix: the name of a
+split follows if the split has an environment of its own. BASELINE is a prefix: the name of a baseline follows if the
+baseline has an environment of its own.
 """
 
 

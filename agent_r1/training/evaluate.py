@@ -109,7 +109,7 @@ async def attempts(
 
 
 def with_temperature(agent: Agent, temperature: float) -> Agent:
-    """Return a copy of the agent with another sampling temperature. At temperature 0, the copy decodes greedily."""
+    """Return a copy of the agent that samples at ``temperature``. At temperature 0, the copy decodes greedily."""
     return replace(agent, params=replace(agent.params, temperature=temperature))
 
 

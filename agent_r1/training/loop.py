@@ -145,7 +145,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
 
 
 def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, version: int) -> StalenessController:
-    """Return the controller for the steps that are left, if sampling begins with the weights of ``version``."""
+    """Return the staleness controller for the remaining steps. ``version`` is the version that the engine serves."""
     return StalenessController(
         config.steps - progress.step,
         config.groups_per_step,
@@ -198,8 +198,7 @@ async def _gather(
 ) -> list[SelectedGroup]:
     """Take groups until the step has enough groups, and return these groups.
 
-    Groups without a training signal are included. For each group without a training signal, another group can be
-    requested (refill).
+    Groups without a training signal are included. For each such group, an additional group can be requested (refill).
     """
     batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:

@@ -34,7 +34,7 @@ RECIPE: Mapping[str, Any] = {
 
 
 FIND = replace(search, spec=replace(search.spec, name="find"))
-"""The search tool under another name, for the split ``renamed-tool``."""
+"""The search tool with the name "find" instead of "search", for the split ``renamed-tool``."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:

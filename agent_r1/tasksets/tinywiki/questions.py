@@ -18,7 +18,7 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Return the question for the last value of ``chain`` in style a: the last relation comes first.
+    """Return a question for the last value of ``chain``, in the wording "style a": the last relation comes first.
 
     Example:
         "What is the capital of the mayor of Alba?"
@@ -27,7 +27,8 @@ def nested(chain: Chain) -> str:
 
 
 def forward(chain: Chain) -> str:
-    """Return the question for the last value of ``chain`` in style b: the relations come in the order of the chain.
+    """Return a question for the last value of ``chain``, in the wording "style b": the relations come in the chain's
+    order.
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"
@@ -85,7 +86,7 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
     "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
-"""The splits. The kinds of a split repeat over its questions, so that the first questions contain all kinds.
+"""The splits. The questions of a split have its kinds in turn, so that the first questions contain all kinds.
 
 - ``train``: a quarter of the questions has one hop, the rest has two hops. No training question has three hops.
 - ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer
@@ -93,13 +94,14 @@ SPLITS: Mapping[str, Split] = {
 - ``style-a``, ``style-b``: one and two hops, as in training, in one wording.
 - ``three-hop``: only questions of three hops.
 - ``one-hop``: a control. A baseline that gets the right page in its prompt can answer these questions.
-- ``paraphrased``, ``renamed-tool``, ``unseen-relation``: wordings, a name of the tool, and a relation that are not used
-  in training.
+- ``paraphrased``: the questions have wordings that training does not use. ``renamed-tool``: the search tool has a
+  different name than in training. ``unseen-relation``: each question has a relation that training does not use.
 """
 
 
 _TRIES = 1000
-"""The largest number of chains that are drawn for one question. A wiki has many more chains than a split needs."""
+"""The largest number of chains that are drawn for a task, until one chain gives a new question with the required
+relation."""
 
 
 @lru_cache(maxsize=32)

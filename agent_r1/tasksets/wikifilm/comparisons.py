@@ -13,10 +13,11 @@ from agent_r1.tasksets.wikifilm.facts import DirectedFilm
 from agent_r1.tasksets.wikifilm.words import name_key, title_name
 
 PARTNERS = 12
-"""The number of films that are tried as the second film of a comparison."""
+"""The largest number of films that are tried as the second film of a comparison, for each first film."""
 
 YEARS_APART = 2
-"""The smallest difference of two years that are compared, because a film can have several release dates."""
+"""Two films are compared by their years only if the years differ by at least this number. A film can have several
+release dates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,6 @@ def _distinct(one: DirectedFilm, other: DirectedFilm) -> bool:
 def _hash_order(films: Sequence[DirectedFilm], salt: str) -> list[DirectedFilm]:
     """Return the films in an order that looks random and is the same on every machine.
 
-    Films are sorted by a hash of title and ``salt``, so another ``salt`` gives another order.
+    Films are sorted by a hash of their title and ``salt``, so different salts give different orders.
     """
     return sorted(films, key=lambda one: hashlib.sha256(f"{salt}|{one.film.title}".encode()).digest())

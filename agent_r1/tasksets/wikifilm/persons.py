@@ -189,7 +189,7 @@ def _agreed_date(events: Sequence[_Event]) -> Date | None:
 def _agreed_place(events: Sequence[_Event]) -> tuple[str, ...]:
     """Return the most detailed place among ``events``, which all describe the birth or the death of one person.
 
-    Return () if no event has a place, or if two events have different places.
+    Return () if no event has a place, or if the first parts of two places differ.
     """
     places = [event.place for event in events if event.place]
     return max(places, key=len) if len({place[0] for place in places}) == 1 else ()

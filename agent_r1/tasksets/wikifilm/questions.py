@@ -90,7 +90,7 @@ def build_questions(facts: FilmFacts) -> Mapping[str, tuple[Question, ...]]:
 
 
 def _about_directors(films: Sequence[DirectedFilm], facts: FilmFacts) -> Iterator[Question]:
-    """Yield the questions about the directors of ``films``, which have one hop or two hops.
+    """Yield questions about the directors of ``films``. Each question has one hop or two hops.
 
     A question with one hop asks who directed a film, or asks for a fact about a director. A question with two hops
     asks for a fact about the director of a film, without the director's name.

@@ -13,7 +13,7 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 Kind = Literal["1-hop", "2-hop", "comparison", "bridge-comparison"]
 
 KINDS: tuple[Kind, ...] = ("1-hop", "2-hop", "comparison", "bridge-comparison")
-"""The kinds of questions, which are the first part of the id of a question."""
+"""The kinds of questions. The id of a question begins with the kind of the question."""
 
 
 class Settings(BaseModel):

@@ -62,7 +62,8 @@ _STATE = "state"
 ADAPTER = "adapter"
 """The name of the adapter's folder in the folder of the final model."""
 CORRUPT = "corrupt"
-"""The kind of the event about a corrupt checkpoint, and the prefix of the new name of its folder."""
+"""The kind of the event that reports a corrupt checkpoint. The folder of this checkpoint is renamed, and its new name
+begins with this word."""
 
 
 class CheckpointError(AgentR1Error):

@@ -33,7 +33,8 @@ RESUMED = "resumed"
 """The kind of the first event of a resumed run."""
 
 INEXACT = "inexact"
-"""The kind of an event: the results of a resumed run can differ from the results of an uninterrupted run."""
+"""The kind of the event which reports that the results of a resumed run can differ from the results of an uninterrupted
+run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +69,8 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
         updater: an updater with the run's algorithm. Its trainer has the initial model of the run.
 
     Raises:
-        InvalidInput: the initial model is not the initial model that the run recorded; the checkpoint was saved for
-            another model; or all saved checkpoints are lost.
+        InvalidInput: the weights of ``policy`` are not the initial weights that the run recorded; the checkpoint was
+            saved for a different model; or all saved checkpoints are lost.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:

@@ -16,7 +16,7 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 _OVERRIDE = "  to continue nevertheless: --monitor.failure_share 1"
 
 CALL_WINDOW = 64
-"""The number of consecutive calls of a tool that must fail before the run is stopped, in short runs too."""
+"""The run is stopped if this number of consecutive calls of one tool failed for the same cause."""
 
 MAX_REASONS = 5
 """The maximum number of reasons in a diagnosis. The most common reasons are shown."""

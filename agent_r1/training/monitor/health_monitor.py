@@ -48,7 +48,7 @@ REWARD_HISTORY = 1000
 """The number of recent steps whose mean rewards are kept, for checks that compare steps."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""The minimum window of the circuit breaker: the attempts of 4 groups, or 32 attempts if this is less."""
+"""The minimum window of the circuit breaker: the attempts of 4 groups or 32 attempts, whichever is less."""
 
 
 class HealthMonitor:
@@ -141,8 +141,8 @@ class HealthMonitor:
     def on_proxy(self, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
         """Check whether the policy exploits its reward.
 
-        Return a finding the first time that the check fails; otherwise return (). ``metrics`` are the result of
-        :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
+        Return a finding the first time that the policy seems to exploit its reward; otherwise return (). ``metrics``
+        are the result of :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
         """
         if TRUE not in metrics:
             return ()

@@ -62,8 +62,8 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
     """Return a finding if the true reward fell while the reward that is trained on rose; otherwise None.
 
-    Two means over ``window`` steps are compared: over the last steps, and over the earlier consecutive steps with the
-    highest mean true reward. The rise and the fall must each exceed two standard errors, which are estimated from the
+    The last ``window`` steps are compared with ``window`` earlier consecutive steps: the steps with the highest mean
+    true reward. The rise and the fall of the means must each exceed two standard errors, which are estimated from the
     spread of the steps.
 
     Args:
@@ -97,8 +97,8 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
     """Return the change of a mean from the steps ``before`` to the steps ``after``.
 
-    Return 0 if the change is within ``ERRORS`` standard errors. ``index`` chooses the number of each step: 0 is the
-    reward, 1 is the true reward.
+    Return 0 if the change is within ``ERRORS`` standard errors. ``index`` is 0 for the mean of the rewards, and 1 for
+    the mean of the true rewards.
     """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
