@@ -46,8 +46,7 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class NestedByName:
-    """A mark in the type annotation of a setting such as ``algorithm``: its value is the name of a component, and the
-    component has settings of its own.
+    """A mark in the type annotation of a setting whose value names a component with settings, such as ``algorithm``.
 
     The validator of the setting gets one flat table, with the name and all other settings. Example: ``{"name": "grpo",
     "loss": "cispo", "loss.clip_high": 0.28}``.

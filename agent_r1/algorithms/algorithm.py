@@ -106,8 +106,8 @@ class Algorithm(Component):
     in the reward."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """Largest number of additional groups of an optimizer step, as a multiple of its normal number of groups. They
-    replace groups that were filtered out (DAPO, arXiv:2503.14476, section 3.2)."""
+    """Limit on the groups that are sampled to replace filtered groups, for one optimizer step: at most this number
+    times the normal number of groups of a step (DAPO, arXiv:2503.14476, section 3.2)."""
 
     epochs: int = Field(default=1, ge=1)
     """Number of times that one update trains on the whole batch."""
@@ -377,10 +377,10 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with one target after the action of each of S turns, instead of each of D turns.
+    """Return ``targets``, extended to one target after the action of each of S turns.
 
-    ``turns`` (D,) holds the numbers of the D turns among the S turns, and ``count`` is S. The added targets have weight
-    0.
+    ``targets`` has such a target for only D of the S turns. ``turns`` (D,) holds the indices of these D turns, from 0
+    to S - 1, and ``count`` is S. The added targets have weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

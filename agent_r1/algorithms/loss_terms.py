@@ -138,8 +138,8 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 
 
 SMALLEST_REST = 1e-7
-"""The smallest value of pi_rest whose logarithm is computed. pi_rest is the policy's probability of all tokens outside
-the top k."""
+"""The lower bound of pi_rest: a smaller value is replaced by this number before the logarithm of pi_rest is computed.
+pi_rest is the probability that the policy gives to all tokens outside the top k together."""
 
 
 class Distillation(Component):

@@ -67,9 +67,9 @@ def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
 def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     """Return each element minus the weighted mean of its group: (N,).
 
-    ``x`` (N,) holds the elements, ``key`` (N,) the group of each element, and ``weight`` (N,) its weight in the mean.
-    If all elements of a group are equal, the result is exactly 0 in this group. If the weight is the length of a
-    trajectory, the result is the advantage of OPO (arXiv:2505.23585).
+    ``x`` (N,) holds the elements, ``key`` (N,) the group of each element, and ``weight`` (N,) the weight of each
+    element in the mean. If all elements of a group are equal, the result is exactly 0 in this group. If the weight is
+    the length of a trajectory, the result is the advantage of OPO (arXiv:2505.23585).
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
@@ -146,8 +146,8 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 # Discounted returns and GAE. The elements of a unit are contiguous and in the order of time.
 
 RETURN_TOLERANCE = 1e-9
-"""The amount by which a return can be below a threshold and still reach it. So rounding errors do not decide about
-success."""
+"""A return reaches a threshold if it is above the threshold minus this number, so that rounding errors do not decide
+about success."""
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:

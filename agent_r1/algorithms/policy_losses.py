@@ -143,10 +143,10 @@ class Cispo(PolicyLoss):
     name: Literal["cispo"] = "cispo"
 
     clip_low: float = Field(default=1.0, ge=0, le=1)
-    """A smaller importance ratio than 1 - clip_low is replaced by 1 - clip_low."""
+    """An importance ratio below 1 - clip_low is replaced by 1 - clip_low."""
 
     clip_high: float = Field(default=4.0, ge=0)
-    """A larger importance ratio than 1 + clip_high is replaced by 1 + clip_high."""
+    """An importance ratio above 1 + clip_high is replaced by 1 + clip_high."""
 
     @property
     def formula(self) -> str:

@@ -31,7 +31,8 @@ DESCRIPTIVE = ("name", "paper", "deviations")
 """The fields of an algorithm that only describe it. All other fields are parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""The base classes of components with a name. A field whose type is a base class holds one of several components."""
+"""The base classes of the components that have a name. A field with one of these types can hold any component of a
+subclass."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
@@ -44,7 +45,7 @@ def as_algorithm(value: object, default: str) -> Algorithm:
         InvalidInput: ``value`` has none of these three types, or describes no valid algorithm.
 
     Example:
-        as_algorithm({"name": "grpo", "loss.clip_high": 0.3}, default="dapo")  # GRPO with another clip_high
+        as_algorithm({"name": "grpo", "loss.clip_high": 0.3}, default="dapo")  # GRPO with a different clip_high
     """
     if isinstance(value, str):
         return build_algorithm(value, {})
@@ -118,7 +119,9 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm called ``name``, whose components the caller must replace by ``settings`` of a stored run.
+    """Return a template for the algorithm of a stored run, with the name ``name`` and components of a preset.
+
+    The caller must replace the components by the components in ``settings``, the settings of the stored run.
 
     Return None if ``settings`` does not contain every component of an algorithm.
     """
@@ -243,7 +246,8 @@ def name_of(component: type[Component]) -> str:
 
 
 def own_classes(component: Component) -> Iterator[type[Component]]:
-    """Yield the classes of the component and of all components inside it that are not defined in this package."""
+    """Yield the class of the component, and of each component inside it, if the class is not defined in this
+    package."""
     if not type(component).__module__.startswith("agent_r1."):
         yield type(component)
     for _, value in component:

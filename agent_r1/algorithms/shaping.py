@@ -35,7 +35,8 @@ class Filters(Component):
     """Remove attempts with a token that was sampled more than this number of updates ago. none: off."""
 
     greedy: bool = False
-    """Remove attempts whose group has no greedy attempt with a return."""
+    """Remove all attempts of a group if the group has no greedy attempt, or if its greedy attempt could not be
+    scored."""
 
     overlong: bool = False
     """Exclude from the loss the attempts that reached the limit of turns or tokens (overlong filtering of DAPO,

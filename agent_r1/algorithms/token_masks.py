@@ -174,8 +174,8 @@ class OffPolicyMask(Component):
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """Largest mean of log(mu / pi) over a trajectory at which none of its tokens is masked. mu is the sampler, pi the
-    policy."""
+    """If the mean of log(mu / pi) over a trajectory is above this number, its tokens with a negative advantage are
+    masked. mu is the sampler's policy, and pi is the current policy."""
 
     @property
     def formula(self) -> str:

@@ -41,9 +41,9 @@ class TopTokens:
     """
 
     ids: Tensor
-    """(N, k) int64 token ids."""
+    """(N, k) int64: the ids of the k most likely tokens in the place of each token."""
     logprobs: Tensor
-    """(N, k) float64: the log-probabilities of these tokens."""
+    """(N, k) float64: the log-probabilities of the k most likely tokens in the place of each token."""
 
     def select(self, mask: Tensor) -> TopTokens:
         """Return only the rows of the tokens for which ``mask`` (N,) is true."""
@@ -112,14 +112,15 @@ class TokenWeights:
     """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer: 1 without a correction; 0
     for a token that ``rejection`` or ``token_mask`` masks."""
     sft_weight: Tensor | None = None
-    """(N,) weight of the term -log pi of each token, for imitation of successes and prediction of observations; None if
-    the algorithm has no such term."""
+    """(N,) for each token, the weight of the term -log pi in the loss. This term imitates successful trajectories and
+    predicts observations. None if the algorithm has no such term."""
     value_targets: ValueTargets | None = None
     """The targets of the critic; None without a critic."""
     kl_coef: float = 0.0
     """The current coefficient of the KL penalty."""
     drift_weight: Tensor | None = None
-    """(N,) weight of |log(pi / pi_old)| of each token, multiplied by the loss weight; None without KL-Cov."""
+    """(N,) for each token, the weight of the term |log(pi / pi_old)| in the loss. The loss weight of the token is
+    already included. None without KL-Cov."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,5 +159,4 @@ class TokenOutputs:
     top_logprobs: Tensor | None = None
     """(n, k) log pi of the k tokens that the teacher finds most likely; None without ``distillation``."""
     teacher_top_logprobs: Tensor | None = None
-    """(n, k) log-probabilities that the teacher gives to the tokens of ``top_logprobs``; None without
-    ``distillation``."""
+    """(n, k) log-probabilities that the teacher gives to its k most likely tokens; None without ``distillation``."""

@@ -110,7 +110,7 @@ def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary
 
 
 def _with_task(config: ChatConfig, taskset: TaskSet, chosen: AttemptSummary) -> ChatConfig:
-    """Return a copy of ``config`` that chooses the task of an attempt.
+    """Return a copy of ``config`` that chooses the task of the attempt ``chosen``.
 
     Raise InvalidInput if the task is not in ``taskset``.
     """

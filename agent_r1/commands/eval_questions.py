@@ -23,10 +23,12 @@ def with_unseen_questions(
 
     - The model belongs to a run that was trained on the same data file as ``config.data``: the task set is returned
       unchanged, because its test splits hold no training questions.
-    - The model belongs to a run that was trained on another data file: the training questions of this run are removed.
+    - The model belongs to a run that was trained on a different data file: the training questions of this run are
+      removed.
     - Otherwise, no questions are removed.
 
-    In the last two cases, a task set whose tasks come from one file is evaluated on all remaining questions.
+    In the last two cases, if all tasks come from one file, the evaluation uses the split with all tasks, without the
+    removed questions, instead of the test splits.
 
     Args:
         taskset: the task set of the evaluation.

@@ -14,11 +14,11 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.plan_config import PlanConfig
 
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
+"""Settings that describe the GPUs. They have no effect if the costs are measured in a recorded run."""
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
+"""Settings with the sizes of attempts. They have no effect if the attempts are drawn from a recorded run."""
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings that can be without effect. ``OF_GPUS`` describe the GPUs. ``OF_ATTEMPTS`` are the sizes of attempts that
-are not drawn from a recorded run. ``OF_RECORDED_RUNS`` determine how costs are measured in recorded runs.
-"""
+"""Settings that determine how costs are measured in a recorded run. They have no effect without such a measurement."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)
@@ -28,10 +28,10 @@ are not drawn from a recorded run. ``OF_RECORDED_RUNS`` determine how costs are 
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    A setting that is not given has its value in RUN. The predicted attempts are drawn from the attempts of RUN, with
+    A setting that is not given gets its value from RUN. The predicted attempts are drawn from the attempts of RUN, with
     the recorded times of their environments. With --gpu, the costs are computed for a GPU. Without --gpu, the costs are
-    measured in RUN, which must be a run of the embedded engine with --profile. Further runs with other batch sizes make
-    the measured costs more precise.
+    measured in RUN, which must be a run of the embedded engine with --profile. Additional runs with different batch
+    sizes make the measured costs more precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]

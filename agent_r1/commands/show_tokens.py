@@ -27,10 +27,9 @@ MAX_STATE_TOKENS = 200
 """If the state of a turn has more tokens than this, only its first and its last tokens are printed."""
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
+"""The colors of negative advantages (orange), from small to large absolute values."""
 _RAISED = ("color(117)", "color(75)", "color(39)", "color(33)")
-"""``_LOWERED`` and ``_RAISED`` are the colors of negative advantages (orange) and of positive advantages (blue), each
-from small to large absolute values.
-"""
+"""The colors of positive advantages (blue), from small to large values."""
 
 
 @dataclass(frozen=True, slots=True)

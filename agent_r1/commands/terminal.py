@@ -12,11 +12,13 @@ from rich.text import Text
 from agent_r1.viewer.text import number, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+"""The characters of the eight levels of a sparkline, from low to high, in a terminal that can show Unicode."""
 ASCII_BLOCKS = "_.,-=+*#"
-"""The eight levels of a sparkline: ``BLOCKS`` for a terminal with Unicode, ``ASCII_BLOCKS`` for a terminal without."""
+"""The characters of the eight levels of a sparkline, from low to high, in a terminal that cannot show Unicode."""
 
 NAME_WIDTH, WIDE_NAME_WIDTH, VALUE_WIDTH, MAX_BLOCKS = 27, 40, 8, 60
-"""The widths of the columns of a table of curves. The sparklines get the remaining width, at most MAX_BLOCKS."""
+"""Widths in a table of curves, in characters: the column of names in a narrow terminal and in a wide terminal, each
+column of numbers, and the largest sparkline."""
 
 Curve = Mapping[int, float]
 """The values of a metric by step."""

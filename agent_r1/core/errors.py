@@ -20,7 +20,8 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The largest number of characters of a value, and of the remedy, in an error message."""
 
 MAX_ADDRESS = 10_000
-"""A value with more characters is shortened for an error message before credentials are removed from it."""
+"""The largest number of characters of a value in which credentials are searched. For an error message, a longer value
+is first shortened, and the credentials are removed from the shortened text."""
 
 
 class AgentR1Error(Exception):

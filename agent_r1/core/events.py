@@ -113,7 +113,9 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Any other event. ``kind`` is a short word, and ``detail`` is a sentence or JSON.
+    """An event for which this module has no class of its own.
+
+    ``kind`` is a short word, and ``detail`` is a sentence or JSON.
 
     Example:
         LogEvent("warning", "gradient_spike: the gradient norm is far above the recent median ..")

@@ -167,8 +167,8 @@ class ScoredTokens:
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
         """Return ``token_ids`` as ScoredTokens.
 
-        The tokens that are equal from the beginning on keep their log-probabilities. The first different token, and all
-        tokens after it, get 0.
+        The tokens before the first position at which ``token_ids`` differs from the tokens of this object keep the
+        log-probabilities of this object. The other tokens get 0.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))

@@ -14,7 +14,7 @@ from typing import Any
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Return a ``__getattr__`` function for a package.
 
-    At the first use of a public name, the function imports its submodule.
+    At the first use of a public name, the function imports the submodule that defines the name.
 
     Args:
         package: the package's ``__name__``.

@@ -55,7 +55,8 @@ class Part(Enum):
 
 
 _EXCLUSIVE = frozenset({Part.VALIDATION})
-"""Parts that get all of the time while they are active."""
+"""Parts that get all of the wall time while they are active. Other parts that are active at the same time get no
+time."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
 """Parts that often only wait, for example for a server. These parts get time only while no other part is active."""

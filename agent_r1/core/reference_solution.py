@@ -33,10 +33,12 @@ class ReferenceSolutions:
     """The reference solutions of one task, for ``agent-r1 check``.
 
     Attributes:
-        gold: right solutions. In their episodes, each reward in ``expected_rewards`` must add up to at least its sum.
-        wrong: wrong solutions. In their episodes, no reward in ``expected_rewards`` may reach its sum.
-        expected_rewards: a sum for each reward, by name. Leave out rewards that a wrong solution can also earn, such as
-            a reward for any search.
+        gold: right solutions. In an episode of a right solution, the sum of each reward in ``expected_rewards`` must be
+            at least the number given there.
+        wrong: wrong solutions. In an episode of a wrong solution, the sum of each of these rewards must be below this
+            number.
+        expected_rewards: the smallest sum of each reward in an episode of a right solution, by the name of the reward.
+            Leave out rewards that a wrong solution can also earn, such as a reward for any search.
 
     Example:
         ReferenceSolutions(

@@ -12,7 +12,7 @@ from agent_r1.core.task import Task
 
 
 def hash_tasks(tasks: Iterable[Task]) -> str:
-    """Return the sha256 of a sequence of tasks. Another order of the tasks gives another sha256."""
+    """Return the sha256 of a sequence of tasks. A different order of the tasks gives a different sha256."""
     total = hashlib.sha256()
     for task in tasks:
         try:

@@ -33,7 +33,7 @@ class TaskSet:
         kind: returns the kind of a training task, for example its number of hops. The tasks of each kind are spread
             evenly over an epoch, so that all steps get about the same mixture. None: all tasks are of one kind.
         variants: environments by split, for the splits that do not use ``env``.
-        measures: computes further measures of scored attempts, by name.
+        measures: computes, from scored attempts, measures in addition to the rewards, by name. None: no such measures.
         agent: an agent that acts instead of the agent loop, and calls the policy over HTTP; None for the agent loop.
         sandbox: the isolation of code that the policy writes, as text; None if no such code is executed.
         file: the Python file of the user that defines the task set; None if no file of the user defines the task set.

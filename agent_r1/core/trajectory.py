@@ -302,7 +302,7 @@ class Group:
         retried: failed attempts. Each failed attempt was replaced by a new attempt with the same sample index and a
             higher ``retry``.
         role: the role of the attempts in a game of several agents, such as ``nim/first``. Algorithms with a baseline
-            per role (RAE) compare attempts of equal role.
+            per role (RAE) compare an attempt only with attempts of the same role.
     """
 
     group_id: int

@@ -12,7 +12,7 @@ from agent_r1.core.trajectory import STATUS_POLICY, Trajectory
 T = TypeVar("T")
 
 MAX_REWARD = 1e300
-"""Larger rewards count as infinite, so that no sum of rewards overflows."""
+"""The largest absolute value of a reward that counts as finite. The limit ensures that no sum of rewards overflows."""
 
 
 @dataclass(frozen=True, slots=True)

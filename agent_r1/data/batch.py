@@ -88,8 +88,8 @@ class TrainingBatch:
     greedy_return: Tensor
     """(M,) float64: return of the group's greedy attempt (made without random sampling); NaN without such a return."""
     role_baseline: Tensor
-    """(M,) float64: mean of earlier returns of the trajectory's role. 0 if the advantage estimator is not
-    ``AgainstRole``."""
+    """(M,) float64: for each trajectory, the running mean of the returns of earlier trajectories with its role. 0 if
+    the advantage estimator is not ``AgainstRole``."""
     truncated: Tensor
     """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
     loss_excluded: tuple[str | None, ...]

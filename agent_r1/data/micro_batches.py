@@ -15,7 +15,8 @@ from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Block, TokenSequence
 
 MAX_PADDING = 0.1
-"""The limit on the share of padding tokens in a micro-batch. No block is added if the share would reach this limit."""
+"""The limit on the share of padding tokens in a micro-batch. No sequences are added to a micro-batch if its share of
+padding would then reach this limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +35,14 @@ class MicroBatch:
     """(B, T) for each token j of a row, the end of its subtree: only the tokens j .. subtree_end[j] - 1 attend to token
     j; None with causal attention."""
     logit_positions: Tensor
-    """(n,) for each predicted token, the index among the B*T hidden states of the state that predicts the token."""
+    """(n,) for each predicted token, the index of the hidden state that predicts the token, among the B*T hidden
+    states."""
     token_positions: Tensor
     """(n,) for each predicted token, its index among the B*T tokens of the micro-batch."""
     tokens: Tensor
     """(n,) for each predicted token, its position in the training batch. Always on the CPU."""
     post_action_states: Tensor
-    """(s,) for each action, the index among the B*T hidden states of the state after the action."""
+    """(s,) for each action, the index of the hidden state after the action, among the B*T hidden states."""
     turns: Tensor
     """(s,) for each action, the number of its turn in the training batch. Always on the CPU."""
     num_tokens: int
@@ -149,9 +151,10 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
-    """Yield the sequences of each micro-batch.
+    """Yield the sequences of each micro-batch. The blocks are taken in order.
 
-    A block joins the sequences ``s`` before it if ``fits(s, block)`` is true.
+    ``fits(sequences, block)`` returns whether ``block`` can be added to a micro-batch that holds ``sequences``. If not,
+    a new micro-batch begins with ``block``.
     """
     pending: list[TokenSequence] = []
     for block in blocks:

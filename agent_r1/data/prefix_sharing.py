@@ -29,8 +29,9 @@ MAX_TREE = 4096
 elements."""
 
 MIN_MERGED = 16
-"""Smallest number of common tokens for which two sequences are merged if the attention is computed by parts. In a small
-model, the additional parts take as long as about this number of tokens."""
+"""Smallest number of common tokens for which two sequences are merged, if the attention over a tree is computed by
+parts. In a small model, the computation of the additional parts takes about as long as the computation of this number
+of tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ class NaiveRag:
     """An environment with one turn and no tools. Its prompt contains passages that were retrieved for the question.
 
     The question is the text of the task's last user message. The passages are put before the question. They come from
-    the search tool of the agent with which this baseline is compared, and are truncated in the same way. So the
-    baseline and the agent read the same text.
+    the search tool of the agent with which this baseline is compared, and are truncated in the same way as for this
+    agent. So the baseline and the agent read the same text.
 
     Args:
         retrieve: the search tool. ``query`` must be its only required argument.

@@ -21,7 +21,7 @@ from agent_r1.core.threads import DaemonThreads, run_in_thread
 log = logging.getLogger(__name__)
 
 RESPONSE_SECONDS = 10.0
-"""The time that the event loop of the agents has to react after a cancelled call, in seconds.
+"""The time limit, in seconds, for a reaction of the agents' event loop after a call was cancelled.
 
 If the event loop does not react in this time, an agent blocks it. Later calls then get a new event loop.
 """

@@ -160,8 +160,8 @@ class AnswerLog:
         If ``identity`` has a key, return the answer to the latest request with the same key, or None if there is none.
         Raise RequestError if the key was used for a different request.
 
-        If it has no key, return an abandoned answer to an equal request if there is one. An answer is abandoned if no
-        client waits for it and no client has received it. If there is no abandoned answer:
+        If ``identity`` has no key, return an abandoned answer to an equal request if there is one. An answer is
+        abandoned if no client waits for it and no client has received it. If there is no abandoned answer:
 
         - If ``num_retries`` is 0, return None. So an agent can send equal requests in parallel, and gets several
           answers.

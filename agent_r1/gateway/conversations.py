@@ -35,15 +35,17 @@ class SentAction:
 
 
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
-    """Return the conversation with sampled messages in place of the assistant messages that repeat a sent action.
+    """Return ``messages``, in which each message that repeats an action is replaced by the action as it was sampled.
 
-    A sent action is an action of this session that was sent to the client. ``messages`` is the conversation that the
-    client sends back.
+    ``messages`` is the conversation that a client sends. ``sent_actions`` are the actions that this client received in
+    earlier answers.
 
-    - A message repeats an action only if the conversation before the message is also the same.
-    - If a message repeats several sent actions, an action with equal ids of calls is preferred, then an action with
-      exactly equal text, then the newest action.
-    - A message that begins with the text of a sent action becomes the sampled message, followed by the added text.
+    - An assistant message repeats an action if two conditions hold: the message has the words and the calls of the
+      action, and the messages before it are the conversation in which the action was sampled.
+    - If a message repeats several actions, an action whose calls have the ids of the message's calls is preferred, then
+      an action with exactly the text of the message, then the newest action.
+    - A message that consists of the text of an action and additional text becomes the sampled message, followed by the
+      additional text.
     - The ``call_id`` of each tool message becomes the id of the sampled call.
     """
     restored: list[Message] = []
@@ -100,7 +102,8 @@ def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAc
     """Return the sampled action with which ``message`` begins, followed by the text that the message adds.
 
     Return None if there is no such action, or if ``message`` has calls or reasoning. ``before`` is the conversation
-    before ``message``. Only actions after the same conversation count. Whitespace around the sampled text is ignored.
+    before ``message``. A sent action counts only if the conversation before the action is also ``before``. Whitespace
+    around the sampled text is ignored.
 
     Example: the policy sampled "<search>Alba", and the agent added the stop string. The message "<search>Alba</search>"
     then becomes the sampled action, followed by "</search>".

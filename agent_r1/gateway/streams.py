@@ -24,7 +24,8 @@ The tokens that are sampled in this time are sent together.
 HELD_CHARACTERS = 32
 """The number of characters at the end of an unfinished answer that are not sent yet, if the answer can have tool calls.
 
-These characters can be the beginning of a mark that begins a call. No such mark is longer.
+These characters can be the beginning of a mark that begins a call. No such mark has more than this number of
+characters.
 """
 
 LONGEST_TAG = 41
@@ -126,7 +127,7 @@ def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
 
 
 class _SentTexts:
-    """A record of the reasoning and the text of each choice that a stream has already sent."""
+    """A record of the reasoning and the text that a stream has already sent, for each choice."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, PieceKind], str] = {}

@@ -171,7 +171,7 @@ class CanaryResult:
 
 
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
-    """Return a text that says how the server's log-probabilities contradict the trainer's, or None if they agree.
+    """Return a text that says how the log-probabilities of server and trainer disagree, or None if they agree.
 
     Server and trainer agree if rounding errors explain all differences in two comparisons. The first comparison is
     between the log-probabilities in ``now``. The second comparison is between the changes of log-probabilities from

@@ -49,11 +49,11 @@ Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
-    """Return a completion of ``prompt``. Send requests that continue the tokens sampled so far, until it is complete.
+    """Return a completion of ``prompt``, which one or more requests sample.
 
-    A generation is continued if the server aborted it, or if the server stopped at a stop string that does not meet the
-    stop condition (for example, a stop string inside a thought). Each request has another seed, so that no two tokens
-    are sampled with the same random numbers.
+    Each request continues the tokens that were sampled so far. A generation is continued if the server aborted it, or
+    if the server stopped at a stop string that does not meet the stop condition (for example, a stop string inside a
+    thought). Each request has a different seed, so that no two tokens are sampled with the same random numbers.
 
     Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
     """

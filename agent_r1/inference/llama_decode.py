@@ -26,8 +26,9 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
 
 ROWS_MULTIPLE = 16
-"""A decode step of only the rows with a running sequence is padded to a multiple of this number of rows. With other
-numbers of rows, BLAS libraries use other kernels, whose results have other bits."""
+"""A decode step that computes only the rows with a running sequence is padded to a multiple of this number of rows. For
+numbers of rows that are not such multiples, BLAS libraries use different kernels, and the bits of a row would then
+depend on the number of rows."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.

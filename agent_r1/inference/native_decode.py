@@ -214,7 +214,7 @@ class NativeDecoder:
         )
 
     def _keep(self, tensor: Tensor) -> int:
-        """Return the address of a tensor, which stays valid until the weights are packed again."""
+        """Return the address of a tensor. The address stays valid until the weights are packed again."""
         self._packed.append(tensor.detach().contiguous())
         return self._packed[-1].data_ptr()
 

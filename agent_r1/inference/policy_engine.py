@@ -129,7 +129,7 @@ class PolicyEngine:
         return update.version
 
     async def current_weights(self) -> WeightUpdate:
-        """Return an update with the newest weights of the policy, which are in a folder."""
+        """Return the WeightUpdate that names the folder with the newest weights of the policy."""
         if self._weights is None:
             assert self._model is not None
             self._weights = await self._write(self._model, PolicyVersion(0, step=0))

@@ -25,7 +25,7 @@ A = TypeVar("A", bound=Answer)
 
 
 def read_answer(cls: type[A], response: httpx.Response, server: str) -> A:
-    """Return the JSON of an answer as an instance of ``cls``. Raise ReplicaError if the JSON has another form.
+    """Return the JSON of an answer as an instance of ``cls``. Raise ReplicaError if the JSON does not fit ``cls``.
 
     ``server`` is the name of the server's software, for the error message.
     """
@@ -58,7 +58,7 @@ def check_sampled(
 def most_likely(logprobs: Mapping[int, float], count: int) -> TopLogprobs:
     """Return the ``count`` most likely tokens of ``logprobs``, the most likely token first.
 
-    Raise ReplicaError if there are fewer tokens.
+    Raise ReplicaError if ``logprobs`` has fewer than ``count`` tokens.
     """
     if len(logprobs) < count:
         raise ReplicaError(f"its answer has {len(logprobs)} of the {count} most likely tokens")

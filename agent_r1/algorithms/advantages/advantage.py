@@ -29,8 +29,8 @@ class Advantage(Component, ABC):
     """Whether each token of a batch is a time step, as in GAE over tokens. If so, observation tokens in the batch
     change the advantages of action tokens."""
     uses_returns: ClassVar[bool] = True
-    """Whether the advantage depends on the sums of rewards that reward shaping changes. If not, reward shaping has no
-    effect."""
+    """Whether the advantage depends on the sum of all rewards. If not, reward shaping and a KL penalty in the reward
+    have no effect."""
 
     uses_policy: ClassVar[bool] = False
     """Whether the advantage depends on log pi_old. pi_old is the policy before the update. If older weights sampled the
@@ -50,7 +50,8 @@ class Advantage(Component, ABC):
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return ``output``, an output of a model. Raise TypeError if ``output`` is None, because it was not computed.
+    """Return ``output``, an output of a model. Raise TypeError if the output was not computed, so that ``output`` is
+    None.
 
     ``description`` names the output in the error, for example "a teacher's log-probabilities".
     """

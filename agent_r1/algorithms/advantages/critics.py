@@ -34,8 +34,8 @@ class WithCritic(Advantage):
     temporal-difference error of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """Largest change of a value: in the value loss, the value of a state is clipped to its value before the update,
-    plus or minus this number."""
+    """Clip range of the value loss of PPO: the new value V of a state is clipped to [V_old - value_clip, V_old +
+    value_clip]. V_old is the critic's value before the update."""
 
     warmup: int = Field(default=0, ge=0)
     """Number of updates at the start of the run in which only the critic is trained."""

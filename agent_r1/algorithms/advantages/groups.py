@@ -69,8 +69,8 @@ class GroupRelative(Advantage):
 
     scale: Scale = "none"
     """The divisor of R - baseline. none: 1. std: the standard deviation of R in the group. mean: the mean R of the
-    group. batch_std: the standard deviation of R in the batch. with_variance: the share of the batch's trajectories
-    whose groups have different returns."""
+    group. batch_std: the standard deviation of R in the batch. with_variance: the fraction of the trajectories in the
+    batch that belong to a group in which the returns are not all equal."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Small number that is added to each standard deviation by which an advantage is divided."""
@@ -102,13 +102,15 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The advantage of an attempt is the mean amount by which it raises the best return of k attempts of its group.
+    """The advantage of an attempt: how much it raises the best return in a set of k attempts, averaged over sets.
 
-    The mean is over all sets of k attempts of the group. In a set without the attempt, the amount is 0.
+    The average is over all sets of k attempts of the group. The amount for a set is the best return in the set, minus
+    the best return of the set without the attempt. The amount is 0 for a set that does not contain the attempt.
 
-    If k is the size of the group, only the best attempt has an advantage (arXiv:2503.19595; ``grpo_passk`` in verl).
-    For example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If k is smaller than the group, several of the
-    best attempts have a positive advantage: PKPO (arXiv:2505.15201, equation 33).
+    If k is the size of the group, only the best attempt has a positive advantage, and every other attempt has advantage
+    0 (arXiv:2503.19595; ``grpo_passk`` in verl). For example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If
+    k is smaller than the group, several of the best attempts have a positive advantage: PKPO (arXiv:2505.15201,
+    equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"

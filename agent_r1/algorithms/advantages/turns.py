@@ -80,8 +80,8 @@ class TurnAndOutcome(TurnRelative):
 class SameTurn(TurnRelative):
     """The advantage A_t = (G_t - mean G) / std G of GTPO (arXiv:2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over all turns of the group that have the
-    number t in their trajectory.
+    G_t is the discounted return from turn t on. The mean and the std are over turn t of every trajectory of the group
+    that has a turn t.
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -111,7 +111,8 @@ class SameState(TurnRelative):
     name: Literal["same_state"] = "same_state"
 
     turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of the advantage among turns in the same state, relative to the advantage among trajectories."""
+    """Weight of the advantage that compares turns in the same state. The advantage that compares whole trajectories has
+    weight 1."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
@@ -160,10 +161,10 @@ class SameHistory(TurnRelative):
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """Largest number of earlier states that are compared, besides the state before the turn."""
+    """Two turns are compared by the state just before each turn, and by at most this many states before that state."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in the weight (k + 1)^alpha of the comparison with turns whose last k states are equal."""
+    """Exponent in the weight (k + 1)^alpha of a comparison between turns that have the same last k states."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
