@@ -1,4 +1,4 @@
-"""Names of metrics in trackers. A name begins with a group, for which a tracker shows a panel."""
+"""Names of metrics in trackers. A name is GROUP/NAME, and a tracker shows the metrics of a group together."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ An environment variable of the tracker, such as WANDB_PROJECT, can name another 
 """
 
 TRACKERS_FOLDER = "trackers"
-"""The name of the folder inside a run's folder that contains the run's id in each tracker."""
+"""The name of a folder inside a run's folder. For each tracker, it contains a file with the id of the run in this
+tracker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,7 +361,7 @@ class ChatConfig(RunConfig):
     """Split of the task that gives the system message and the data for tools; empty: the first evaluation split."""
 
     number: int = Field(default=0, ge=0)
-    """Index of this task in its split, from 0."""
+    """Index, in its split, of the task that gives the system message and the data for tools, from 0."""
 
 
 Resolved = TypeVar("Resolved", bound=RunConfig)

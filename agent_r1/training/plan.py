@@ -30,7 +30,8 @@ from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedu
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
 STEPS, RECORDED_STEPS = 6, 24
-"""The number of simulated steps, without and with recorded runs. The means leave out the first step."""
+"""The number of simulated steps: STEPS for a plan on GPUs, RECORDED_STEPS for the machine of a recorded run. The first
+step is left out of the means."""
 
 MAX_ENGINES = 8
 """The largest number of simulated engines.
@@ -317,8 +318,8 @@ def _predict(
 
     The staleness of asynchronous training is ``config.max_staleness``, but at least 1. ``groups`` are the groups of
     ``steps`` steps. With more than ``MAX_ENGINES`` engines, only ``MAX_ENGINES`` engines are simulated, and ``groups``
-    are only their share of the groups. The cost of a trained token is then increased, so that an update takes as long
-    as an update with all groups.
+    are only the groups that these engines would sample. The cost of a trained token is then increased, so that an
+    update takes as long as an update with all groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

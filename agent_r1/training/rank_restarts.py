@@ -14,7 +14,7 @@ from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.shutdown import GracefulShutdown
 
 RANKS_RESTARTED = "ranks restarted"
-"""The kind of an event: a new segment of the run began because a rank died."""
+"""The kind of the event which reports that a new segment of the run began because a rank died."""
 
 
 async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:

@@ -45,7 +45,7 @@ from agent_r1.training.tables import PassAtK, TrainReport, table_json
 log = logging.getLogger(__name__)
 
 PASS_AT_K_QUESTIONS = 50
-"""The maximum number of questions per split for pass@k of the base model after training."""
+"""After training, pass@k of the base model is measured on at most this number of questions per split."""
 
 
 def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
@@ -93,8 +93,8 @@ def resume(
         taskset, progress, placement: see :func:`train`.
 
     Raises:
-        InvalidInput: the task set, the model or the data are not the same as before; all checkpoints are corrupt or
-            lost; or another process is writing the run.
+        InvalidInput: the task set, the model or the data differ from the beginning of the run; all checkpoints are
+            corrupt or lost; or a different process is writing the run.
         RunStopped: as for :func:`train`.
         Interrupted: as for :func:`train`.
     """

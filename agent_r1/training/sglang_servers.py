@@ -77,7 +77,7 @@ def _connect(policy: Policy, config: RunConfig, folders: WeightFolders) -> Share
 
 
 def _check(url: str, context: int) -> None:
-    """Raise ServerRefused if no SGLang server at ``url`` can be used for sequences of ``context`` tokens."""
+    """Raise ServerRefused if ``url`` is not a usable SGLang server, or accepts too few tokens (below ``context``)."""
     shown = redact_url(url)
     do = "start SGLang 0.5 or newer there, as docs/scaling.md describes"
     with httpx.Client(base_url=url, timeout=CONNECT_SECONDS, trust_env=False) as client:

@@ -300,7 +300,7 @@ class SmokeChecks:
     async def _play(self, scripts: Sequence[Responder]) -> list[Trajectory]:
         """Play one episode for each of the ``scripts``, at the first training task.
 
-        Return the trajectories in this order.
+        Return the trajectories in the order of ``scripts``.
         """
         taskset, limits = self._runtime.taskset, rollout_limits(self._runtime.config)
         agent = ScriptedAgent(taskset.env_for_split("train"), lambda attempt: scripts[attempt.group_id])
@@ -376,7 +376,7 @@ def _arguments(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _alternating(first: int) -> Iterator[float]:
-    """Yield 0, 1, 0, .. if ``first`` is even; otherwise yield 1, 0, 1, .. without an end."""
+    """Yield 0 and 1 in turn, without an end. Begin with 0 if ``first`` is even, and with 1 if ``first`` is odd."""
     while True:
         yield float(first % 2)
         first += 1

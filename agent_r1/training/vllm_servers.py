@@ -255,7 +255,7 @@ def server_environment(gpus: str | None) -> dict[str, str]:
 def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
     """Wait until all servers are healthy. Raise ServerRefused if a server ends, or is not healthy after ``seconds``.
 
-    ``urls`` are the addresses of the servers, in the same order.
+    ``urls`` are the addresses of the servers, in the order of ``servers``.
     """
     deadline = time.monotonic() + seconds
     for server, url in zip(servers, urls, strict=True):

@@ -51,7 +51,7 @@ COLUMN_TEXT = 4000
 MAX_EVENTS = 200
 
 MAX_COUNTED = 1000
-"""The largest number of matching attempts that is counted exactly, if the table has conditions.
+"""If the table has conditions, the attempts that meet these conditions are counted exactly only up to this number.
 
 Counting all attempts of a large run would take too long.
 """
@@ -256,7 +256,7 @@ class Viewer:
         A conversation is None if its attempt has not ended.
 
         Args:
-            shown: the attempts whose conversations are returned, in this order.
+            shown: the attempts whose conversations are returned. The conversations are in the order of ``shown``.
             group: all attempts of the group, which determine the scale of the advantages.
             most: the maximum number of characters in each text of a conversation.
         """

@@ -10,7 +10,7 @@ from agent_r1.viewer.text import number, one_line
 
 WIDTH, HEIGHT = 420, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 24
-"""The size of a chart and the margins around its plot area, in units of the SVG."""
+"""The widths of the four margins around the plot area of a chart, in units of the SVG."""
 
 MAX_POINTS = 300
 """The largest number of points of one line.
@@ -58,9 +58,9 @@ class DrawnLine:
     Attributes:
         path: the attribute ``d`` of the SVG path.
         dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another line.
-        covered: the number of earlier lines that this line covers, at most MAX_COVERED. A covered line has the same
-            values at all steps of this line. If the number is above 0, this line is dashed, so that the earlier lines
-            are visible in the gaps.
+        covered: the number of earlier lines that this line covers, at most MAX_COVERED. A line is covered if it has
+            this line's value at each step of this line. If the number is above 0, this line is dashed, so that the
+            covered lines are visible in the gaps.
         mark: the point (x, y) that gets a mark; None for no mark.
         values: (x, step, y, value) of each point, for the text that appears at the pointer.
         last: the last value, as text.
@@ -167,7 +167,7 @@ def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
 
 
 def _count_covered(curve: Curve, earlier: Sequence[Curve]) -> int:
-    """Return how many of the ``earlier`` curves have the values of ``curve`` at all its steps, at most MAX_COVERED."""
+    """Return how many ``earlier`` curves are equal to ``curve`` at all steps of ``curve``, but at most MAX_COVERED."""
     equal = [other for other in earlier if all(other.get(step) == value for step, value in curve.items())]
     return min(len(equal), MAX_COVERED)
 
@@ -214,7 +214,7 @@ def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _marks(low: float, high: float, from_zero: bool) -> list[float]:
-    """Return round numbers with equal distances, which cover [low, high]. There are 4 to 7 of them.
+    """Return 4 to 7 round numbers with equal distances, from at most ``low`` to at least ``high``.
 
     If ``from_zero`` is True, the numbers also cover 0.
 
@@ -234,7 +234,7 @@ def _marks(low: float, high: float, from_zero: bool) -> list[float]:
 
 
 def _log_marks(low: float, high: float) -> list[float]:
-    """Return powers of ten that cover [low, high], at most 7.
+    """Return at most 7 powers of ten, from at most ``low`` to at least ``high``.
 
     Example:
         [0.01, 0.1, 1.0] for low = 0.02 and high = 0.5

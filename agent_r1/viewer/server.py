@@ -24,7 +24,7 @@ class ViewerServer(ThreadedServer):
 
     Attributes:
         port: the port that the server listens on.
-        url: the address of the first page for the browser, which contains the token.
+        url: the address with which a browser opens the first page. The address contains the token.
 
     Raises:
         InvalidInput: the port cannot be used.
@@ -47,5 +47,5 @@ class ViewerServer(ThreadedServer):
         super().__init__(listening, config, "viewer")
 
     def address(self, path: str) -> str:
-        """Return the address of the page at ``path`` for the browser, which contains the token."""
+        """Return the address with which a browser opens the page at ``path``. The address contains the token."""
         return f"http://{HOST}:{self.port}{path}?token={self._token}"

@@ -298,7 +298,8 @@ class RemoteEnv:
     """An environment whose episodes run on the workers of a pool.
 
     Args:
-        env: the same environment in this process. Only its descriptions of tools are used; no episode is opened.
+        env: the object of this environment in this process. Only its descriptions of tools are used; it opens no
+            episode.
         name: the name of the environment on the workers.
         pool: the workers.
     """

@@ -30,7 +30,8 @@ RECIPE: Mapping[str, Any] = {
     "evaluate_every": 6,
     "pass_k": 16,
 }
-"""Default settings. Only exact match is rewarded; F1 and ``found`` are measured, but have weight 0."""
+"""Default settings. The policy is trained only on exact match. The rewards ``f1`` and ``found`` are measured, but have
+weight 0."""
 
 
 FIND = replace(search, spec=replace(search.spec, name="find"))

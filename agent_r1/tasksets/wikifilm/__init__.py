@@ -48,7 +48,7 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.pages_read": 0.0,
     "reward_weights.supported": 0.0,
 }
-"""Default settings. Only exact match is rewarded; the other rewards are measured, but have weight 0."""
+"""Default settings. The policy is trained only on exact match. The other rewards are measured, but have weight 0."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:

@@ -17,8 +17,8 @@ class MonitorConfig(BaseModel):
     the same cause. 1: failures never stop the run."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts for failure_share. A run uses at most the attempts of three steps. The recent attempts
-    should contain about twelve groups."""
+    """Number of recent attempts in which failures are counted for failure_share, but at most the attempts of three
+    steps. About twelve groups of attempts are a good number."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
@@ -52,7 +52,7 @@ class MonitorConfig(BaseModel):
     this reward falls while the reward that is trained on rises. Empty: no check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Number of steps in the means that the check of true_reward compares."""
+    """The check of true_reward compares two means over steps. This is the number of steps in each mean."""
 
     def ratio_limit(self, trainer: Dtype) -> float:
         """Return the limit of abs(importance ratio - 1) for a trainer that computes in the data type ``trainer``."""
