@@ -43,13 +43,13 @@ The function raises InvalidInput, which names the row, if a row cannot be read.
 HELD_BACK = ("validation", "dev", "test")
 """The names of the splits from which test questions are taken, for a data set whose split "test" has no public answers.
 
-The first of these parts that exists is used.
+The first of these splits that the data set has is used.
 """
 
 GIVEN_OUT = ("test", "validation", "dev")
 """The names of the splits from which test questions are taken, for a data set whose split "test" has public answers.
 
-The first of these parts that exists is used.
+The first of these splits that the data set has is used.
 """
 
 

@@ -104,7 +104,7 @@ class TrainerConfig(BaseModel):
 
     critic_reads_logprobs: bool = False
     """Whether the critic also reads the log-probability with which each token was sampled. If improbable tokens decide
-    the outcome, such a critic needs far fewer attempts to learn."""
+    the outcome, a critic that reads log-probabilities needs far fewer attempts to learn."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """Schedule of the learning rates over the steps of a run."""

@@ -1,4 +1,4 @@
-"""The process of a rank, which joins the other ranks and answers the requests of its caller.
+"""The process of a rank. It joins the other ranks, and answers the requests of its caller.
 
 A rank ends when its caller ends, even if the caller is killed. A thread of the rank reads from the connection to the
 caller, and ends the rank when this connection is closed.

@@ -290,7 +290,8 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
 
 
 def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return the outcomes of attempts that are never trained: greedy attempts, and attempts that were tried again."""
+    """Return the outcomes of attempts that are never trained: greedy attempts, and failed attempts that were
+    retried."""
     outcomes = []
     for greedy in (group.greedy for group in groups if group.greedy is not None):
         failed = STATUS_POLICY[greedy.status] != "train"

@@ -123,7 +123,7 @@ class PlayConfig(TasksetConfig):
     section: ClassVar[str] = "Play"
 
     split: str = ""
-    """Split of the task; empty: the first evaluation split of the task set."""
+    """Split of the task to play; empty: the first evaluation split of the task set."""
 
     number: int | None = Field(default=None, ge=0)
     """Index of the task in its split, from 0. Without an index, the task is drawn at random with the seed."""
@@ -213,7 +213,7 @@ class RunConfig(TasksetConfig):
 
 
 class GuidedConfig(RunConfig):
-    """Settings that only training and evaluation have: guidance by a critic, and environment workers."""
+    """Settings that only training and evaluation have: guidance by a critic, environment workers, and the launcher."""
 
     section: ClassVar[str] = "Model and rollout"
 

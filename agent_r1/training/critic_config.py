@@ -19,7 +19,8 @@ class CriticConfig(BaseModel):
     """Run whose attempts the critic learns from: a name in runs/, or a folder."""
 
     out: Path | None = None
-    """Folder for the critic; empty: critic in the folder of the run. An existing critic is replaced."""
+    """Folder for the critic; empty: the folder named critic in the folder of the run. An existing critic is
+    replaced."""
 
     model: str = ""
     """Model that the critic starts from; empty: the trained model of the run."""

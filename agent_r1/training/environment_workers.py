@@ -45,8 +45,8 @@ def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
     the result of :func:`with_agent`.
 
     Raises:
-        InvalidInput: as for :func:`with_agent`; or a worker cannot be reached, or has other tasks or tools; or there
-            are workers and an agent program.
+        InvalidInput: as for :func:`with_agent`; or a worker cannot be reached, or has different tasks or tools than
+            ``taskset``; or there are workers and an agent program.
     """
     settings = config.environment
     if not settings.workers:

@@ -55,7 +55,8 @@ VALUE_GUIDED = "value-guided"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of the result table: an agent in an environment. With ``search``, a beam search chooses its actions."""
+    """A row of the result table: an agent in an environment. With ``search``, a beam search chooses the agent's
+    actions."""
 
     name: str
     agent: Agent

@@ -73,8 +73,8 @@ class PlanConfig(TrainConfig):
     """Share of a GPU's arithmetic that training reaches (model FLOPs utilization)."""
 
     prompt_tokens: int = Field(default=512, ge=1)
-    """Tokens of the first prompt of an attempt. Not used with a recorded run, because its attempts are drawn
-    instead."""
+    """Tokens of the first prompt of an attempt. Not used with a recorded run, because the attempts are then drawn from
+    this run."""
 
     turns: int = Field(default=3, ge=1)
     """Actions of an attempt. Not used with a recorded run."""

@@ -79,7 +79,7 @@ class SilentProgress:
 
 
 class LineProgress:
-    """A display for logs and pipes, which prints one line per step."""
+    """A display for logs and pipes. It prints one line per step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -321,7 +321,7 @@ class SmokeChecks:
     def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
         """Add noise to the trainer's weights until the log-probabilities change visibly.
 
-        Return their mean absolute change.
+        Return the mean absolute change of the log-probabilities.
 
         Args:
             original: the weights without noise.

@@ -14,8 +14,8 @@ from agent_r1.trainer.updater import UpdateReport
 def with_noise(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Return the weights plus normal noise.
 
-    The standard deviation of the noise is ``scale`` times the standard deviation of the tensor. For a tensor whose
-    standard deviation is 0, the noise has the standard deviation ``scale * 0.02``.
+    For each tensor, the standard deviation of the noise is ``scale`` times the standard deviation of the tensor. If the
+    tensor has the standard deviation 0, the noise has the standard deviation ``scale * 0.02``.
     """
     generator = torch.Generator().manual_seed(0)
     changed = {}

@@ -54,7 +54,7 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""The wordings, by name.
+"""The functions that write a question in a wording, by the name of the wording.
 
 The model tiny-base knows all words of these wordings. So the questions test the wording and not the vocabulary.
 """

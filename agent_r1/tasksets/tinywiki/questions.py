@@ -37,7 +37,7 @@ def forward(chain: Chain) -> str:
 
 
 STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
-"""The wordings of questions in training, by name."""
+"""The functions that write a question in a wording of training, by the name of the wording."""
 
 _WORDINGS = {**STYLES, **PARAPHRASES}
 

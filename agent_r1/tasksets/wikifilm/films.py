@@ -107,7 +107,7 @@ def _year(title: str, start: str, before: str, after: str) -> int | None:
 
 
 def _director(text: str) -> str | None:
-    """Return the name of the film's director, which follows the words "directed by" on the film's page.
+    """Return the name of the film's director: the name after the words "directed by" on the film's page.
 
     Return None in these cases:
 

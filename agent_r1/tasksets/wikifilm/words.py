@@ -34,7 +34,8 @@ def tidy(text: str) -> str:
 
 
 def name_key(name: str) -> str:
-    """Return a name in lower case, without spaces and punctuation. Two spellings of a name have the same key.
+    """Return a name in lower case, without spaces and punctuation. Spellings that differ only in these have the same
+    key.
 
     Example:
         >>> name_key("Pat O' Brien") == name_key("Pat O'Brien")

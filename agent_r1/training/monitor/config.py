@@ -59,5 +59,5 @@ class MonitorConfig(BaseModel):
         return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)
 
     def gap_limit(self, trainer: Dtype, engine: Dtype) -> float:
-        """Return the limit of the difference between log-probabilities, for the data types of trainer and engine."""
+        """Return the limit of ``logprob_gap`` for a trainer and an engine that compute in the given data types."""
         return self.logprob_gap or (1e-2 if trainer == engine == "float32" else 1.0)
