@@ -243,8 +243,9 @@ def top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state.
 
-    ``hidden`` has the shape (N, H), and both results have the shape (N, k). k is ``count``, but at most the number of
-    possible tokens. The logits are computed in chunks, as in :func:`token_logprobs`, and have no gradient.
+    ``hidden`` has the shape (N, H), and both results have the shape (N, k). k is ``count``, but at most
+    ``vocabulary`` and the vocabulary size of ``model``. The logits are computed in chunks, as in
+    :func:`token_logprobs`, and have no gradient.
 
     Only tokens with an id below ``vocabulary`` are returned. If ``vocabulary`` is the vocabulary size of another model,
     the other model knows all returned tokens.

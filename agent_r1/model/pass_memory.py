@@ -35,7 +35,7 @@ class PassShape:
     Attributes:
         settings: the model's configuration as JSON.
         checkpointing: whether activation checkpointing is on: layers keep only their inputs in the forward pass.
-        with_critic: whether the pass also trains a critic of the same size.
+        with_critic: whether the pass also trains a critic, which has the size of the model.
         with_mask: whether the sequences have branches, so that attention needs a mask.
         lora: the adapter that the pass trains; with rank 0 the pass trains all weights.
     """

@@ -6,8 +6,8 @@ tokens of the chains above.
 
 So the attention has two kinds of parts. In the first kind, the tokens of a chain attend to their own chain. In the
 second kind, all descendants of a chain attend to the chain. The tokens of a part are contiguous. So torch's attention
-kernel can compute each part. The kernel also returns the logarithm of the sum over the exponentials of the scores, with
-which the results of the parts are combined exactly.
+kernel can compute each part. The kernel also returns the logarithm of the sum over the exponentials of the scores. With
+these logarithms, the results of the parts are combined exactly.
 
 Shapes: B sequences, T tokens, S tokens before them, H attention heads, K key-value heads, D head size.
 """

@@ -54,8 +54,8 @@ def with_stop_strings(
     The texts in ``strings`` also end a generation inside a thought. If ``strings`` is empty, return ``condition``.
 
     Args:
-        condition: the other stop condition of the generation; None if there is none.
-        strings: the additional stop strings.
+        condition: a stop condition that the generation already has; None if it has none.
+        strings: the stop strings to add.
         decode: returns the text of tokens.
     """
     if not strings:

@@ -1,9 +1,9 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-Sampled tokens are never tokenized again. Between two actions stand the end of a turn, tool results and the header of
-the next turn. The renderer finds the tokens of this text as the difference between two renders of the template. Some
-templates change earlier text, for example because they drop earlier reasoning. Then there is no such difference, and
-the next turn starts a new branch of the trajectory.
+Sampled tokens are never tokenized again. The text between two actions consists of the end of a turn, tool results and
+the header of the next turn. The renderer finds the tokens of this text as the difference between two renders of the
+template. When messages are added, some templates change earlier text, for example because they drop earlier reasoning.
+Then the difference cannot be computed, and the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class TemplateRenderer:
         """Return the text that the template writes for an action, even if this text differs from the sampled text.
 
         ``with_action`` is the conversation up to and including the action. ``rest`` is the text that the template
-        writes after the prompt when other messages follow. Return None if the template writes the prompt or the action
-        differently when no other messages follow.
+        writes after the prompt if messages follow the action. Return None if the template writes the prompt or the
+        action differently if no messages follow the action.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)

@@ -116,9 +116,9 @@ class _Failure:
 class Judge:
     """A scorer with one reward, called ``name``: the grade from 0 to 1 that a judge gives to each attempt.
 
-    A request contains the opening messages and all attempts of a group; equal attempts appear once. The order of the
-    attempts depends only on their texts. If the judge returns no valid answer, the rewards of all attempts of the group
-    are Unscored with the reason. The API key appears in no reason, no cached answer and no log.
+    A request contains the opening messages and all attempts of a group. Attempts with equal texts appear only once,
+    and the order of the attempts depends only on their texts. If the judge returns no valid answer, the rewards of all
+    attempts of the group are Unscored with the reason. The API key appears in no reason, no cached answer and no log.
 
     Example:
         Judge("quality", JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))

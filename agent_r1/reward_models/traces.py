@@ -155,7 +155,7 @@ def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:
 
 
 def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    """Return the traces of all groups in which targets differ. The other groups have no pair for a loss over pairs."""
+    """Return the traces of the groups in which not all targets are equal. A loss over pairs cannot use other groups."""
     targets: dict[object, set[float]] = {}
     for trace in traces:
         targets.setdefault(trace.group, set()).add(trace.target)

@@ -142,7 +142,7 @@ class Summary(ContextPolicy):
 
     A summary is written when the history has more than ``keep_turns`` exchanges, or leaves no room for an action. The
     episode continues from the opening messages and the summary. A summary is sampled, recorded and trained like other
-    actions. If a summary has no text besides reasoning and tool calls, the history does not change.
+    actions. If a summary contains only reasoning and tool calls, and no other text, the history does not change.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:

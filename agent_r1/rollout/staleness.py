@@ -13,7 +13,8 @@ class StalenessController:
     Staleness is the number of optimizer steps between an attempt's oldest token and its update. Each optimizer step
     takes the next ``groups_wanted`` groups, in the order of ``group_id``. ``groups_wanted`` is ``groups_per_step`` at
     the beginning of a step. Each group without a training signal increases ``groups_wanted`` by 1, up to
-    ``groups_per_step * (1 + refill)`` (dynamic sampling: DAPO, arXiv:2503.14476).
+    ``groups_per_step * (1 + refill)`` (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training signal if the
+    algorithm's filters keep none of its attempts, for example because their rewards are equal.
 
     A group starts when it is certain that the current step, or one of the next ``max_staleness`` steps, takes the
     group. So each group that is sampled is also used. If ``max_staleness`` is 0, training is synchronous: only groups

@@ -135,7 +135,7 @@ class RunReader:
             yield AttemptStarted(AttemptId(*attempt), split, version)
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
-        """Yield the trajectory of every attempt that ended. If ``split`` is given, leave out other splits."""
+        """Yield the trajectory of every attempt that ended; if ``split`` is given, only of attempts in this split."""
         for row in self._rows(f"SELECT {_TRAJECTORY} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id", split):
             yield self._trajectory(row)
 

@@ -46,7 +46,7 @@ MAX_TURNS = 16
 class Facts:
     """The messages of the user: one fact per turn, then a question that asks for the first fact.
 
-    All facts have different entities and different relations. The *distance* is the number of facts between the first
+    No entity and no relation occurs in two facts. The *distance* is the number of facts between the first
     fact and the question. In the example, the distance is 1.
 
     Example:

@@ -1,6 +1,6 @@
 """The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
 
-Only values of these types are transferred: None, booleans, numbers, text, bytes, dates, and containers of them. A
+Only values of these types are transferred: None, booleans, numbers, text, bytes, dates, and containers of these. A
 value of a subclass becomes a value of the plain type, because an object of a subclass could claim to equal every value.
 The types and pure functions of Python are transferred by name. Any other object stays in its process and is represented
 by a number. The format is JSON: each process creates the values itself, from a fixed list of types. The arguments of
@@ -219,7 +219,7 @@ PLAIN: dict[Any, Encoder] = {kind: encoder for kind, encoder in ENCODERS if kind
 UNCHANGED: frozenset[Any] = frozenset(
     {*PLAIN, bytearray, deque, Counter, OrderedDict, KEYS, VALUES, ITEMS, Opaque, *ITERATORS, type, type(len)}
 )
-"""Types whose values are equal after encoding and decoding. An iterator becomes a new iterator over the same values."""
+"""Types whose values stay equal when they are encoded and decoded. An iterator becomes an iterator over its values."""
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:

@@ -41,7 +41,7 @@ OPERATORS: Mapping[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 
 ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-"""The operators whose operands a mutation swaps. For other operators, swapped operands mostly give equal values."""
+"""The operators whose operands a mutation swaps. For other operators, a swap rarely changes the value."""
 
 NAMES: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any", "upper": "lower", "lower": "upper"}
 

@@ -122,7 +122,7 @@ def _may_equal(gold: str, said: str) -> bool:
     """Return whether an answer of the kind ``said`` can equal a gold answer of the kind ``gold``.
 
     A kind is, for example, "set", "list", "tuple" or "interval". A single number or expression has the kind "one".
-    Different kinds can be equal in two cases:
+    Answers of two different kinds can be equal in two cases:
 
     - A set and a list, because a set can be written without braces.
     - A gold set and one expression, because a set with one element can be written as this element.
