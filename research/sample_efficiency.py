@@ -56,6 +56,14 @@ _HYBRID = {
 
 _QUALITY = {"extra_rewards.quality": MODEL}
 
+_ALONE = {
+    "reward_weights.em": 0.0,
+    "algorithm.kl.coefficient": 0.05,
+    "algorithm.kl.placement": "reward",
+    "algorithm.kl.estimator": "k1",
+}
+"""No exact match, and 0.05 times the KL divergence from tiny-base off the reward: a proxy is followed only so far."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -70,7 +78,9 @@ ROWS = (
     Row("outcome", {}, "#0072B2"),
     Row("hybrid", _HYBRID, "#D55E00"),
     Row("process", {"algorithm": "process-grpo", "reward_weights.found": 0.3}, "#009E73"),
-    Row("reward model", {**_QUALITY, "reward_weights.em": 0.0}, "#CC79A7"),
+    Row("reward model", {**_QUALITY, **_ALONE}, "#CC79A7"),
+    Row("reward model shuffled", {**_QUALITY, **_ALONE, "shuffle_rewards": True}, "#56B4E9"),
+    Row("log-probability", {"extra_rewards.sure": "logprob", **_ALONE}, "#000000"),
     Row("reward model + outcome", _QUALITY, "#E69F00"),
     Row("shuffled", {"shuffle_rewards": True}, "#7F7F7F"),
 )

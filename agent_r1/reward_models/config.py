@@ -14,7 +14,18 @@ Kind = Literal["trajectory", "turns", "implicit"]
 
 - trajectory: one number for the whole trace (attempt), computed by a scalar head at the last token.
 - turns: one number after each turn, computed by a scalar head: the value of the trace up to this turn.
-- implicit: one number for each turn, without a head: beta * log(pi / pi_ref), summed over the tokens of the action.
+- implicit: one score for each turn, without a head: beta * log(pi / pi_ref), summed over the tokens of the action. The
+  score of the trace is the sum over its turns.
+"""
+
+ImplicitReward = Literal["probability", "log_ratio"]
+"""The reward of a turn from an implicit reward model.
+
+S_k is the sum of beta * log(pi / pi_ref) over the action tokens of turns 1 to k, and sigma is the logistic function.
+
+- probability: sigma(S_k) - sigma(S_(k-1)), and sigma(S_1) for the first turn. The sum over all turns is the predicted
+  probability of success, which is between 0 and 1.
+- log_ratio: S_k - S_(k-1), and S_1 for the first turn. The sum over all turns has no bound.
 """
 
 LossName = Literal["outcome", "regression", "pairs"]
@@ -58,6 +69,11 @@ class RewardModelConfig(BaseModel):
 
     beta: float = Field(default=0.05, gt=0)
     """Factor on the log ratio of an implicit reward model."""
+
+    implicit_reward: ImplicitReward = "probability"
+    """Reward of an implicit reward model. probability: how much the predicted probability of success rose in the turn.
+    log_ratio: the log ratio itself, as in PRIME and iStar, which has no bound: train on this reward with a penalty on
+    the KL divergence."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of the tasks that are held out for the evaluation. No attempt at a held-out task is trained on."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.rewards.terms import grounded
+from agent_r1.rewards.terms import grounded, logprob
 
 RESAMPLES = 500
 """The number of bootstrap samples for a confidence interval."""
@@ -92,7 +92,7 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "turns": lambda trajectory: len(trajectory.turns),
     "calls": lambda trajectory: sum(len(turn.results) for turn in trajectory.turns),
     "grounded": lambda trajectory: grounded(trajectory, Task(trajectory.task_id, ())),
-    "log-probability": lambda trajectory: fmean(value for turn in trajectory.turns for value in turn.logprobs),
+    "log-probability": lambda trajectory: logprob(trajectory, Task(trajectory.task_id, ())),
     "answer's log-probability": _answer_logprob,
 }
 """Scores of a trace that need no model: its number of tokens, of turns and of tool calls; whether a tool result

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
 from agent_r1.model.value_head import load_value_model, save_value_model
-from agent_r1.reward_models.config import Kind, LossName, RewardModelConfig
+from agent_r1.reward_models.config import ImplicitReward, Kind, LossName, RewardModelConfig
 from agent_r1.reward_models.evaluation import Evaluation
 from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, Network, RewardModel, find_sharing
 from agent_r1.store.atomic_fs import atomic_dir
@@ -37,6 +37,7 @@ class Description(BaseModel):
     kind: Kind
     loss: LossName
     beta: float
+    implicit_reward: ImplicitReward = "log_ratio"  # the reward in folders that were made before this setting
 
 
 def is_reward_model(folder: Path) -> bool:
@@ -102,6 +103,6 @@ def load_reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Rewar
     if about.kind == "implicit":
         model, reference = (load_model(str(path), torch.float32) for path in (folder, folder / REFERENCE))
         network = ImplicitNetwork(model, reference, about.beta, find_sharing(model, reference))
-        return RewardModel(network, about.kind, about.loss)
+        return RewardModel(network, about.kind, about.loss, about.implicit_reward)
     head = load_value_model(folder, torch.float32)
     return RewardModel(HeadNetwork(head, find_sharing(head.backbone)), about.kind, about.loss)

@@ -20,7 +20,7 @@ from agent_r1.data.micro_batches import PassPlan, plan_passes
 from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, supports_tree_mask, token_logprobs
 from agent_r1.model.value_head import ValueModel
-from agent_r1.reward_models.config import Kind, LossName
+from agent_r1.reward_models.config import ImplicitReward, Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
 
 LARGE_MODEL = 400_000
@@ -228,11 +228,13 @@ class RewardModel:
     Attributes:
         kind: the kind of the reward model, which determines the meaning of the scores of turns.
         loss: the loss with which the model was trained.
+        implicit_reward: the reward of a turn, if the kind is implicit.
     """
 
     network: Network
     kind: Kind
     loss: LossName
+    implicit_reward: ImplicitReward = "probability"
 
     def score(self, trajectories: Sequence[Trajectory], micro_tokens: int) -> list[tuple[float, tuple[float, ...]]]:
         """Return (score of the trace, scores of its turns that have action tokens) for each trajectory."""

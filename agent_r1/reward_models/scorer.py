@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from agent_r1.core.task import Task
 from agent_r1.core.threads import run_in_thread
@@ -22,7 +22,8 @@ class RewardModelScorer:
     - trajectory: one number per trajectory: the predicted probability of success, or the predicted reward.
     - turns: one number per turn: the change of the prediction, V_k - V_(k-1). V_k is the prediction after turn k, and
       V_0 = 0. So the sum of the numbers is the prediction at the end.
-    - implicit: one number per turn: beta * log(pi / pi_ref), summed over the tokens of its action.
+    - implicit: one number per turn: with the reward ``probability`` V_k - V_(k-1), as above; with ``log_ratio``
+      beta * log(pi / pi_ref), summed over the tokens of the action.
 
     Example:
         RewardModelScorer("quality", load_reward_model(Path("rm"), tokenizer))
@@ -50,9 +51,16 @@ class RewardModelScorer:
         """
         values = scores
         if self.model.kind == "turns":
-            values = tuple(after - before for before, after in pairwise((0.0, *map(self.model.prediction, scores))))
+            values = _rises(map(self.model.prediction, scores))
+        elif self.model.implicit_reward == "probability":
+            values = _rises(map(self.model.prediction, accumulate(scores)))  # V_k = sigma(S_k)
         remaining = iter(values)
         return tuple(next(remaining) if turn.action_ids else 0.0 for turn in trajectory.turns)
+
+
+def _rises(values: Iterable[float]) -> tuple[float, ...]:
+    """Return V_k - V_(k-1) for each of the values V_1, V_2, .., with V_0 = 0."""
+    return tuple(after - before for before, after in pairwise((0.0, *values)))
 
 
 def _refusal(trajectory: Trajectory) -> Unscored | None:

@@ -148,7 +148,7 @@ def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardMod
     pair = mixed_precision(model, config.dtype)
     sharing = find_sharing(pair.compute, reference)
     implicit = [ImplicitNetwork(one, reference, config.beta, sharing) for one in (pair.weights, pair.compute)]
-    kept, computing = (RewardModel(network, config.kind, config.loss) for network in implicit)
+    kept, computing = (RewardModel(one, config.kind, config.loss, config.implicit_reward) for one in implicit)
     return kept, computing, pair
 
 

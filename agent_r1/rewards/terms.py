@@ -1,4 +1,4 @@
-"""Rewards that need no gold answer: the cost of an attempt, its form, and whether its answer has a source.
+"""Rewards that need no gold answer: the cost of an attempt, its form, its log-probability, and the source of its answer.
 
 Use these rewards together with others, for example exact match minus a cost for each tool call. A cost is a positive
 number, so give it a negative weight.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from statistics import fmean
 
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
@@ -41,6 +42,15 @@ def tokens(trajectory: Trajectory, task: Task) -> float:
     return float(sum(len(turn.action_ids) for turn in trajectory.turns))
 
 
+def logprob(trajectory: Trajectory, task: Task) -> float:
+    """Return the mean log-probability with which the policy sampled its tokens, or 0.0 if there is no token.
+
+    The log-probability says how sure the policy was of its own attempt, and needs no other model.
+    """
+    values = [value for turn in trajectory.turns for value in turn.logprobs]
+    return fmean(values) if values else 0.0
+
+
 def format(trajectory: Trajectory, task: Task) -> float:
     """Return 1.0 if the attempt gives a final answer and no tool call is invalid; otherwise 0.0."""
     return float(final_answer(trajectory) is not None and calls_are_valid(trajectory))
@@ -59,6 +69,6 @@ def grounded(trajectory: Trajectory, task: Task) -> float:
 
 
 TERMS: Mapping[str, RewardFunction] = {
-    function.__name__: function for function in (calls, repeated_calls, failed_calls, tokens, format, grounded)
+    function.__name__: function for function in (calls, repeated_calls, failed_calls, tokens, logprob, format, grounded)
 }
 """The rewards of this module by name. The option ``--extra_rewards.NAME`` accepts these names."""

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from learning_fixtures import Make
 from recorded_traces import BAD, GOOD, attempts, record
 
@@ -78,10 +79,11 @@ def test_a_reward_model_tells_successes_from_failures_at_tasks_that_it_has_not_s
         assert isinstance(first, float) and 0 <= first <= 1
 
 
+@pytest.mark.parametrize("kind", ["turns", "implicit"])
 def test_rewards_of_turns_add_up_to_the_prediction_and_silent_turns_get_nothing(
-    run: Path, tmp_path: Path, make: Make
+    run: Path, tmp_path: Path, make: Make, kind: str
 ) -> None:
-    fit(run, tmp_path / "rm", kind="turns", epochs=1)
+    fit(run, tmp_path / "rm", kind=kind, epochs=1)
     silent = make.trajectory(make.chain(([150], [250]), ([350], []), ([351], [GOOD, 7])))
     nothing = make.trajectory(make.chain(([150], [])), member=1)
     values, unscored = rewards(tmp_path / "rm", [silent, nothing])
@@ -89,6 +91,19 @@ def test_rewards_of_turns_add_up_to_the_prediction_and_silent_turns_get_nothing(
     assert isinstance(values, tuple) and values[1] == 0.0
     assert sum(values) == pytest.approx(model.prediction(model.score([silent], 1000)[0][0]))
     assert unscored == Unscored("there is no sampled token to read")
+
+
+def test_an_implicit_reward_is_bounded_unless_the_log_ratio_is_chosen(run: Path, tmp_path: Path, make: Make) -> None:
+    settings = {"kind": "implicit", "beta": 20.0, "epochs": 1}
+    fit(run, tmp_path / "bounded", **settings)
+    fit(run, tmp_path / "ratio", **settings, implicit_reward="log_ratio")
+    attempt = make.trajectory(make.chain(([150, 151], [250]), ([350], [GOOD] * 20)))
+    (bounded,), (ratio,) = (rewards(tmp_path / name, [attempt]) for name in ("bounded", "ratio"))
+    assert isinstance(bounded, tuple) and isinstance(ratio, tuple)
+    model = load_reward_model(tmp_path / "ratio", load_tokenizer(str(TINY_BASE_FOLDER)))
+    assert ratio == model.score([attempt], 1000)[0][1] and abs(sum(ratio)) > 1
+    assert bounded[0] == pytest.approx(torch.sigmoid(torch.tensor(ratio[0])).item(), abs=1e-5)
+    assert 0 <= sum(bounded) <= 1 and sum(bounded) == pytest.approx(model.prediction(sum(ratio)), abs=1e-5)
 
 
 def test_equal_seeds_give_equal_reward_models(run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Costs of calls and tokens, the form of an attempt, and answers that a tool result contains."""
+"""Costs of calls and tokens, log-probability and form of an attempt, and answers that a tool result contains."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def values(trajectory: Trajectory, task: Task) -> dict[str, float]:
 
 def test_an_attempt_without_calls_costs_only_its_tokens(task: Task, make_action: Any, make_trajectory: Any) -> None:
     attempt = make_trajectory((make_action("<answer>Bruno</answer>"), []))
-    attempt = replace(attempt, turns=(replace(attempt.turns[0], action_ids=(1, 2, 3)),))
+    assert values(attempt, task)["logprob"] == 0
+    attempt = replace(attempt, turns=(replace(attempt.turns[0], action_ids=(1, 2, 3), logprobs=(-3.0, 0.0, -1.5)),))
+    found = values(attempt, task)
     expected = {"calls": 0, "repeated_calls": 0, "failed_calls": 0, "tokens": 3, "format": 1, "grounded": 0}
-    assert values(attempt, task) == expected
+    assert found == {**expected, "logprob": -1.5}
 
 
 def test_equal_calls_are_repeated_whatever_the_order_of_their_arguments(
