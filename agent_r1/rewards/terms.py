@@ -1,4 +1,4 @@
-"""Rewards that need no gold answer: the cost of an attempt, its form, its log-probability, and the source of its answer.
+"""Rewards that need no gold answer: cost, form and log-probability of an attempt, and whether its answer has a source.
 
 Use these rewards together with others, for example exact match minus a cost for each tool call. A cost is a positive
 number, so give it a negative weight.
