@@ -42,8 +42,8 @@ def test_each_row_has_valid_settings_and_its_own_rewards(row: Row, tmp_path: Pat
     config = config_of(row, 3, tmp_path / "run", Options(7, 4, str(tmp_path)), build("tinywiki", None, None, 3))
     assert (config.seed, config.steps, config.group_size, config.checkpoint_every) == (3, 7, 4, 0)
     weights = {name: weight for name, weight in config.reward_weights.items() if name not in ("f1", "found") or weight}
-    only_model = row.name == "reward model"
-    assert (weights.get("em", 1.0) == 0.0) == only_model
+    is_proxy = row.name in ("reward model", "reward model shuffled", "log-probability")
+    assert (weights.get("em", 1.0) == 0.0) == is_proxy == (config.algorithm.kl is not None)
     assert (str(tmp_path) in config.extra_rewards.values()) == (MODEL in row.settings.values())
 
 
