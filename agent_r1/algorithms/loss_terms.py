@@ -58,8 +58,8 @@ class Kl(Component):
     bound. With estimator k3, the token then has no gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Number of steps between two changes of the reference policy. The reference policy then becomes alpha * policy +
-    (1 - alpha) * reference. 0: the reference policy is always the policy before training."""
+    """Number of steps between two changes of the reference policy. Each change replaces the reference policy by alpha *
+    policy + (1 - alpha) * reference. 0: the reference policy is always the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
     """alpha in the formula of sync_steps (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656). 1: the reference policy

@@ -70,8 +70,8 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """Largest change of the probability of a token during the update. If the change is larger, the term -r A of the
-    token is left out."""
+    """If the probability of a token changes by more than this number during the update, the term -r A of the token is
+    left out."""
 
     drift_coef: float = Field(default=0.001, ge=0)
     """Weight of the term (log r)^2, with the importance ratio r of a token."""

@@ -31,8 +31,8 @@ DESCRIPTIVE = ("name", "paper", "deviations")
 """The fields of an algorithm that only describe it. All other fields are parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""The base classes of the components that have a name. A field with one of these types can hold any component of a
-subclass."""
+"""The base classes of the components that have a name. A field whose type is one of these classes can hold a component
+of any of its subclasses."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
@@ -65,7 +65,8 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
     ``settings`` can have dotted keys or nested tables. The value of a key such as ``loss`` is the name of a component,
     which replaces the present component. A key such as ``loss.clip_high`` changes a parameter of a component. If
-    ``settings`` has every component of an algorithm, as the settings of a stored run do, ``name`` can be unknown.
+    ``settings`` contains every component of an algorithm, as the settings of a stored run do, ``name`` can be a name
+    that no known algorithm has.
 
     Raises:
         InvalidInput: a name or a key is unknown, a value is invalid, or the components do not fit together.

@@ -23,7 +23,7 @@ from agent_r1.data.segments import index_within, segment_mean
 
 
 class TokenMask(Component, ABC):
-    """A rule that chooses the tokens that have a policy loss, among the n tokens that are trained on."""
+    """A rule that masks some of the n tokens that are trained on. A masked token has no policy loss."""
 
     name: str = ""
 
@@ -200,8 +200,8 @@ def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -
 
         cov = (A - mean A) (log pi_old - mean log pi_old)
 
-    pi_old is the policy before the update. If log pi_old was not computed, the sampler's log-probabilities are used
-    instead.
+    The means are over the n tokens. pi_old is the policy before the update. If log pi_old was not computed, the
+    sampler's log-probabilities are used instead.
 
     Args:
         batch: The batch, reduced to the n tokens.

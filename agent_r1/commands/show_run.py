@@ -65,7 +65,7 @@ class RunReport:
         best: the best validation; None without validation.
         best_checkpoint: the folder with the weights of the best validation; None if the folder does not exist.
         table: the share of right answers at the end of the run, by method and then by split.
-        curves: the values of each metric and timing by step, by name.
+        curves: for each metric and timing, by name, its values by step.
         file: the Python file that defines the task set; None if the run recorded no such file.
         hardware: the machine of the run's last segment, such as its processor and its GPUs; {} if it is not recorded.
         profile: where the time of an average step went. The profile is empty if the run was not profiled.

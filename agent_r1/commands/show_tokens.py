@@ -117,7 +117,7 @@ class TurnTokens:
 
 
 def state_text(tokens: Sequence[StateToken], prints_all: bool) -> Text:
-    """Return the tokens of a state as dimmed text, with a line between tokens.
+    """Return the tokens of a state as dimmed text, with a vertical bar between two tokens.
 
     If there are more than MAX_STATE_TOKENS tokens and ``prints_all`` is false, the tokens in the middle are left out.
     """

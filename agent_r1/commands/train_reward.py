@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def train_reward(runs: tuple[str, ...], settings: Layer, config_file: Any, as_json: bool, quiet: bool) -> None:
     """Train a reward model on the attempts of RUNS, and evaluate it on tasks that it was not trained on.
 
-    The reward model reads whole attempts, and predicts a recorded reward. A run uses it by --extra_rewards.NAME FOLDER.
+    The reward model reads whole attempts, and predicts a recorded reward. A run uses the reward model with
+    --extra_rewards.NAME FOLDER.
     """
     config = resolve(RewardModelConfig, with_file(settings, config_file))
     folders = [find_run(run) for run in runs]

@@ -33,7 +33,7 @@ from agent_r1.training.tables import TrainReport, render_report, render_table, r
 from agent_r1.training.user_task import load_task_file
 
 NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "encoder", "sandbox")
-"""Settings of a run that an evaluation on another task set does not use."""
+"""Settings of a run that have no effect if the run is evaluated on a different task set."""
 
 file_argument = click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
 
@@ -69,8 +69,8 @@ def train(
 def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
     """Check a machine or a cluster before a long run, with the settings of the run.
 
-    The services of the run are started, a few attempts are sampled and trained on, weights are published, and one of
-    several servers is killed. No run is written.
+    The services of the run are started, a few attempts are sampled and trained on, weights are published, and one
+    server is killed if there are several servers. No run is written.
     """
     config, taskset = _open(file, with_file(settings, config_file))
     from agent_r1.training.smoke import render_report, smoke
@@ -163,8 +163,8 @@ def config_of_run(folder: Path) -> Layer:
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
     """Return the settings of a run that an evaluation of the run also uses. ``own`` holds all settings of the run.
 
-    If ``other_taskset`` is true, the evaluation uses another task set than the run. The settings ``data``, ``corpus``,
-    ``encoder`` and ``sandbox`` are then left out.
+    If ``other_taskset`` is true, the evaluation uses a different task set than the run. The settings ``data``,
+    ``corpus``, ``encoder`` and ``sandbox`` are then left out.
 
     Two settings are always left out. ``sandbox = "none"`` is left out because only the user can choose to evaluate
     without a sandbox. ``decode`` is left out because the critic that guided the training need not guide the evaluation.

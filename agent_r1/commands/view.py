@@ -57,7 +57,7 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
 
 @contextmanager
 def _opened_in_browser(address: str) -> Iterator[None]:
-    """Return a context manager that opens ``address`` in the browser at its beginning.
+    """Return a context manager that opens ``address`` in the browser when the ``with`` block begins.
 
     The browser gets the path of a temporary file that leads to the address. Only this user can read the file. If the
     browser got the address itself on its command line, all users of the machine would see the token in the address. The

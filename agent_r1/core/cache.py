@@ -21,7 +21,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
     """Return ``folder`` with the files that ``make`` writes. The files are written only once.
 
     ``origin`` identifies the inputs from which the files are made, such as ``{"conversion": 2, "sha256": "9f86d0.."}``.
-    ``make`` is called if the folder is missing or damaged, or was made from another ``origin``. The argument of
+    ``make`` is called if the folder is missing or damaged, or was made from a different ``origin``. The argument of
     ``make`` is a temporary folder, which becomes ``folder`` after ``make`` returns. So a killed process leaves no
     incomplete folder. If several processes call this function, one process calls ``make``, and the other processes
     wait.

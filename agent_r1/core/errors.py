@@ -20,8 +20,8 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The largest number of characters of a value, and of the remedy, in an error message."""
 
 MAX_ADDRESS = 10_000
-"""The largest number of characters of a value in which credentials are searched. For an error message, a longer value
-is first shortened, and the credentials are removed from the shortened text."""
+"""The largest number of characters of a value from which credentials are removed before the value is shortened for an
+error message. A longer value is shortened first, and then the credentials are removed."""
 
 
 class AgentR1Error(Exception):

@@ -82,7 +82,8 @@ class SamplingParams:
 
     Attributes:
         temperature: the sampling temperature. 0: the most probable token is chosen (greedy).
-        top_p: only the most probable tokens are sampled whose probabilities add up to ``top_p``. 1: no limit.
+        top_p: only the most probable tokens are sampled: the smallest set of tokens with a total probability of at
+            least ``top_p``. 1: no limit.
         top_k: only the ``top_k`` most probable tokens are sampled. 0: no limit.
         max_tokens: the largest number of new tokens.
         stop_token_ids: tokens that end the generation. The completion includes the stop token.

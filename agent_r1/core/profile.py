@@ -233,8 +233,8 @@ class _Meter(AbstractContextManager[None]):
 
     Args:
         profiler: distributes the time over the active meters.
-        active: the active meters of the same kind (exclusive, computing or in flight). This meter adds and removes
-            itself.
+        active: the active meters of the kind of this meter (exclusive, computing or in flight). This meter adds and
+            removes itself.
     """
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:

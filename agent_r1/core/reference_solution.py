@@ -35,8 +35,8 @@ class ReferenceSolutions:
     Attributes:
         gold: right solutions. In an episode of a right solution, the sum of each reward in ``expected_rewards`` must be
             at least the number given there.
-        wrong: wrong solutions. In an episode of a wrong solution, the sum of each of these rewards must be below this
-            number.
+        wrong: wrong solutions. In an episode of a wrong solution, the sum of each reward in ``expected_rewards`` must
+            be below the number given there.
         expected_rewards: the smallest sum of each reward in an episode of a right solution, by the name of the reward.
             Leave out rewards that a wrong solution can also earn, such as a reward for any search.
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class RewardSchedule:
-    """A factor of a reward's weight that changes with the step.
+    """A factor that changes with the step. The weight of a reward is multiplied by this factor.
 
     ``points`` are pairs (step, factor) in ascending order of steps. The factor is interpolated linearly between two
     points. The factor is constant before the first point and after the last point.

@@ -41,8 +41,8 @@ class CanaryPrompt:
     Attributes:
         token_ids: (n,) the tokens of the prompt.
         logprobs: (n - 1,) the log-probability of each token except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the tokens that are most likely to follow the prompt, by token id. Their
-            temperature is ``TEMPERATURE`` of ``inference/canary.py``.
+        next_logprobs: the log-probabilities of the tokens that are most likely to follow the prompt, by token id, at
+            the temperature ``TEMPERATURE`` of ``inference/canary.py``.
     """
 
     token_ids: tuple[int, ...]

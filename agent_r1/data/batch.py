@@ -158,13 +158,13 @@ class TrainingBatch:
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return the batch in which summary turns are joined with acting turns, and the last turn of each joined turn.
+        """Return (this batch with each summary turn joined to an acting turn, the last turn of each joined turn).
 
         A summary of the context does nothing in the environment. So a summary turn and the next acting turn become one
         joined turn. If no acting turn follows a summary, the summary is joined with the acting turn before it.
 
-        S turns become D joined turns. The second result (D,) holds the number of the last turn of each joined turn,
-        among the S turns of this batch.
+        So the S turns of this batch become D turns. For each of the D turns, the second result (D,) holds the index of
+        its last turn among the S turns.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
         result is 0 2 4.

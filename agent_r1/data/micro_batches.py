@@ -216,7 +216,7 @@ def _join(sequences: Block, prefix: int) -> MicroBatch:
     starts = [0, *accumulate(map(len, sequences))]
 
     def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
-        """Return the indices that ``name`` gives for each sequence, converted to indices in the row."""
+        """Return the indices that ``name`` returns for each sequence, converted to indices in the row."""
         return torch.cat([start + name(sequence) for start, sequence in zip(starts, sequences, strict=False)])
 
     media = tuple(one.moved(start) for start, each in zip(starts, sequences, strict=False) for one in each.media)

@@ -25,8 +25,8 @@ MIN_COMMON_PREFIX = 64
 additional pass."""
 
 MAX_TREE = 4096
-"""Largest number of tokens in a merged sequence under an attention mask. The mask has the square of this number of
-elements."""
+"""Largest number of tokens in a merged sequence that is computed with an attention mask. The number of elements of the
+mask is the square of the number of tokens."""
 
 MIN_MERGED = 16
 """Smallest number of common tokens for which two sequences are merged, if the attention over a tree is computed by
@@ -184,7 +184,7 @@ class _TokenTree:
         self._children: dict[tuple[int, int], int] = {}  # (node, token id) -> node
 
     def add(self, sequence: TokenSequence) -> Tensor:
-        """Add the tokens of a sequence that the tree does not have yet, and return the node of each token: (T,)."""
+        """Add the tokens of a sequence, except tokens that the tree already has. Return the node of each token (T,)."""
         path, nodes = [0], []  # path: the nodes from the root to the last token
         for token, position in zip(sequence.ids.tolist(), sequence.position_ids.tolist(), strict=True):
             depth = position - self.positions[0]

@@ -88,7 +88,7 @@ def previous_within(unit: Tensor) -> Tensor:
 def unique_ids(*keys: Tensor) -> Tensor:
     """Return an id for each of N elements: (N,).
 
-    Two elements have the same id if every one of ``keys`` is equal for them.
+    Two elements have the same id if they have equal values in every tensor of ``keys``.
 
     Each of ``keys`` is a tensor (N,). Ids are numbered from 0.
 

@@ -45,7 +45,7 @@ class TokenSequence:
     """(T,) for each token j, the end of its subtree: the tokens j .. subtree_end[j] - 1 are token j and its descendants
     in the tree. Only these tokens attend to token j."""
     logit_positions: Tensor
-    """(n,) for each predicted token, the position in the sequence whose logits predict the token."""
+    """(n,) for each predicted token, the position in the sequence at which the logits predict the token."""
     token_positions: Tensor
     """(n,) for each predicted token, its position in the sequence."""
     tokens: Tensor

@@ -27,7 +27,7 @@ class TrainingSample:
     turn_rewards: tuple[float, ...]
     """One number per turn: the weighted sum of the rewards of the turn, without the rewards of calls."""
     outcome_reward: float
-    """The weighted sum of the rewards of the whole trajectory."""
+    """The weighted sum of the rewards for the trajectory as a whole, without the rewards of its turns and calls."""
     call_rewards: tuple[tuple[float, ...], ...]
     """For each turn, one number per call: the weighted sum of the rewards of the call. () if the calls have no
     rewards."""

@@ -46,7 +46,7 @@ class User(Protocol):
 
 
 class UserEnv:
-    """The environment of an agent with tools that talks to a user.
+    """The environment of an agent that has tools and talks to a user.
 
     If an action has tool calls, the calls are run. An action without calls is a message to the user, and the user's
     reply is the observation. The episode ends (terminal) when the user ends the conversation. After ``max_turns``
@@ -176,8 +176,8 @@ class ModelUser:
 def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
     """Yield the conversation with exchanged roles, as the model that plays the user sees it.
 
-    The user's messages become assistant messages, and the agent's messages become user messages. Messages with tool
-    calls, results of calls and system messages are left out.
+    The user's messages become assistant messages, and the agent's messages become user messages. System messages,
+    messages with tool calls, and results of tool calls are left out.
     """
     for message in messages:
         if message.role == "user" and message.text:

@@ -13,7 +13,8 @@ from agent_r1.store import is_run
 from agent_r1.store.atomic_fs import atomic_dir, atomic_replace_dir
 
 MARKER = "export.json"
-"""The file that describes an export. With ``--force``, only folders with this file are replaced."""
+"""The file that describes an export. With ``--force``, a folder that is not empty is replaced only if it has this
+file."""
 
 
 @contextmanager

@@ -26,7 +26,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 """The name of a file with which peft recognizes the folder of an adapter."""
 
 NOT_OF_THE_MODEL = (MANIFEST, "trainer*.safetensors", "trainer.json", "progress.json", "monitor.json")
-"""Patterns of the files of a checkpoint or a final model that belong to the run, not to the model."""
+"""Patterns of file names. In the folder of a checkpoint or of a final model, these files belong to the run and not to
+the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
 """The columns of the JSON lines, for the header of a dataset card.
 
 Without this header, the package ``datasets`` infers the columns from the first lines. It then refuses a later line with
-an additional column. An example is the first attempt with a tool call.
+an additional column. An example of such a line is the first attempt with a tool call.
 """
 
 

@@ -135,9 +135,9 @@ class _SentTexts:
     def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
         """Yield the part of ``message`` that was not sent yet, in pieces, and mark this part as sent.
 
-        The pieces of the reasoning come first. ``index`` is the index of the choice. If the new text does not begin
-        with the text that was sent, the new text from the first different character on is sent: after "abc", "abde"
-        gives "de".
+        The pieces of the reasoning come first. ``index`` is the index of the choice. If the text of ``message`` does
+        not begin with the text that was sent, the part after their common beginning is sent: after "abc", the text
+        "abde" gives "de".
         """
         texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
         for kind, text in texts:

@@ -40,8 +40,8 @@ class VllmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     python: str = ""
-    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With it, the run starts
-    engine.replicas servers on loopback; it ends them when the run ends."""
+    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With this setting, the run starts
+    engine.replicas servers on loopback, and stops these servers when the run ends."""
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
     """Addresses of servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md
@@ -206,11 +206,12 @@ class DecodeConfig(BaseModel):
     beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """If actions are sampled greedily: temperature for sampling all candidates except the first."""
+    """If actions are sampled greedily, only the first candidate is greedy. This is the temperature of the other
+    candidates."""
 
     segment_tokens: int = Field(default=8, ge=1)
     """With method token: number of tokens that are drafted before the values correct the draft. With method smc: number
-    of tokens between two weightings."""
+    of tokens after which the particles are weighted again."""
 
     beams: int = Field(default=2, ge=1)
     """With method beam: number of conversations that are kept after each turn. Each kept conversation is continued by

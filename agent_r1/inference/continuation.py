@@ -49,7 +49,7 @@ Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
-    """Return a completion of ``prompt``, which one or more requests sample.
+    """Sample a completion of ``prompt`` by one or more requests, and return the completion.
 
     Each request continues the tokens that were sampled so far. A generation is continued if the server aborted it, or
     if the server stopped at a stop string that does not meet the stop condition (for example, a stop string inside a

@@ -83,7 +83,8 @@ class Critic:
     """The ``ValueFunction`` of ``model``, a model with a value head. Forward passes run in a worker thread.
 
     Raises:
-        InvalidInput: the model attends to tokens by rules besides the attention mask, such as a sliding window.
+        InvalidInput: the attention of the model follows a rule in addition to the attention mask, such as a sliding
+            window.
     """
 
     def __init__(self, model: ValueModel) -> None:

@@ -95,9 +95,10 @@ class ImageCache:
                 entry.features = None
 
     def shift(self, tokens: Sequence[int]) -> int:
-        """Return the position of the token after ``tokens``, minus the number of ``tokens``.
+        """Return the difference between the position of the token after ``tokens`` and its index in the sequence.
 
-        The result is 0 if each token of the model has only one position.
+        The position of a token is the number that the model's position encoding uses. It differs from the index if the
+        tokens of an image share positions. If the model has only one position per token, the result is 0.
         """
         if not self.has_position_rows:
             return 0

@@ -88,8 +88,8 @@ class PolicyEngine:
     """An ``InferenceEngine`` for one policy on a shared pool of servers.
 
     The weights of the policy are written to folders, and the servers load the weights from there. If the policy has an
-    adapter, only the adapter is written. If the servers accept no adapters, the adapter is merged into the written
-    weights.
+    adapter and the servers accept adapters, only the adapter is written. If the servers accept no adapters, the adapter
+    is merged into the written weights.
 
     Args:
         model: the model that is served until the first update of the weights.

@@ -72,7 +72,8 @@ class Replica(InferenceEngine, Protocol):
 
 
 RECOVERY_SECONDS = 10.0
-"""The time in which a failed server can show that it works again, before each update of the weights, in seconds."""
+"""The time limit, in seconds, for the test whether a failed server works again. The test is made before each update of
+the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +193,7 @@ class EnginePool:
                             return piece
 
     async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
-        """Return the answer of the server ``member``; None if it failed, or was fenced (gets no more requests) in the
-        meantime.
-        """
+        """Return the answer of the server ``member``; None if the server failed, or was fenced during the request."""
         before = member.version
         try:
             piece = await member.run(member.replica.request(prompt, params))

@@ -87,7 +87,7 @@ class PrefillPlan:
         prefix_copies: copies of the prefix of a new sequence from another slot. The other slot holds the prefix
             already, or gets it in ``compute``.
         remainders: chunks to compute after the copies: the tokens that follow the copied prefixes.
-        copies: copies of chunks from another slot with the same sequence.
+        copies: copies of chunks from another slot that holds the whole sequence of the chunk.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)

@@ -38,12 +38,13 @@ def read_answer(cls: type[A], response: httpx.Response, server: str) -> A:
 def check_sampled(
     tokens: Sequence[int], scored: Sequence[tuple[int, float]], finish_reason: str, params: SamplingParams
 ) -> tuple[float, ...]:
-    """Return the log-probabilities of sampled tokens. Raise ReplicaError if the answer to ``params`` is not consistent.
+    """Return the log-probabilities of sampled tokens. Raise ReplicaError if the server's answer is not valid.
 
     Args:
         tokens: the sampled tokens.
         scored: token id and log-probability of each token that the server scored.
         finish_reason: the reason that the server gives for the end of the request.
+        params: the parameters of the request.
     """
     logprobs = tuple(logprob for _, logprob in scored)
     if [token for token, _ in scored] != list(tokens) or len(tokens) > params.max_tokens:
