@@ -29,8 +29,7 @@ def command(chain: Chain) -> str:
 
 
 def topic(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the question in style a, with the first entity at the
-    beginning.
+    """Return a question for the last value of ``chain``: the question in style a, with the entity at the beginning.
 
     Example:
         "Alba: what is the capital of the mayor of it?"

@@ -27,8 +27,7 @@ def nested(chain: Chain) -> str:
 
 
 def forward(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``, in the wording "style b": the relations come in the chain's
-    order.
+    """Return a question for the last value of ``chain``, in the wording "style b": the first relation comes first.
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"

@@ -104,8 +104,7 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 
 
 def _family(one: DirectedFilm) -> list[str]:
-    """Return the names by which a film is connected with other films. Films with such a name in common must be in one
-    split.
+    """Return the names that connect a film with other films. Films with such a name in common must be in one split.
 
     The names are the title of the film's page, the title of the director's page, the director's name, and the name of
     the director's father. A name that is not known is left out. Each name is returned as a key (see ``name_key``).

@@ -34,8 +34,7 @@ def tidy(text: str) -> str:
 
 
 def name_key(name: str) -> str:
-    """Return a name in lower case, without spaces and punctuation. Spellings that differ only in these have the same
-    key.
+    """Return a name in lower case, with only its letters and digits. So "Pat O' Brien" and "Pat O'Brien" have one key.
 
     Example:
         >>> name_key("Pat O' Brien") == name_key("Pat O'Brien")
