@@ -139,7 +139,7 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 
 SMALLEST_REST = 1e-7
 """The lower bound of pi_rest: a smaller value is replaced by this number before the logarithm of pi_rest is computed.
-pi_rest is the probability that the policy gives to all tokens outside the top k together."""
+pi_rest is the policy's total probability of the tokens that are not among the teacher's k most likely tokens."""
 
 
 class Distillation(Component):
@@ -160,9 +160,9 @@ class Distillation(Component):
     the whole vocabulary."""
 
     tail: Literal["bucket", "ignored"] = "bucket"
-    """Treatment of the tokens outside the top k. bucket: all these tokens count as one token (``forward_kl_topk_tail``
-    in verl, ``loss_add_tail`` in TRL). ignored: the sum is over the top k only, and a token with a negative sum has no
-    gradient (``forward_kl_topk`` in verl)."""
+    """Treatment of the tokens that are not among the teacher's k most likely tokens. bucket: all these tokens count as
+    one token (``forward_kl_topk_tail`` in verl, ``loss_add_tail`` in TRL). ignored: the sum is over the k most likely
+    tokens only, and a token with a negative sum has no gradient (``forward_kl_topk`` in verl)."""
 
     bound: float | None = Field(default=None, gt=0)
     """Largest divergence at a token (``loss_max_clamp`` in verl). A token with a larger divergence has no gradient.
@@ -199,12 +199,12 @@ class Correction(Component):
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """The importance weight, computed from the ratio w. truncate: min(w, high), truncated importance sampling (TIS).
-    window: w if w is in [low, high], else 0 (IcePop)."""
+    """The importance weight, computed from the ratio w of the trainer's policy to the sampler's policy. truncate:
+    min(w, high), truncated importance sampling (TIS). window: w if w is in [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
     """The unit (token, turn or trajectory) whose tokens share one ratio w. w is the product of the ratios pi_old / mu
-    of its tokens."""
+    of its tokens, with the trainer's policy pi_old before the update and the sampler's policy mu."""
 
     low: float = Field(default=0.5, ge=0)
     """With rule window: the smallest ratio w that is not replaced by 0. The rule truncate does not use this number."""
@@ -247,7 +247,8 @@ class Rejection(Component):
 
     statistic: Literal["mean", "product"] = "mean"
     """The number that is compared with low and high: the geometric mean (mean, Geo-RS) or the product (product, MIS) of
-    the ratios pi_old / mu of a unit's tokens."""
+    the ratios pi_old / mu of a unit's tokens. pi_old is the trainer's policy before the update, and mu is the sampler's
+    policy."""
 
     low: float = Field(default=0.99, ge=0)
     """The smallest mean or product of ratios (see statistic) with which a unit is accepted."""

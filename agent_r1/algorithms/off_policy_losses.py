@@ -28,16 +28,20 @@ class Vespo(PolicyLoss):
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """Exponent k for tokens with advantage A >= 0. A larger k makes the weight phi smaller for ratios W below 1."""
+    """Exponent k for tokens with advantage A >= 0. A larger k makes the weight phi of a token smaller if the importance
+    ratio W of its turn or trajectory is below 1."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda for tokens with advantage A >= 0. A larger lambda makes the weight phi smaller for ratios W above 1."""
+    """lambda for tokens with advantage A >= 0. A larger lambda makes the weight phi of a token smaller if the
+    importance ratio W of its turn or trajectory is above 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """Exponent k for tokens with advantage A < 0. A larger k makes the weight phi smaller for ratios W below 1."""
+    """Exponent k for tokens with advantage A < 0. A larger k makes the weight phi of a token smaller if the importance
+    ratio W of its turn or trajectory is below 1."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda for tokens with advantage A < 0. A larger lambda makes the weight phi smaller for ratios W above 1."""
+    """lambda for tokens with advantage A < 0. A larger lambda makes the weight phi of a token smaller if the importance
+    ratio W of its turn or trajectory is above 1."""
 
     @property
     def formula(self) -> str:
@@ -70,8 +74,8 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """If the probability of a token changes by more than this number during the update, the term -r A of the token is
-    left out."""
+    """If the probability of a token changes by more than this number during the update, the term -r A (importance ratio
+    r, advantage A) of the token is left out."""
 
     drift_coef: float = Field(default=0.001, ge=0)
     """Weight of the term (log r)^2, with the importance ratio r of a token."""

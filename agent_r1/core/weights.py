@@ -51,7 +51,7 @@ class CanaryPrompt:
 
 
 Canary = tuple[CanaryPrompt, ...]
-"""The fixed prompts with their log-probabilities under the weights of one version."""
+"""Fixed prompts with their log-probabilities under the weights of one version, to test which weights a server has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from torch import Tensor
 from agent_r1.data.sequences import Block, TokenSequence
 
 MIN_COMMON_PREFIX = 64
-"""Smallest number S of tokens that are computed before all micro-batches. A shorter prefix does not justify an
-additional pass."""
+"""Smallest number of tokens in a prefix of all sequences that is computed once, before all micro-batches. A shorter
+prefix does not justify an additional pass."""
 
 MAX_TREE = 4096
 """Largest number of tokens in a merged sequence that is computed with an attention mask. The number of elements of the

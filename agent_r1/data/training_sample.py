@@ -39,7 +39,7 @@ class TrainingSample:
     greedy_failure: str | None = None
     """The reason why the greedy attempt of the group could not be scored, or None."""
     role: str = ""
-    """The role of the group; "" if the groups have no roles."""
+    """The role of the group's attempts in a game of several agents; "" if the groups have no roles."""
 
     @property
     def total(self) -> float:

@@ -53,13 +53,14 @@ The limit is high, because a client sends all images of a conversation with each
 """
 
 BODY_SECONDS = 30.0
-"""The time limit for the arrival of a body, in seconds."""
+"""The time limit for the arrival of the body of a request, in seconds."""
 
 MAX_WAITING = 1024
-"""The largest number of requests of a key that wait until other requests of the key end."""
+"""The largest number of requests of an API key that wait until other requests of the same key end."""
 
 KEPT_ANSWERS = 64
-"""How many complete answers of a key are kept, so that a repeated request gets the answer of the first try."""
+"""How many complete answers to requests of an API key are kept. If a client repeats a request, it gets the kept
+answer."""
 
 EVENT_STREAM = "text/event-stream"
 

@@ -23,20 +23,21 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
-"""The number of prompts, and the number of tokens in each prompt.
+"""The number of prompts in a canary (a test of the weights of a server), and the number of tokens in each prompt.
 
 A prompt fills at least one block of a server's prefix cache. Such a block has 16 to 128 tokens.
 """
 
 TEMPERATURE = 0.7
-"""The temperature for the log-probabilities of next tokens. It is not 1, to detect servers that ignore the
-temperature."""
+"""The temperature for the log-probabilities of the tokens that follow a prompt of a canary. It is not 1, to detect
+servers that ignore the temperature."""
 
 NUM_NEXT = 32
 """The number of most likely next tokens that the trainer stores for each prompt of a canary."""
 
 NUM_COMPARED = 5
-"""The number of most likely next tokens that a server returns for each prompt of a canary."""
+"""The number of most likely next tokens that a server returns for each prompt of a canary. All of them must be among
+the ``NUM_NEXT`` tokens of the trainer."""
 
 NUM_SAMPLED = 32
 """The number of tokens that an engine samples after each prompt in ``measure_gap``."""
@@ -62,10 +63,10 @@ BANDS: Mapping[Dtype, Band] = {
     "float32": Band(mean=2e-4, maximum=2e-3, floor=2e-5),
     "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
 }
-"""The accepted differences of log-probabilities, by the data type of the server."""
+"""The accepted differences between log-probabilities of server and trainer, by the data type of the server."""
 
 SAME_CHANGE = 0.25
-"""The accepted difference between the change of a log-probability in the server and its change in the trainer.
+"""After an update: the accepted difference between the change of a log-probability in the server and in the trainer.
 
 The number is a share of the largest change in the trainer. This share is added to ``Band.floor``.
 """

@@ -198,8 +198,8 @@ class DecodeConfig(BaseModel):
     with a critic, such as ppo."""
 
     candidates: int = Field(default=4, ge=1)
-    """Number of candidates among which the values choose: tokens (method token), actions (step, beam) or particles
-    (smc). 1: plain decoding."""
+    """Number of candidates among which the critic's values choose: tokens (method token), actions (step, beam) or
+    particles (smc). 1: plain decoding."""
 
     beta: float = Field(default=0.1, ge=0)
     """Temperature of the values, in units of the reward: a candidate with the predicted reward Q has the weight exp(Q /

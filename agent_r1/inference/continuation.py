@@ -19,7 +19,7 @@ from agent_r1.core.inference import (
 )
 
 MAX_ABORTS = 20
-"""The number of aborted requests in a row without a new token after which a generation fails."""
+"""A generation fails after this number of aborted requests in a row that gave no new token."""
 
 ABORT_SECONDS = 0.05
 """The pause before a generation continues after its first aborted request, in seconds.

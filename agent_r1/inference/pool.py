@@ -193,7 +193,7 @@ class EnginePool:
                             return piece
 
     async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
-        """Return the answer of the server ``member``; None if the server failed, or was fenced during the request."""
+        """Return the answer of the server ``member``; None if the server failed or must get no more requests."""
         before = member.version
         try:
             piece = await member.run(member.replica.request(prompt, params))

@@ -64,13 +64,14 @@ class GroupRelative(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     baseline: Baseline = "mean"
-    """The baseline of R. mean: the mean R of the group. leave_one_out: the mean R of the other attempts of the group.
-    length_weighted: the mean R of the group, weighted by the number of tokens of each attempt."""
+    """The baseline of the return R of an attempt. mean: the mean R of the group. leave_one_out: the mean R of the other
+    attempts of the group. length_weighted: the mean R of the group, weighted by the number of tokens of each
+    attempt."""
 
     scale: Scale = "none"
-    """The divisor of R - baseline. none: 1. std: the standard deviation of R in the group. mean: the mean R of the
-    group. batch_std: the standard deviation of R in the batch. with_variance: the fraction of the trajectories in the
-    batch that belong to a group in which the returns are not all equal."""
+    """The divisor of R - baseline, with the return R of an attempt. none: 1. std: the standard deviation of R in the
+    group. mean: the mean R of the group. batch_std: the standard deviation of R in the batch. with_variance: the
+    fraction of the trajectories in the batch that belong to a group in which the returns are not all equal."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Small number that is added to each standard deviation by which an advantage is divided."""
@@ -117,11 +118,11 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts in each set. In a set, only the best return counts. none, or a number above the size of the
-    group, means the size of the group."""
+    """Number of attempts in each set. The advantage says how much an attempt raises the best return in a set. none, or
+    a number above the size of the group, means the size of the group."""
 
     divide_by_std: bool = False
-    """Whether the advantage is divided by the standard deviation of R in the group, as in verl."""
+    """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Small number that is added to each standard deviation by which an advantage is divided."""

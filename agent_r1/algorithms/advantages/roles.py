@@ -29,7 +29,8 @@ class AgainstRole(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"role_baseline"})
 
     decay: float = Field(default=0.95, ge=0, lt=1)
-    """Weight of the old running mean b when a return R is added: b becomes decay * b + (1 - decay) * R."""
+    """Weight of the old running mean b of a role's returns when a new return R is added: b becomes decay * b + (1 -
+    decay) * R."""
 
     @property
     def formula(self) -> str:
