@@ -44,5 +44,5 @@ def train_critic(settings: Layer, config_file: Path | None, as_json: bool, quiet
     }
     for name, fit in (("all states", report.all_states), ("after actions", report.after_actions)):
         error = f"squared error {fit.error:.4f} (mean return: {fit.mean_error:.4f})"
-        rows[name] = f"explained variance {fit.explained_variance:.2f}, {error}, {fit.states} states"
+        rows[name] = f"explained variance {fit.explained_variance:z.2f}, {error}, {fit.states} states"
     show(as_json, asdict(report), columns(rows))

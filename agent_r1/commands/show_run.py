@@ -265,8 +265,8 @@ def _validation_text(report: RunReport) -> str:
 
 def _with_interval(validation: Validation) -> str:
     if validation.low is None or validation.high is None:
-        return f"{validation.em:.3f}"
-    return f"{validation.em:.3f} ({validation.low:.2f}-{validation.high:.2f})"
+        return f"{validation.em:z.3f}"
+    return f"{validation.em:z.3f} ({validation.low:z.2f}-{validation.high:z.2f})"
 
 
 def _results(table: Mapping[str, Mapping[str, float]]) -> Table:
@@ -274,7 +274,7 @@ def _results(table: Mapping[str, Mapping[str, float]]) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_row(Text("Results", "bold"), *(safe(split, "dim") for split in splits))
     for method, cells in table.items():
-        values = (f"{cells[split]:.3f}" if split in cells else "" for split in splits)
+        values = (f"{cells[split]:z.3f}" if split in cells else "" for split in splits)
         grid.add_row(safe(f"  {method}"), *values)
     return grid
 

@@ -206,7 +206,7 @@ def _training(config: Mapping[str, Any], reader: RunReader, weights: SavedWeight
 def _validations(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
     found = {one["step"]: one for one in read_results(reader, "validation")}
     if (one := found.get(weights.step)) is not None:
-        interval = f"{one['em']:.3f} ({one['low']:.3f} to {one['high']:.3f}), n = {one['n']}"
+        interval = f"{one['em']:z.3f} ({one['low']:z.3f} to {one['high']:z.3f}), n = {one['n']}"
         yield f"Validation of these weights (split `{_plain(one['split'])}`, mean with 95 % interval): {interval}."
     else:
         yield "These weights were not validated during training."
@@ -231,7 +231,7 @@ def _final_table(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
 
 
 def _cell(cell: Mapping[str, float]) -> str:
-    return f"{cell['em']:.3f} ({cell['low']:.3f} to {cell['high']:.3f}), n = {cell['n']}"
+    return f"{cell['em']:z.3f} ({cell['low']:z.3f} to {cell['high']:z.3f}), n = {cell['n']}"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:

@@ -173,22 +173,22 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
         'step 3/12  reward 0.500  EM 0.250  f1 0.400  1234 tokens/s  18 s left'
     """
     left = elapsed / (report.step - taken) * (steps - report.step)
-    shown = [f"step {report.step}/{steps}", f"reward {report.reward:.3f}"]
-    shown += [] if report.em is None else [f"EM {report.em:.3f}"]
+    shown = [f"step {report.step}/{steps}", f"reward {report.reward:z.3f}"]
+    shown += [] if report.em is None else [f"EM {report.em:z.3f}"]
     means = {key.removeprefix(REWARD_MEAN): mean for key, mean in report.metrics.items() if key.startswith(REWARD_MEAN)}
     shown += [
-        f"{name} {mean:.3f}" for name, mean in means.items() if report.em is None or name not in EXACT_MATCH_NAMES
+        f"{name} {mean:z.3f}" for name, mean in means.items() if report.em is None or name not in EXACT_MATCH_NAMES
     ]
     if "entropy" in report.metrics:
         shown.append(f"entropy {report.metrics['entropy']:.2f}")
     if report.metrics.get("constant_groups", 0.0) > 0:
         shown.append(f"equal groups {report.metrics['constant_groups']:.0%}")
     if "kl_reference" in report.metrics:
-        shown.append(f"KL {report.metrics['kl_reference']:.3f}")
+        shown.append(f"KL {report.metrics['kl_reference']:z.3f}")
     if "validation_em" in report.metrics:
-        shown.append(f"validation {report.metrics['validation_em']:.3f}")
+        shown.append(f"validation {report.metrics['validation_em']:z.3f}")
     if "critic/explained_variance" in report.metrics:
-        shown.append(f"explained variance {report.metrics['critic/explained_variance']:.2f}")
+        shown.append(f"explained variance {report.metrics['critic/explained_variance']:z.2f}")
     if report.metrics.get("logprob_gap", 0.0) >= 1e-3:  # rounding in float32 makes it about 1e-6
         shown.append(f"log-prob gap {report.metrics['logprob_gap']:.3f}")
     return "  ".join([*shown, f"{report.tokens_per_second:.0f} tokens/s", f"{format_duration(left)} left"])

@@ -232,7 +232,7 @@ def render_table(table: Table) -> Group:
     ]
     lines += [
         f"{escape(method)}, {escape(split)}: "
-        + ", ".join(f"{escape(name)} {value:.2f}" for name, value in some.items())
+        + ", ".join(f"{escape(name)} {value:z.2f}" for name, value in some.items())
         for method, row in table.measures.items()
         for split, some in row.items()
         if some
@@ -243,10 +243,10 @@ def render_table(table: Table) -> Group:
 
 def _pass_lines(method: str, passed: PassAtK) -> list[str]:
     return [
-        f"{method}, {escape(split)}, {passed.attempts} attempts at temperature 1: pass@1 {cell.one:.2f} "
-        f"({cell.low:.2f}-{cell.high:.2f}), pass@{passed.k} {cell.any:.2f}, "
-        f"majority {'-' if cell.majority is None else f'{cell.majority:.2f}'}, "
-        f"likeliest {cell.likeliest:.2f}"
+        f"{method}, {escape(split)}, {passed.attempts} attempts at temperature 1: pass@1 {cell.one:z.2f} "
+        f"({cell.low:z.2f}-{cell.high:z.2f}), pass@{passed.k} {cell.any:z.2f}, "
+        f"majority {'-' if cell.majority is None else f'{cell.majority:z.2f}'}, "
+        f"likeliest {cell.likeliest:z.2f}"
         for split, cell in passed.cells.items()
     ]
 
@@ -269,6 +269,6 @@ def _caption(table: Table) -> str:
 
 def _shown(cell: Cell, exact: bool) -> str:
     if not exact:  # F1 equals the measure
-        return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})"
+        return f"{cell.em:z.2f} ({cell.low:z.2f}-{cell.high:z.2f})"
     sub = "" if cell.sub is None else f", sub {cell.sub:.2f}"
-    return f"{cell.em:.2f} ({cell.low:.2f}-{cell.high:.2f})\nF1 {cell.f1:.2f}{sub}"
+    return f"{cell.em:z.2f} ({cell.low:z.2f}-{cell.high:z.2f})\nF1 {cell.f1:.2f}{sub}"

@@ -206,7 +206,7 @@ def fit(
             optimizer.zero_grad()
             schedule.step()
         found = measure_fit(model, held_out, mean)
-        shown = ", ".join(f"{one.explained_variance:.2f} {where}" for one, where in zip(found, MEASURED, strict=True))
+        shown = ", ".join(f"{one.explained_variance:z.2f} {where}" for one, where in zip(found, MEASURED, strict=True))
         progress.print_line(f"epoch {epoch + 1}/{config.epochs}: explained variance on held-out tasks {shown}")
     return found
 

@@ -74,4 +74,4 @@ def _readable(event: LogEvent) -> LogEvent:
 
 
 def _interval(cell: dict[str, float]) -> str:
-    return f"{number(cell['em'], 3)} ({cell['low']:.2f} to {cell['high']:.2f})"
+    return f"{number(cell['em'], 3)} ({cell['low']:z.2f} to {cell['high']:z.2f})"

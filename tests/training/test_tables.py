@@ -45,6 +45,19 @@ def test_a_cell_is_the_mean_of_its_answers_with_an_interval() -> None:
         assert abs(cell.em - bound) / math.sqrt(bound * (1 - bound) / 200) == pytest.approx(1.95996, abs=1e-4)
 
 
+def test_small_negative_values_are_shown_as_zero() -> None:
+    cell, sampled = replace(CELL, em=-0.004, low=-0.001), replace(SAMPLED, one=-0.004, low=-0.001)
+    report = replace(
+        REPORT,
+        table=Table({"trained": {"style-a": cell}}, {}),
+        pass_at_k=PassAtK(16, 32, {"style-a": sampled}),
+    )
+    out = io.StringIO()
+    Console(file=out, width=120).print(render_report(report))
+    assert "0.00 (0.00-0.93)" in out.getvalue() and "pass@1 0.00 (0.00-0.30)" in out.getvalue()
+    assert "-0.00" not in out.getvalue()
+
+
 def test_the_seconds_of_a_run_that_was_resumed_are_those_since() -> None:
     out = io.StringIO()
     Console(file=out, width=80).print(render_report(replace(REPORT, resumed_from=5)))
