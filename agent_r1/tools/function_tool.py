@@ -18,6 +18,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.images import decode_image
 from agent_r1.core.messages import ContentPart, Image, Text
 from agent_r1.core.task import Task
+from agent_r1.core.threads import run_in_thread
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.sandbox import Sandbox, validate_sandbox
 from agent_r1.tools.batching import BatchFunction, CallBatcher
@@ -99,7 +100,7 @@ class Tool:
             outcome = await self.batcher.run(keywords, context.id.sort_key, timeout)
         else:
             outcome = await run_with_timeout(partial(self.function, **keywords), timeout)
-        return to_tool_result(self.spec.name, outcome)
+        return await to_tool_result(self.spec.name, outcome)
 
 
 @overload
@@ -182,12 +183,22 @@ def _build_tool(
     return Tool(spec, function, signature, timeout, None if batch is None else CallBatcher(batch))
 
 
-def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
+async def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
     """Convert the outcome of a call to the ToolResult that the agent sees.
 
     A text stays as it is, an image becomes a part of the result, and other values become JSON. An exception, a timeout
     or an unusable value becomes a failed result. ``name`` is the name of the tool, for error messages.
+
+    Images are encoded and decoded in a thread, because this can take long.
     """
+    value = outcome.value if isinstance(outcome, ReturnValue) else None
+    content = value.parts if isinstance(value, ToolResult) else value
+    if any(map(_is_image, content if isinstance(content, list | tuple) else (content,))):
+        return await run_in_thread(_to_tool_result, name, outcome)
+    return _to_tool_result(name, outcome)
+
+
+def _to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
     try:
         result = _convert(name, outcome)
         if find_spec("PIL") is not None:  # without pillow, no model reads images

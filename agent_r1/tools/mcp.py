@@ -158,7 +158,7 @@ def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix:
     async def call(arguments: Mapping[str, Any], resources: Resources) -> ToolResult:
         lease = await resources.get(opener)
         request = partial(lease.connection.call, description.name, arguments)
-        return to_tool_result(name, await run_with_timeout(request, timeout))
+        return await to_tool_result(name, await run_with_timeout(request, timeout))
 
     signature = _SchemaSignature(description.input_schema)
     return Tool(ToolSpec(name, text, description.input_schema), call, signature, OPEN_SECONDS + timeout)

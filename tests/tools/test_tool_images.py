@@ -2,16 +2,18 @@
 
 import asyncio
 import struct
+import threading
 import zlib
 
 from PIL import Image as Pillow
 
+from agent_r1.core import messages
 from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Image, Text
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
-from agent_r1.tools import tool
+from agent_r1.tools import function_tool, tool
 from agent_r1.tools.resources import Resources
 from agent_r1.tools.tool_errors import ToolErrorKind
 
@@ -35,6 +37,23 @@ def test_images_of_all_kinds_become_parts_of_the_result():
         assert run(value).parts == (IMAGE,)
     assert run(["left:", PICTURE, "right:", IMAGE]).parts == (Text("left:"), IMAGE, Text("right:"), IMAGE)
     assert run([1, "two"]).parts == (Text('[1, "two"]'),)
+
+
+def test_images_are_encoded_and_decoded_outside_of_the_event_loop(monkeypatch):
+    threads = []
+
+    def note(work):
+        def noting(*arguments):
+            threads.append(threading.current_thread())
+            return work(*arguments)
+
+        return noting
+
+    monkeypatch.setattr(messages, "encode_picture", note(messages.encode_picture))
+    monkeypatch.setattr(function_tool, "decode_image", note(function_tool.decode_image))
+    for value in (Pillow.new("RGB", (6, 4), "blue"), IMAGE, ToolResult((Text("seen:"), IMAGE), ok=True)):
+        assert run(value).ok
+    assert len(threads) == 4 and threading.main_thread() not in threads
 
 
 def undecodable():
