@@ -139,11 +139,8 @@ def _start(
     The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
 
     Args:
-        policy: the policy.
-        config: the settings of the run.
         folders: writes the weights for the servers.
         run_folder: the folder that gets the output of servers that ended by themselves; None: no output is kept there.
-        launcher: starts the servers.
 
     Raise InvalidInput if the servers cannot be started or reached, or do not serve the weights.
     """
