@@ -14,7 +14,7 @@ CONNECT_SECONDS = 10.0
 
 
 class ReplicaError(EngineError):
-    """Raised if a server cannot be reached, reports an internal error, or its answer contradicts the request."""
+    """Raised if a server cannot be reached, reports an internal error, or contradicts the request in its answer."""
 
 
 class ServerClient:

@@ -242,7 +242,7 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return a completion that was not guided as GuidedTokens, so that its two log-probabilities are equal."""
+    """Return GuidedTokens for a completion that was not guided: log q and log pi of each token are equal."""
     return GuidedTokens(completion, scored(completion))
 
 

@@ -23,7 +23,7 @@ from agent_r1.model.weights import DTYPES
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 2
-"""The number of weight folders that are kept, the newest ones. The engine may still be reading the second newest."""
+"""This number of weight folders is kept: the newest and the second newest, which the engine may still be reading."""
 
 BASE = "base"
 """The name of the folder with the frozen weights to which the adapters belong."""

@@ -30,7 +30,7 @@ ADAPTER = "default"
 """The name of the adapter in an adapted model, as peft calls it."""
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""The files of an adapter in the format of peft."""
+"""The names of the files of an adapter in the format of peft: the file of the settings, and the file of the weights."""
 
 _LINEAR = (nn.Linear, Conv1D)
 _MATRICES = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")

@@ -302,7 +302,10 @@ def uses_tree_attention(model: PreTrainedModel) -> bool:
 
 
 def may_use_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model is on a CPU, and uses torch's usual attention or :mod:`.tree_attention`."""
+    """Return whether the model meets the first conditions of :func:`use_tree_attention`.
+
+    The model must be on a CPU. Its attention must be torch's usual attention, or already the attention by parts.
+    """
     usual = bool(model.config.get_text_config()._attn_implementation == USUAL_ATTENTION)
     return model.device.type == "cpu" and (usual or uses_tree_attention(model))
 

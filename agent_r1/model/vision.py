@@ -41,7 +41,7 @@ KEPT_BYTES = 2**28
 
 
 def has_vision(config: PreTrainedConfig) -> bool:
-    """Return whether a model with this configuration reads images, and this package supports its vision part."""
+    """Return whether a model with this configuration reads images by a vision part that this package supports."""
     return config.model_type in GRID_MODELS + TILE_MODELS
 
 

@@ -22,7 +22,7 @@ MAX_TEMPLATE = 200_000
 """The largest number of characters of a template. The templates of current models have up to 30,000 characters."""
 
 KEPT_TEXTS = 512
-"""The number of texts of a template that are kept, so that equal conversations are rendered once."""
+"""The largest number of rendered texts that a template keeps, so that it does not render a conversation again."""
 
 
 def apply_chat_template(

@@ -24,7 +24,10 @@ from agent_r1.reward_models.config import ImplicitReward, Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
 
 LARGE_MODEL = 400_000
-"""The number of parameters from which reward models share prefixes."""
+"""The smallest number of parameters of a model that computes common prefixes of traces only once.
+
+For smaller models, this saves no time.
+"""
 
 Prefixes = tuple[PrefixStates, ...]
 """The states of the tokens with which all sequences of a batch begin: one element for each backbone of a network."""

@@ -58,8 +58,9 @@ class FunctionScorer:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation of the policy's code that the functions run, as text; None if no function runs such
-        code.
+        """The weakest isolation in which the functions run code of the policy, as text.
+
+        None if no function runs such code.
         """
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(

@@ -28,10 +28,10 @@ class ContextPolicyConfig(BaseModel):
     """The context is not rewritten until it is longer than this number of tokens, or leaves no room for an action."""
 
     max_characters: int = Field(default=200, ge=1)
-    """With truncate: number of characters that are kept of each tool result before the latest turns."""
+    """With truncate: number of characters that are kept of each tool result, except in the latest keep_turns turns."""
 
     max_lines: int = Field(default=3, ge=1)
-    """With evidence: number of lines that are kept, in total, of the tool results before the latest turns."""
+    """With evidence: total number of lines that are kept of all tool results, except in the latest keep_turns turns."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:

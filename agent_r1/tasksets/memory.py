@@ -37,7 +37,7 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
 the distance 8."""
 
 TASKS = 400
-"""The number of tasks of a split. The split ``train`` has four times as many tasks."""
+"""The number of tasks in each split except ``train``, which has four times as many tasks."""
 
 MAX_TURNS = 16
 

@@ -1,4 +1,4 @@
-"""The TOML files with the settings of a task set, which ``--data FILE.toml`` names."""
+"""Read the settings of a task set from the TOML file that ``--data FILE.toml`` names."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOT
 _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 _CallParts = tuple[str, str, re.Pattern[str]]
-"""The name of a tool, the text of all arguments, and the pattern of one argument."""
+"""The parts of a call: the name of the tool, the text of all arguments, and the pattern that finds one argument."""
 
 
 class Qwen35(ToolFormat):
