@@ -112,9 +112,10 @@ class TorchEngine:
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion of the prompt.
 
-        The keys and values of the prompt and the completion stay in the slot of the session ``session_id``, for its
-        later prompts, until :meth:`release` is called or the weights are updated. Without a session, the slot is free
-        at the end of the call. If the caller is cancelled, the generation ends before the next decode step.
+        The keys and values of the prompt and the completion stay in the slot of the session ``session_id``. Later
+        prompts of the session can use the keys and values until :meth:`release` is called or the weights are updated.
+        Without a session, the slot is free at the end of the call. If the caller is cancelled, the generation ends
+        before the next decode step.
 
         Raise EngineError if the prompt or the parameters are invalid, or if the generation fails.
         """

@@ -30,7 +30,7 @@ POOLING_FILE = Path("1_Pooling/config.json")
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
-    """An encoder model with its tokenizer, which converts texts to vectors.
+    """An encoder model, which converts texts to vectors, and its tokenizer.
 
     The model encodes ``batch`` texts at a time, and reads at most the first ``max_tokens`` tokens of each text.
     """

@@ -124,7 +124,7 @@ def _is_hub_name(name: str) -> bool:
 
 @cache  # so that the hub is asked once, and tokenizer and weights are of one revision
 def _hub_folder(name: str) -> Path:
-    """Return the folder with the files of a model on the hub, which are downloaded if they are not in the local cache.
+    """Return the folder with the files of a model on the hub. Files that are not in the local cache are downloaded.
 
     Raise _NotOnHub if the hub has no such model, or if the hub does not answer and the files are not in the cache.
     """

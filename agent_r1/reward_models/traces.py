@@ -46,7 +46,7 @@ class TraceSplit:
 
 
 def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
-    """Return the attempts in ``runs`` whose status allows training and that have the reward ``reward``, run by run.
+    """Return the attempts in ``runs`` that have the reward ``reward`` and a status that allows training, run by run.
 
     ``reward`` is the name of a recorded reward; "" for the weighted sum of all rewards. Raise InvalidInput if no
     attempt has this reward, or if the policy saw images in an attempt.

@@ -50,7 +50,7 @@ class RolloutLimits:
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
-"""The seconds after its deadline in which a rollout can still release its session and close its episode.
+"""The seconds that a rollout has after its deadline to release its session and close its episode.
 
 After these seconds, the rollout is cancelled.
 """

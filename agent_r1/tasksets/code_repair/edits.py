@@ -24,7 +24,7 @@ def replace_line(source: str, index: int, line: str) -> str:
 def most_similar_line(source: str, line: str) -> int | None:
     """Return the index of the line of the source that is most similar to ``line``; None if no line is similar.
 
-    If several lines are equally similar, return the index of the first of them.
+    If several lines are equally similar, return the index of the first of these lines.
     """
     lines = [old.strip() for old in source.splitlines()]
     ratios = [SequenceMatcher(None, old, line.strip(), autojunk=False).ratio() for old in lines]
