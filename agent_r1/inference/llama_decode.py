@@ -21,6 +21,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agent_r1.inference.kv_cache import CacheBlock, round_up, weighted_values
+from agent_r1.model.onednn import PLAIN_LINEAR
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
@@ -88,7 +89,7 @@ class LlamaDecoder:
         if window is not None or any(layer_type != "full_attention" for layer_type in layer_types):
             return None
         decoder = cls(model)
-        plain = all(type(linear) is nn.Linear for layer in decoder.layers for linear in layer.linears())
+        plain = all(type(linear) in PLAIN_LINEAR for layer in decoder.layers for linear in layer.linears())
         return decoder if plain else None
 
     def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:

@@ -26,10 +26,11 @@ from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock
 from agent_r1.inference.llama_decode import LlamaDecoder, LlamaLayer
 from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
 from agent_r1.model.forward import has_dynamic_rope
+from agent_r1.model.onednn import PLAIN_LINEAR
 
 log = logging.getLogger(__name__)
 
-NATIVE_LIMIT = 20_000_000
+NATIVE_LIMIT = 200_000_000
 """The largest number of parameters of a model for which ``auto`` chooses the native step
 (docs/decisions/0020-native-decode.md)."""
 
@@ -95,7 +96,7 @@ class NativeDecoder:
             return Unavailable("the model's position embeddings depend on the length of the sequence")
         if (
             type(model.get_input_embeddings()) is not nn.Embedding
-            or type(model.get_output_embeddings()) is not nn.Linear
+            or type(model.get_output_embeddings()) not in PLAIN_LINEAR
         ):
             return Unavailable("the model has other embeddings than a table and a linear map")
         if any(parameter.is_inference() for parameter in model.parameters()):

@@ -23,6 +23,7 @@ from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Block
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask, use_tree_attention
+from agent_r1.model.onednn import use_onednn
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.vision import ImageProcessor, has_vision
 from agent_r1.model.weights import (
@@ -119,6 +120,9 @@ class SingleProcessTrainer:
         if config.activation_checkpointing:
             for trained in self._trained:
                 checkpoint_activations(trained.compute, type(model).__name__)
+        for computing in (model, *(trained.compute for trained in self._trained), self._models.reference, teacher):
+            if computing is not None:
+                use_onednn(computing)
         self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm, config.optimizer)
         self._budget = TokenBudget(config.micro_tokens)
         self._checksum: str | None = None  # of the policy's current weights; None: not computed

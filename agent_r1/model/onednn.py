@@ -1,0 +1,81 @@
+"""Linear layers whose matrix products are computed by oneDNN, on processors on which it is faster than MKL.
+
+PyTorch computes matrix products in float32 on a CPU with MKL, which uses no AVX-512 on processors of AMD. oneDNN, which
+is a part of PyTorch, does, and is about twice as fast there. The results differ by rounding errors.
+
+Shapes: N tokens (any leading dimensions), I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+SMALL_MODEL = 400_000
+"""Models with fewer parameters keep MKL's products, and thereby their bits. They gain little."""
+
+
+@cache
+def is_onednn_faster() -> bool:
+    """Return whether this processor is of AMD and has AVX-512, and PyTorch has oneDNN's product."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
+        return False
+    return CPU_INFO.exists() and "AuthenticAMD" in CPU_INFO.read_text("utf-8", "replace")
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Let oneDNN compute the products of the model's linear layers, forward and backward, if oneDNN is faster.
+
+    Only layers in float32 on a CPU change. Their weights and the names of the weights stay the same.
+    """
+    if not is_onednn_faster() or sum(weight.numel() for weight in model.parameters()) < SMALL_MODEL:
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu":
+            module.__class__ = OneDnnLinear
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer in float32 on a CPU, computed by oneDNN."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return (.., O) for ``states`` (.., I)."""
+        if not states.numel():  # oneDNN has no product over no tokens
+            return super().forward(states)
+        return cast(Tensor, cast(Any, _Product).apply(states, self.weight, self.bias))
+
+
+PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
+"""The types of linear layers that have a weight, perhaps a bias, and nothing else."""
+
+
+class _Product(torch.autograd.Function):
+    """The product x W^T + b of states x (.., I), weights W (O, I) and a bias b (O,), or without a bias."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        return _multiply(states, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        states, weight = ctx.saved_tensors
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        flat = gradient.flatten(0, -2)  # (N, O)
+        return (
+            _multiply(gradient, weight.t(), None) if needs_states else None,
+            _multiply(flat.t(), states.flatten(0, -2).t(), None) if needs_weight else None,  # (O, N) (N, I)
+            flat.sum(0) if needs_bias else None,
+        )
+
+
+def _multiply(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Return left right^T + bias."""
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], ""))

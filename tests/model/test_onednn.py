@@ -1,0 +1,105 @@
+"""Products by oneDNN equal those of PyTorch's linear layers up to rounding, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agent_r1.inference.native_decode import NativeDecoder
+from agent_r1.inference.native_library import find_compiler
+from agent_r1.model import onednn
+from agent_r1.model.onednn import OneDnnLinear, is_onednn_faster, use_onednn
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+
+
+@pytest.fixture
+def faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any processor, oneDNN counts as faster."""
+    monkeypatch.setattr(onednn, "is_onednn_faster", lambda: True)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    is_onednn_faster.cache_clear()
+
+
+def llama(vocabulary: int = 4096) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=96, intermediate_size=192, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=3, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(7,), (2, 5), (1, 1), (0,)])
+def test_results_and_gradients_are_those_of_a_linear_layer(bias: bool, shape: tuple[int, ...]) -> None:
+    plain = nn.Linear(24, 40, bias)
+    fast = copy.deepcopy(plain)
+    fast.__class__ = OneDnnLinear
+    found = []
+    for layer in (plain, fast):
+        torch.manual_seed(1)
+        states = torch.randn(*shape, 48)[..., ::2].requires_grad_()  # not contiguous
+        result = layer(states)
+        gradients = torch.autograd.grad((result * torch.randn(*shape, 40)).sum(), [states, *layer.parameters()])
+        found.append((result.detach(), *gradients))
+    for one, other in zip(*found, strict=True):
+        assert one.shape == other.shape and (one - other).abs().sum() <= 1e-5 * one.abs().sum()
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    layer = nn.Linear(8, 8).requires_grad_(False)
+    layer.__class__ = OneDnnLinear
+    states = torch.randn(3, 8, requires_grad=True)
+    layer(states).sum().backward()
+    assert layer.weight.grad is None and states.grad is not None
+
+
+def test_a_model_has_the_same_loss_and_gradient_up_to_rounding_and_the_same_names(faster: None) -> None:
+    plain = llama()
+    fast = copy.deepcopy(plain)
+    use_onednn(fast)
+    assert isinstance(fast.lm_head, OneDnnLinear) and list(fast.state_dict()) == list(plain.state_dict())
+    assert fast.lm_head.weight is fast.get_input_embeddings().weight
+    ids = torch.arange(60).view(2, 30)
+    losses = [model(input_ids=ids, labels=ids).loss for model in (plain, copy.deepcopy(fast))]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
+    for model in (plain, fast):
+        model(input_ids=ids, labels=ids).loss.backward()
+    for one, other in zip(plain.parameters(), fast.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None and gap(other.grad, one.grad) < 1e-5
+
+
+def test_small_models_other_types_and_other_processors_keep_their_layers(
+    faster: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small, half, other = llama(50), llama().to(torch.bfloat16), llama()
+    use_onednn(small)
+    use_onednn(half)
+    monkeypatch.undo()
+    (tmp_path / "cpuinfo").write_text("vendor_id : GenuineIntel\n")
+    monkeypatch.setattr(onednn, "CPU_INFO", tmp_path / "cpuinfo")
+    is_onednn_faster.cache_clear()
+    use_onednn(other)
+    assert not any(isinstance(module, OneDnnLinear) for model in (small, half, other) for module in model.modules())
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+def test_the_engine_decodes_such_a_model_in_cpp_too(faster: None) -> None:
+    model = llama()
+    use_onednn(model)
+    assert isinstance(NativeDecoder.of(model), NativeDecoder)
