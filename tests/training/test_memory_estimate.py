@@ -101,7 +101,10 @@ def test_a_pass_takes_what_it_saves_and_some_temporary_tensors(make: Any) -> Non
 
 def test_each_rank_on_a_cpu_has_passes_and_models_of_its_own() -> None:
     model = qwen(3)
-    alone, two = (plan_memory(model, config_of(trainer__ranks=ranks, algorithm="ppo"), 128, PLENTY) for ranks in (1, 2))
+    alone, two = (
+        plan_memory(model, config_of(trainer__ranks=n, trainer__share_prefixes="off", algorithm="ppo"), 128, PLENTY)
+        for n in (1, 2)  # two ranks share no prefixes
+    )
     assert use_of(two, "micro-batches") == 2 * use_of(alone, "micro-batches") > 0
     models = 2 * 2 * 4 * model.num_parameters()  # two ranks, policy and critic, float32
     assert (use_of(alone, "models of the ranks"), use_of(two, "models of the ranks")) == (0, models)
