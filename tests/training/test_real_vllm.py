@@ -30,6 +30,7 @@ from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config
+from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.progress import SilentProgress, StepReport
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
@@ -135,7 +136,7 @@ def em_by_group(folder: Path, steps: range) -> list[float]:
         groups = defaultdict[int, list[float]](list)
         for trajectory in reader.trajectories("train"):
             if step_of[trajectory.attempt] in steps:
-                groups[trajectory.attempt.group_id].append(trajectory.rewards["em"])
+                groups[trajectory.attempt.group_id].append(score_trajectory(trajectory).em)
     return [fmean(rewards) for rewards in groups.values()]
 
 
