@@ -39,12 +39,17 @@ PLACES, DECODE_SECONDS, UPDATE_SECONDS = 64, 0.02, 3.0
 GROUP_SIZE, TURNS, STEPS = 8, 3, 60
 
 
+def draw_seconds(draw: random.Random, limit: float) -> float:
+    """Return the random duration of a tool in seconds, at most ``limit``."""
+    return min(limit, MEDIAN * math.exp(SPREAD * draw.gauss(0, 1)))
+
+
 def draw_groups(count: int, limit: float, seed: int) -> list[GroupLoad]:
     """Return the loads of ``count`` groups. No tool takes longer than ``limit`` seconds."""
     draw = random.Random(seed)
 
     def turn(number: int) -> TurnLoad:
-        seconds = min(limit, MEDIAN * math.exp(SPREAD * draw.gauss(0, 1)))
+        seconds = draw_seconds(draw, limit)
         return TurnLoad(0, draw.randint(50, 150), seconds if number < TURNS - 1 else 0.0)
 
     return [tuple(tuple(turn(n) for n in range(TURNS)) for _ in range(GROUP_SIZE)) for _ in range(count)]
