@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -21,6 +22,17 @@ from research.paper.curves import REWARD, VALIDATION
 
 GRAY = "#7F7F7F"
 """A color that is readable on a light and on a dark page."""
+
+
+def label_axes(axes: Axes) -> None:
+    """Label the axes of a curve of exact match over steps, and draw them in gray, without a frame."""
+    axes.set_xlabel("optimizer step", color=GRAY)
+    axes.set_ylabel("exact match", color=GRAY)
+    axes.grid(axis="y", color=GRAY, alpha=0.3)
+    axes.tick_params(colors=GRAY)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(GRAY)
 
 
 def draw(reward: Mapping[int, float], validation: Mapping[int, float]) -> Figure:
@@ -32,17 +44,11 @@ def draw(reward: Mapping[int, float], validation: Mapping[int, float]) -> Figure
         axes.plot(list(curve), list(curve.values()), color=color, marker=marker, markersize=4, linewidth=1.8)
         last = max(curve)
         axes.annotate(label, (last, curve[last]), (6, 0), textcoords="offset points", color=color, va="center")
-    axes.set_xlabel("optimizer step", color=GRAY)
-    axes.set_ylabel("exact match", color=GRAY)
     axes.set_ylim(0, 1.03)
     axes.set_xlim(right=1.32 * max(reward))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= max(reward)])
-    axes.grid(axis="y", color=GRAY, alpha=0.3)
-    axes.tick_params(colors=GRAY)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(GRAY)
+    label_axes(axes)
     return figure
 
 

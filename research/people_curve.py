@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from agent_r1.store import RunReader
 from agent_r1.tasksets import build
-from research.learning_curve import GRAY
+from research.learning_curve import GRAY, label_axes
 from research.paper.curves import REWARD, VALIDATION
 
 WINDOW = 5
@@ -64,15 +64,9 @@ def draw(stages: Sequence[Sequence[Mapping[int, list[float]]]]) -> Figure:
         axes.axvline(start, color=GRAY, alpha=0.5, linestyle=":")
         axes.annotate(f"stage {number}", (start, 0.97), (4, 0), textcoords="offset points", color=GRAY, va="top")
         start += len(stage)
-    axes.set_xlabel("optimizer step", color=GRAY)
-    axes.set_ylabel("exact match", color=GRAY)
     axes.set_ylim(0, 1)
     axes.set_xlim(0, 1.1 * len(steps))
-    axes.grid(axis="y", color=GRAY, alpha=0.3)
-    axes.tick_params(colors=GRAY)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(GRAY)
+    label_axes(axes)
     return figure
 
 

@@ -118,11 +118,7 @@ class FakeSglang(FakeVllm):
             stop_condition=self.stop(given.get("stop", ())),
             top_logprobs=body.get("top_logprobs_num", 0),
         )
-        limit = params.max_tokens
-        if Fault.ABORT in self.faults:
-            limit = min(limit, 3 * (self.num_requests % 2))
-        if Fault.ALWAYS_ABORT in self.faults:
-            limit = 0
+        limit = self.limit(params.max_tokens)
         if limit == 0:
             return 200, self.answered(Completion((), (), "cancelled", ()), "abort")
         work = self.engine.generate(Prompt(ids), replace(params, max_tokens=limit))

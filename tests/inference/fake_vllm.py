@@ -222,11 +222,7 @@ class FakeVllm(ThreadingHTTPServer):
             stop_condition=self.stop(given.get("stop", ())),
             top_logprobs=given.get("logprobs", 0),
         )
-        limit = params.max_tokens
-        if Fault.ABORT in self.faults:
-            limit = min(limit, 3 * (self.num_requests % 2))
-        if Fault.ALWAYS_ABORT in self.faults:
-            limit = 0
+        limit = self.limit(params.max_tokens)
         if limit == 0:
             return 200, self.completed(Completion((), (), "cancelled", ()), "abort")
         try:
@@ -247,6 +243,12 @@ class FakeVllm(ThreadingHTTPServer):
             return request.result()
         finally:
             self.running.discard(request)
+
+    def limit(self, max_tokens: int) -> int:
+        """Return how many tokens the current request gets before a fault aborts it, at most ``max_tokens``."""
+        if Fault.ALWAYS_ABORT in self.faults:
+            return 0
+        return min(max_tokens, 3 * (self.num_requests % 2)) if Fault.ABORT in self.faults else max_tokens
 
     def stop(self, strings: Iterable[str]) -> StopCondition | None:
         strings = tuple(strings)
