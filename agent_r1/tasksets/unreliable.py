@@ -39,16 +39,15 @@ from agent_r1.tools import Resources, tool
 MAX_TURNS = 20
 """The largest number of turns of an episode.
 
-A right solution needs at most 19 turns. At most 6 searches for a page return the true edition twice (see ``FRESH``),
-a question needs at most 3 pages, and the last turn is the answer.
+A right solution needs at most 19 turns: at most 6 searches for each page until the true edition was returned twice (see
+``FRESH``), for at most 3 pages, and then one turn for the answer.
 """
 
 FRESH = 3
-"""The searches for a page are counted in blocks of this length. In each block, at least one search returns the true
-edition.
+"""The searches for a page are counted in blocks of this length. In each block, one search at a random position always
+returns the true edition.
 
-So every task can be solved. The position of this search in its block is random, so that the agent must compare the
-results.
+So every task can be solved. The agent does not know the position of this search, so it must compare the results.
 """
 
 Fortune = Literal["fresh", "old", "failed"]

@@ -60,8 +60,8 @@ def _join_paragraphs(lines: list[str]) -> str:
 def _parse_entries(lines: list[str]) -> dict[str, str]:
     """Return the description of each argument, by name, from the ``lines`` of a section.
 
-    An entry begins with a line ``name: text`` or ``name (type): text`` without indentation. Each other line belongs to
-    the entry before it.
+    A description begins with a line ``name: text`` or ``name (type): text`` without indentation. Each other line
+    continues the description before it.
     """
     entries: dict[str, str] = {}
     name = None

@@ -132,7 +132,8 @@ class TrainerConfig(BaseModel):
 
     rank_restarts: int = Field(default=2, ge=0)
     """Maximum number of times that all ranks are started again because the process of a rank ended during training. The
-    run then continues from its last checkpoint. If this happens once more, the run stops. No effect with one rank."""
+    run then continues from its last checkpoint. If a rank ends after the last restart, the run stops. No effect with
+    one rank."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its

@@ -142,7 +142,7 @@ class ModelSet:
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
         """Return the common prefix of all sequences in ``blocks``, and micro-batches of the tokens after the prefix.
 
-        The sequences of a block are always in the same micro-batch. The tensors are on the device of the models.
+        A block is a tuple of sequences that must be in the same micro-batch. The tensors are on the models' device.
         """
         with self.profiler.measure(Part.PACKING):
             plan = plan_passes(blocks, self.micro_tokens, self.sharing)
@@ -190,7 +190,7 @@ def score_tokens(
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
 
     The entropies have the shape (n,). The log-probabilities have the shape (n,), or (n, 1 + k) if ``others`` is given.
-    Column 0 belongs to the token itself. Column i belongs to token i - 1 of ``others``, for i from 1 to k.
+    Column 0 is for the token itself. Column i is for the token ``others[:, i - 1]`` in its place, for i from 1 to k.
 
     Args:
         model: the model that scores the tokens.

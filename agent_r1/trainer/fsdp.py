@@ -203,10 +203,9 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _pass(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method of :class:`RankTrainer` that runs a pass, on each rank. Return the results in the order of the
-        ranks.
+        """Call ``method`` of :class:`RankTrainer` on each rank, and return the results in the order of the ranks.
 
-        If memory runs out, the ranks repeat the pass with smaller micro-batches.
+        The method runs a pass. If memory runs out, the ranks repeat the pass with smaller micro-batches.
         """
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]

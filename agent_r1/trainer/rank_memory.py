@@ -75,7 +75,8 @@ class MemoryAgreement:
 
         Args:
             work: runs a pass over :meth:`micro_batches`.
-            work_on_padding: runs the pass of ``work`` over one micro-batch of padding instead.
+            work_on_padding: runs the pass over one micro-batch of padding. It is called if memory ran out on this
+                rank, so that this rank takes part in the remaining exchanges of the micro-batch.
 
         Raises:
             OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The other ranks then wait
@@ -130,8 +131,8 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """A counter of the exchanges of tensors between ranks in a micro-batch.
 
-    If only this rank repeats a micro-batch, the exchanges that it completed before the repetition are skipped, because
-    the other ranks do not repeat them.
+    If memory runs out on this rank, only this rank begins the micro-batch again. The exchanges that this rank has
+    completed before are then skipped, because the other ranks do not repeat these exchanges.
     """
 
     def __init__(self) -> None:

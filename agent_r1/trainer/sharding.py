@@ -165,7 +165,7 @@ class ShardedModelSet(ModelSet):
     All ranks must run the same passes together, each with the same number of micro-batches.
 
     Attributes:
-        roots: for each sharded model, the module whose ``forward`` gathers its weights.
+        roots: for each sharded model, the module whose ``forward`` gathers the weights of the model.
         rank: the number of this rank.
         ranks: the number of ranks.
         memory: asks all ranks after each micro-batch whether their memory sufficed.

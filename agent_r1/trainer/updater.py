@@ -288,8 +288,8 @@ class PolicyUpdater:
         """Return the modules that get a gradient, each with the indices of the trajectories that contribute to it.
 
         A module without a gradient is missing. This module must take no optimizer step, because momentum would change
-        its weights. No model reads a trajectory that contributes to no gradient, for example in a group with equal
-        rewards. This trajectory only counts in the denominators of the loss.
+        its weights. A trajectory contributes to no gradient if, for example, all rewards of its group are equal. No
+        model reads such a trajectory. It only counts in the denominators of the loss.
 
         Example:
             {"policy": {0, 2}, "critic": {0, 1, 2}}

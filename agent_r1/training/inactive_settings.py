@@ -80,11 +80,12 @@ def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings that have an effect only at importance ratios other than 1.
+    """Yield the settings that have no effect because every importance ratio is 1.
 
-    If such ratios can occur, yield nothing.
+    If other ratios can occur, yield nothing.
 
-    If the advantage is always 0, yield the settings of the loss instead.
+    If the advantage is always 0, and the loss then has no gradient, no setting of the loss has an effect. In this case,
+    yield only the settings of the loss.
     """
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]

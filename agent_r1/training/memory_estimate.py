@@ -217,7 +217,7 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         model: the policy.
         config: the settings of the run.
         context: the maximum number of tokens in a sequence. Sequences that share prefixes are merged into one sequence,
-            which can be longer.
+            which can have more tokens than ``context``.
         tokens: the maximum number of tokens in a micro-batch.
         shares: whether prefixes are shared (:func:`shares_prefixes`).
     """

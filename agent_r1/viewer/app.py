@@ -51,7 +51,8 @@ COLUMN_TEXT = 4000
 MAX_EVENTS = 200
 
 MAX_COUNTED = 1000
-"""If the table has conditions, the attempts that meet these conditions are counted exactly only up to this number.
+"""The attempts that meet the conditions of a table are counted only up to this number. If there are more attempts, the
+page shows "more than" and this number.
 
 Counting all attempts of a large run would take too long.
 """

@@ -58,9 +58,9 @@ class DrawnLine:
     Attributes:
         path: the attribute ``d`` of the SVG path.
         dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another line.
-        covered: the number of earlier lines that this line covers, at most MAX_COVERED. A line is covered if it has
-            this line's value at each step of this line. If the number is above 0, this line is dashed, so that the
-            covered lines are visible in the gaps.
+        covered: the number of earlier lines that this line covers, at most MAX_COVERED. An earlier line
+            is covered if it has the same value as this line at each step of this line. If the number is above 0, this
+            line is dashed, so that the covered lines are visible in the gaps.
         mark: the point (x, y) that gets a mark; None for no mark.
         values: (x, step, y, value) of each point, for the text that appears at the pointer.
         last: the last value, as text.

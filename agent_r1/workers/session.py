@@ -77,9 +77,9 @@ class WorkerSession:
         return await self._start(work)
 
     async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
-        """Give a model's answer to the environment, and continue the request.
+        """Give a model's answer to the environment, which then continues the request that led to the query.
 
-        Return the result of the request, or the environment's next query to a model.
+        Return the result of this request, or the environment's next query to a model.
         """
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:

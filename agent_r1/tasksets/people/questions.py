@@ -117,9 +117,10 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
 
 
 def question(chain: Chain, held_out_wording: bool, rng: random.Random) -> str:
-    """Return a question that asks for the last value of a chain. ``rng`` draws one of the wordings used in training.
+    """Return a question that asks for the last value of a chain.
 
-    If ``held_out_wording`` is True, the question has the wording that no training question uses.
+    If ``held_out_wording`` is True, the question has the wording that no training question uses. Otherwise ``rng``
+    draws one of the wordings used in training.
 
     Example:
         "In which city was the teacher of the rival of Clara Hale born?"

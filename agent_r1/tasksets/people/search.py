@@ -83,7 +83,8 @@ def pages_read(trajectory: Trajectory, task: Task) -> float:
 def supported(trajectory: Trajectory, task: Task) -> float:
     """Return the value of :func:`pages_read` if the attempt gives an answer, right or wrong; 0.0 otherwise.
 
-    As a reward, ``pages_read`` alone teaches an agent to search until its turns end. With this reward, an attempt
-    without an answer earns nothing. An attempt that answers before it has found all needed pages earns less than 1.
+    As a reward, ``pages_read`` alone teaches an agent to search until its turns end. As a reward, ``supported``
+    gives nothing for an attempt without an answer, and less than 1 for an attempt that answers before it has found all
+    needed pages.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)

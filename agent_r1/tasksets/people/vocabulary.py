@@ -77,8 +77,8 @@ class Relation:
         name: the name of the relation.
         pages: wordings of a fact on a page.
         questions: wordings of a question for the value of the relation; ``{x}`` stands for the person.
-        noun: the noun in "the {noun} of {x}" if the relation is to a person; "" if it is to a value.
-        values: the possible values if the relation is to a value; () if it is to a person.
+        noun: the noun in "the {noun} of {x}" if the relation is to a person; "" if the relation is to a value.
+        values: the possible values if the relation is to a value; () if the relation is to a person.
         held_out_page: a wording that no page of training uses.
         held_out_question: a wording that no question of training uses.
     """

@@ -24,10 +24,10 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The smallest and the largest number of facts about one person in which the value is a different person."""
+"""The smallest and the largest number of facts with a different person as the value, on the page of one person."""
 
 VALUED_FACTS = (1, 3)
-"""The smallest and the largest number of facts about one person in which the value is not a person.
+"""The smallest and the largest number of facts with a value that is not a person, on the page of one person.
 
 Together with the facts of ``PERSONAL_FACTS``, a page has 3 to 6 sentences, one for each fact.
 """
@@ -35,7 +35,7 @@ Together with the facts of ``PERSONAL_FACTS``, a page has 3 to 6 sentences, one 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact of a person, with its sentence on the page of the person.
+    """A fact about a person, with the sentence that states the fact on the page of the person.
 
     Example:
         Fact(relation=.., value="Thomas Ashby", sentence="She was taught by Thomas Ashby.")

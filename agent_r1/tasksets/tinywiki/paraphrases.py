@@ -11,7 +11,7 @@ from agent_r1.tasksets.tinywiki.wiki import Chain
 
 
 def who(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the question in style a, with "Who" in place of "What".
+    """Return a question for the last value of ``chain``: the training wording "style a", with "Who" for "What".
 
     Example:
         "Who is the capital of the mayor of Alba?"
@@ -20,7 +20,7 @@ def who(chain: Chain) -> str:
 
 
 def command(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the question in style a, written as a request.
+    """Return a question for the last value of ``chain``: the training wording "style a", written as a request.
 
     Example:
         "Find the capital of the mayor of Alba."
@@ -29,7 +29,8 @@ def command(chain: Chain) -> str:
 
 
 def topic(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the question in style a, with the entity at the beginning.
+    """Return a question for the last value of ``chain``: the training wording "style a", with the entity at the
+    beginning.
 
     Example:
         "Alba: what is the capital of the mayor of it?"
@@ -38,8 +39,8 @@ def topic(chain: Chain) -> str:
 
 
 def swapped(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the question in style b, with its first two sentences
-    exchanged.
+    """Return a question for the last value of ``chain``: the training wording "style b", with its first two
+    sentences exchanged.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"

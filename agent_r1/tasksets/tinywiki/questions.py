@@ -85,7 +85,10 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
     "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
-"""The splits. The questions of a split have its kinds in turn, so that the first questions contain all kinds.
+"""The splits, by name.
+
+A kind of question is a wording with a number of hops. The questions of a split have the kinds of the split in turn, so
+that the first questions contain all kinds.
 
 - ``train``: a quarter of the questions has one hop, the rest has two hops. No training question has three hops.
 - ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer

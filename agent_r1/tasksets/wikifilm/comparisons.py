@@ -16,8 +16,8 @@ PARTNERS = 12
 """The largest number of films that are tried as the second film of a comparison, for each first film."""
 
 YEARS_APART = 2
-"""Two films are compared by their years only if the years differ by at least this number. A film can have several
-release dates."""
+"""Two films are compared by their years only if the years differ by at least this number, because a film can
+have several release dates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,11 +319,9 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Return a context manager that yields a temporary folder.
+    """Return a context manager that yields a temporary folder, for a ``with`` block that writes files into it.
 
-    At the end of the block, this folder replaces ``folder``.
-
-    The block writes files into the temporary folder. At the end of the block, a manifest is added to these files. The
+    At the end of the block, a manifest is added to these files, and the temporary folder replaces ``folder``. The
     manifest contains the fingerprint, and the seal of the last row that the run has recorded. If the block raises an
     error, ``folder`` stays unchanged.
     """

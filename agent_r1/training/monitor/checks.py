@@ -68,7 +68,7 @@ class HealthCheck:
         maximum: the largest allowed value.
         what: the problem if the metric exceeds the maximum, in words.
         do: advice.
-        patience: the monitor stops the run after this number of consecutive steps with a finding.
+        patience: the monitor stops the run after this number of consecutive steps in which the check finds a problem.
         on_policy_only: whether to skip a step if older weights sampled some of its tokens. These tokens increase the
             metric, although there is no problem.
     """

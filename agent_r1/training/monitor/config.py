@@ -24,8 +24,8 @@ class MonitorConfig(BaseModel):
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
 
     idle_steps: int = Field(default=20, ge=1)
-    """Stop the run if no attempt was trained in this many consecutive steps. Warn in the steps before. A run with at
-    most this many steps only gets warnings."""
+    """Stop the run if no attempt was trained in this many consecutive steps, and warn after each of the earlier steps
+    without a trained attempt. A run with at most this many steps only gets warnings."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(importance ratio - 1) before a step changes the weights, in batches sampled with the newest weights.

@@ -159,7 +159,7 @@ class RayCluster:
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
-        """Return the handle of a new actor ``actor(*arguments)`` with the resources of the request ``index``.
+        """Return the handle of a new actor ``actor(*arguments)`` with the resources of ``requests[index]``.
 
         The calls of the actor run in threads, so that a call that waits for a process does not block other calls.
         """
