@@ -67,12 +67,13 @@ class Algorithm(Component):
     or the sampler's policy if the batch has tokens from older weights and ``correction`` is not set."""
 
     aggregation: Aggregation = "token_mean"
-    """How the losses of tokens are averaged. The options give equal weight to all tokens, turns, trajectories or
-    groups. constant: the sum over tokens, divided by (number of trajectories * ``length``)."""
+    """How the losses of tokens are averaged. token_mean, turn_mean, trajectory_mean and group_mean give equal weight to
+    all tokens, turns, trajectories or groups. constant: the sum over tokens, divided by (number of trajectories *
+    ``length``)."""
 
     length: float | None = Field(default=None, gt=0)
-    """With aggregation constant: the number of tokens by which the sum over a trajectory is divided. The other
-    aggregations do not use this number."""
+    """Number of tokens by which the sum of the losses of a trajectory's tokens is divided, if ``aggregation`` is
+    "constant". The other aggregations do not use this number."""
 
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
@@ -348,7 +349,8 @@ class Algorithm(Component):
         """Return (kept, penalty weight), each with one element per token: (N,).
 
         ``kept`` (bool) is true if the token mask keeps the token. The penalty weight is the weight of the KL-Cov
-        penalty; None if the algorithm does not use KL-Cov. At least one element of ``loss_mask`` must be true.
+        penalty; None if the algorithm does not use KL-Cov. Only the tokens that ``loss_mask`` (N,) selects are
+        compared. ``loss_mask`` must select at least one token.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None

@@ -304,10 +304,9 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
 def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
     """Return the loss weight of each of n tokens: (n,) float64.
 
-    Units without tokens are not counted.
-
     Args:
-        unit: (n,) the number of the turn, trajectory or group of each token, depending on ``aggregation``.
+        unit: (n,) the number of the unit (turn, trajectory or group) of each token, depending on ``aggregation``. Units
+            without tokens are not counted.
         aggregation: the formula of the weight.
             ``token_mean``: 1 / n.
             ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit), so

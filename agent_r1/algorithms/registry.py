@@ -31,8 +31,8 @@ DESCRIPTIVE = ("name", "paper", "deviations")
 """The fields of an algorithm that only describe it. All other fields are parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""The base classes of the components that have a name. A field whose type is one of these classes can hold a component
-of any of its subclasses."""
+"""The base classes of the components that have a name. A field whose type is one of these classes can hold an instance
+of any subclass of this class."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:

@@ -1,4 +1,4 @@
-"""Rules that treat some tokens of the loss differently: token masks, the off-policy sequence mask, and KL-Cov.
+"""Rules that mask or penalize some tokens in the loss: token masks, the off-policy sequence mask, and KL-Cov.
 
 A masked token has no policy loss, but still counts in the denominators and in the other terms of the loss. Token masks
 and KL-Cov compare the tokens of a batch with each other. All rules except the off-policy mask use the policy before the

@@ -193,7 +193,8 @@ def _resolve(outcomes: list[Outcome]) -> None:
 def _settle_all(outcomes: list[Outcome]) -> None:
     """Set the result or the error of each future in ``outcomes``, in order, and empty the list.
 
-    The list is emptied because the thread that made the list may still refer to it.
+    The list is emptied so that it does not keep the results in memory: the thread that made the list may still refer to
+    the list.
     """
     outcomes.reverse()
     while outcomes:

@@ -158,13 +158,13 @@ class TrainingBatch:
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return (this batch with each summary turn joined to an acting turn, the last turn of each joined turn).
+        """Return (this batch without separate summary turns, the indices of last turns).
 
-        A summary of the context does nothing in the environment. So a summary turn and the next acting turn become one
-        joined turn. If no acting turn follows a summary, the summary is joined with the acting turn before it.
+        In a summary turn, the policy summarizes the context and does not act in the environment. So each summary turn
+        is joined with the next acting turn, or with the acting turn before it if no acting turn follows.
 
-        So the S turns of this batch become D turns. For each of the D turns, the second result (D,) holds the index of
-        its last turn among the S turns.
+        The S turns of this batch become D turns. Each of the D turns consists of one or more of the S turns. The second
+        result (D,) holds, for each of the D turns, the index of the last of these turns, from 0 to S - 1.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
         result is 0 2 4.

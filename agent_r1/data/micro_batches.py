@@ -109,8 +109,9 @@ class PassPlan:
 def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
     """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
 
-    A block is never divided. ``sharing`` determines which prefixes are computed only once; None: each sequence is read
-    as a whole. See :func:`make_micro_batches`.
+    The sequences of a block must be in the same micro-batch, so a block is never divided. ``sharing`` determines which
+    prefixes are computed only once; None: each sequence is read as a whole. :func:`make_micro_batches` and
+    :func:`make_single_rows` explain how blocks are put together.
     """
     prefix = torch.zeros(0, dtype=torch.int64)
     if sharing is not None and blocks:
@@ -152,6 +153,8 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
     """Yield the sequences of each micro-batch. The blocks are taken in order.
+
+    The sequences of a block must be in the same micro-batch.
 
     ``fits(sequences, block)`` returns whether ``block`` can be added to a micro-batch that holds ``sequences``. If not,
     a new micro-batch begins with ``block``.

@@ -29,9 +29,9 @@ MAX_TREE = 4096
 mask is the square of the number of tokens."""
 
 MIN_MERGED = 16
-"""Smallest number of common tokens for which two sequences are merged, if the attention over a tree is computed by
-parts. In a small model, the computation of the additional parts takes about as long as the computation of this number
-of tokens."""
+"""Smallest number of common tokens for which two sequences are merged into a tree of tokens, if the attention over a
+tree is divided into parts (:mod:`agent_r1.model.tree_attention`). Merging adds parts. In a small model, computing the
+added parts takes about as long as computing this number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class PrefixSharing:
             layers.
         across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
             micro-batches. False with activation checkpointing.
-        by_parts: whether the models compute the attention over trees by parts (:mod:`agent_r1.model.tree_attention`).
-            If so, a tree costs less than its sequences, and a micro-batch is a single row.
+        by_parts: whether the models divide the attention over a tree into parts
+            (:mod:`agent_r1.model.tree_attention`). If so, a tree costs less than the sequences from which it is merged,
+            and a micro-batch is a single row.
     """
 
     width: int
@@ -54,8 +55,9 @@ class PrefixSharing:
     def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
         """Return (shared prefix, blocks): the tokens with which all sequences begin, and blocks of the other tokens.
 
-        The prefix (S,) is read before the blocks. In the blocks, sequences that begin alike are merged if this saves
-        time. A merged sequence has at most ``max_tokens`` tokens, including the S tokens of the prefix.
+        The prefix (S,) is read before the blocks. A block is a tuple of sequences that must be in the same micro-batch.
+        In the returned blocks, sequences that begin with equal tokens are merged if this saves time. A merged sequence
+        has at most ``max_tokens`` tokens, including the S tokens of the prefix.
         """
         sequences = [sequence for block in blocks for sequence in block]
         prefix = torch.zeros(0, dtype=torch.int64)
@@ -96,8 +98,9 @@ def merge_blocks(
 ) -> list[tuple[TokenSequence, ...]]:
     """Merge sequences that begin with equal tokens, if this saves time. Return the blocks of the merged sequences.
 
-    Blocks of one sequence are merged with other blocks of one sequence. The sequences of a larger block are only merged
-    with each other. A merged sequence has at most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
+    A block is a tuple of sequences that must be in the same micro-batch. Blocks of one sequence are merged with other
+    blocks of one sequence. The sequences of a larger block are only merged with each other. A merged sequence has at
+    most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
     """
     alone, merged = list[TokenSequence](), list[tuple[TokenSequence, ...]]()
     for block in blocks:

@@ -270,7 +270,7 @@ def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
     """Return, for each token of a sequence, the position at which the subtree of its turn ends.
 
     The subtree of a turn is the turn and all its descendants in the tree of turns. Its end is the position after its
-    last token. ``order`` holds the turns in the order in which they are in the sequence.
+    last token. ``order`` holds the indices of the turns, in the order in which the turns are in the sequence.
     """
     lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
     ends: dict[int, int] = {}

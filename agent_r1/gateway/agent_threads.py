@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 RESPONSE_SECONDS = 10.0
 """The time limit, in seconds, for a reaction of the agents' event loop after a call was cancelled.
 
-If the event loop does not react in this time, an agent blocks it. Later calls then get a new event loop.
+An event loop that does not react in this time is blocked by an agent. Later calls then get a new event loop.
 """
 
 

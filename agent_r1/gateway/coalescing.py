@@ -1,4 +1,4 @@
-"""Answer a repeated request of a client with the answer to its first try.
+"""If a client repeats a request, answer the repetition with the answer to the first request.
 
 The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If each repetition were
 sampled again, an attempt would contain turns that its agent never saw.

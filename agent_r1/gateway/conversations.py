@@ -35,18 +35,19 @@ class SentAction:
 
 
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
-    """Return ``messages``, in which each message that repeats an action is replaced by the action as it was sampled.
+    """Return a copy of ``messages`` in which each message that repeats a sent action is replaced by the sampled action.
 
     ``messages`` is the conversation that a client sends. ``sent_actions`` are the actions that this client received in
     earlier answers.
 
-    - An assistant message repeats an action if two conditions hold: the message has the words and the calls of the
-      action, and the messages before it are the conversation in which the action was sampled.
-    - If a message repeats several actions, an action whose calls have the ids of the message's calls is preferred, then
-      an action with exactly the text of the message, then the newest action.
-    - A message that consists of the text of an action and additional text becomes the sampled message, followed by the
-      additional text.
-    - The ``call_id`` of each tool message becomes the id of the sampled call.
+    - An assistant message repeats a sent action if two conditions hold: the message has the words and the calls of the
+      action, and the conversation before the message equals the conversation before the action.
+    - If several actions match one message, one action is chosen in this order: an action with the same call ids as the
+      message, an action with exactly the same text as the message, the newest action.
+    - A message may also have additional text after the text of an action. Then only the text of the action is replaced,
+      and the additional text is kept after it.
+    - If a tool message answers a call of a replaced message, its ``call_id`` is changed to the id of this call in the
+      sampled action.
     """
     restored: list[Message] = []
     ids: dict[str, str] = {}

@@ -66,9 +66,10 @@ BANDS: Mapping[Dtype, Band] = {
 """The accepted differences between log-probabilities of server and trainer, by the data type of the server."""
 
 SAME_CHANGE = 0.25
-"""After an update: the accepted difference between the change of a log-probability in the server and in the trainer.
+"""A share of the trainer's largest change, for the comparison after an update of the weights.
 
-The number is a share of the largest change in the trainer. This share is added to ``Band.floor``.
+An update changes a log-probability by some amount in the server, and by some amount in the trainer. The accepted
+difference between the two amounts is ``Band.floor`` plus this share of the largest amount in the trainer.
 """
 
 
@@ -174,11 +175,12 @@ class CanaryResult:
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
     """Return a text that says how the log-probabilities of server and trainer disagree, or None if they agree.
 
-    Server and trainer agree if rounding errors explain all differences in two comparisons. The first comparison is
-    between the log-probabilities in ``now``. The second comparison is between the changes of log-probabilities from
-    ``before`` to ``now``. It is needed because a small step can change log-probabilities by less than the rounding
-    errors. In the changes, most rounding errors cancel out. So the changes reveal a server that still has the old
-    weights.
+    Server and trainer agree if rounding errors explain all differences in two comparisons:
+
+    - The server's log-probabilities in ``now`` are compared with the trainer's log-probabilities in ``now``.
+    - The changes of the server's log-probabilities from ``before`` to ``now`` are compared with the changes of the
+      trainer's. A small optimizer step can change log-probabilities by less than the rounding errors. In the changes,
+      most rounding errors cancel out. So the changes reveal a server that still has the old weights.
 
     Args:
         now: the result for the current weights.

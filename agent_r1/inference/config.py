@@ -210,8 +210,8 @@ class DecodeConfig(BaseModel):
     candidates."""
 
     segment_tokens: int = Field(default=8, ge=1)
-    """With method token: number of tokens that are drafted before the values correct the draft. With method smc: number
-    of tokens after which the particles are weighted again."""
+    """With method token: number of tokens that the policy drafts before the critic's values correct the draft. With
+    method smc: number of tokens after which each particle (a part of an action) gets a new weight."""
 
     beams: int = Field(default=2, ge=1)
     """With method beam: number of conversations that are kept after each turn. Each kept conversation is continued by

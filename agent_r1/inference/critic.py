@@ -108,9 +108,9 @@ class Critic:
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return the value after each branch.
 
-        The keys and values of the first S tokens of the context are stored in earlier calls. The forward pass reads
-        only the other C tokens of the context, and the n nodes of the tree. The root of the tree is the last token of
-        the context.
+        Earlier calls stored the keys and values of the first S tokens of the context. So the forward pass reads only
+        the other C tokens of the context, and the branches. The branches form a :class:`TokenTree` with n nodes. The
+        root of the tree is the last token of the context.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

@@ -80,10 +80,11 @@ class ImageCache:
                 self._entries[one.image.sha256].users -= 1
 
     def drop_unused(self) -> None:
-        """Drop the images that no request needs. Call this method before cancelled requests are dropped.
+        """Drop the images that no request needs.
 
-        The order is safe, because a request is marked as cancelled before its images are released. So every request
-        that still runs after this call has its images.
+        In each step, call this method before the scheduler removes the requests that are marked as cancelled. A request
+        is marked as cancelled before its images are released. So a request whose images are dropped here is already
+        marked, and is removed before its images are read.
         """
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}

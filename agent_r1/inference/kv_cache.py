@@ -1,12 +1,12 @@
 """The KV cache: keys and values of many sequences, in blocks of slots.
 
-A block has a fixed number of rows, with one sequence in each row. For each layer, a block has one tensor of keys and
-one tensor of values. A decode step runs on whole blocks. Because the shapes are fixed, the arithmetic of a row does not
-depend on the other rows. So the results for a sequence have the same bits alone and in a batch
-(tests/inference/test_torch_engine.py).
+A block has a fixed number of rows. Each row is a slot: the place of one sequence. For each layer, a block has one
+tensor of keys and one tensor of values. A decode step runs on whole blocks. Because the shapes are fixed, the
+arithmetic of a row does not depend on the other rows. So a sequence that is computed alone gets the same bits as in a
+batch (tests/inference/test_torch_engine.py).
 
-A slot is a row of a block. Its memory is contiguous, unlike the pages of vLLM's paged attention. All slots of a block
-have the same length: at least the length of the longest sequence in the block.
+The memory of a slot is contiguous, unlike the pages of vLLM's paged attention. All slots of a block have the same
+length: at least the length of the longest sequence in the block.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).
@@ -42,12 +42,13 @@ VALUE_CHUNK = 256
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
     """Return the matrix product of the attention weights and the values: (.., N, D).
 
-    ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D). L is the length of the longest
-    sequence in the block. For a shorter sequence, the last weights are 0.
+    ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D), for N queries and L tokens. All
+    sequences of a pass have the same L: at least the length of the longest sequence. For a shorter sequence, the last
+    weights are 0.
 
-    The sum over L is computed in chunks of ``VALUE_CHUNK``. So the bits of the result for one sequence do not depend on
-    L. This matters because L depends on the other sequences in the block. A single matrix product would depend on L,
-    because BLAS libraries divide long sums at a place that depends on L.
+    The sum over L is computed in chunks of ``VALUE_CHUNK`` tokens. So the bits of the result for one sequence do not
+    depend on L, and thus not on the other sequences. The bits of a single matrix product would depend on L, because
+    BLAS libraries divide long sums at a place that depends on L.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -75,7 +76,8 @@ def cache_attention(
 
     G = H / K attention heads share one key-value head (grouped-query attention). These G heads become rows of one
     matrix product, so that ``key`` and ``value`` are not copied for each head. ``key`` and ``value`` can be strided
-    views of a block. Transformers requires a second result, the attention weights, but accepts None.
+    views of the tensors of a :class:`CacheBlock`. Transformers requires a second result, the attention weights, but
+    accepts None.
 
     Args:
         query: (R, H, T, D).
@@ -167,10 +169,10 @@ class _CacheView:
 
 
 class DecodeCache(_CacheView):
-    """The cache of a decode step: each row of a block gets one new token.
+    """The cache of a decode step: each row of a :class:`CacheBlock` gets one new token.
 
-    The keys and values of the new token are written at index ``lengths[row]``. Each layer gets the keys and values of
-    the first ``visible`` tokens of all rows.
+    The keys and values of the new token are written at the index ``block.lengths[row]`` of the row. Each layer gets the
+    keys and values of the first ``visible`` tokens of all rows.
     """
 
     def __init__(self, block: CacheBlock, visible: int) -> None:
@@ -191,11 +193,12 @@ class DecodeCache(_CacheView):
 class PrefillCache(_CacheView):
     """The cache of a prefill pass: T new tokens for each of several sequences.
 
-    The sequences can be in different blocks.
+    Each sequence has its own slot: a row of a :class:`CacheBlock`. The slots can be in different blocks.
 
-    The keys and values of the new tokens are written to the slots of the sequences. Each layer gets the keys and values
-    of earlier tokens, followed by the keys and values of the new tokens. The earlier tokens of sequence i are the first
-    ``cached[i]`` tokens in its slot. They are padded with zeros to ``context`` tokens.
+    The keys and values of the new tokens are written to the slots. Each layer gets the keys and values of the earlier
+    tokens, followed by the keys and values of the new tokens. The earlier tokens of sequence i are the first
+    ``cached[i]`` tokens in its slot. The keys and values of the earlier tokens are padded with zeros to the length
+    ``context``.
     """
 
     def __init__(
@@ -204,11 +207,10 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys ``key`` and values ``value`` of a layer to the slots.
+        """Write the keys and values of the new tokens in one layer to the slots of the R sequences.
 
-        Return (keys, values) of the earlier tokens, followed by the new tokens.
-
-        ``key`` and ``value`` have the shape (R, K, T, D). Both results have the shape (R, K, context + T, D).
+        Return (keys, values) of the layer. Both begin with the earlier tokens, and end with the new tokens. Their shape
+        is (R, K, context + T, D). ``key`` and ``value`` hold the keys and values of the new tokens: (R, K, T, D).
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)

@@ -1,8 +1,9 @@
 """A decode step of Llama-like models, written as one function of tensors.
 
 A transformers model calls about twenty modules per layer. For small models these calls take longer than the arithmetic.
-:class:`LlamaDecoder` runs the same operations in the same order on the same weights. So a step of a whole block is
-bit-equal to the model's own forward pass. A step of only the rows with a running sequence
+:class:`LlamaDecoder` runs the same operations as the model, in the same order and on the same weights. The keys and
+values of the sequences are in the rows of a :class:`~agent_r1.inference.kv_cache.CacheBlock`. A step of all rows of a
+block is bit-equal to the model's own forward pass. A step of only the rows with a running sequence
 (:meth:`LlamaDecoder.decode_rows`) differs from the model's forward pass by rounding errors, because its matrices have
 fewer rows. The bits of a row do not depend on the other rows (tests/inference/test_llama_decode.py).
 

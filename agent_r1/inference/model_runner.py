@@ -49,8 +49,9 @@ class PrefillShape:
     def rows(self, new: int, context: int) -> int:
         """Return the number of rows of a pass, each with ``new`` new and ``context`` cached tokens (both padded).
 
-        A pass always has this number of rows, so that shapes do not depend on the number of chunks. A row without a
-        chunk is computed too. Rows without a chunk cost more after a long context, so a pass then has fewer rows.
+        Each row is for one chunk: the new tokens of one sequence. A pass has this number of rows even if there are
+        fewer chunks, so that shapes do not depend on the number of chunks. The rows without a chunk are computed too.
+        Their computation costs more if ``context`` is large, so the number of rows is then smaller.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
@@ -263,9 +264,9 @@ class ModelRunner:
     def decode(
         self, block_index: int, last_tokens: Mapping[int, int], shifts: Mapping[int, int] | None = None
     ) -> Tensor:
-        """Run one decode step of the block with this index. Return the next logits of each running row in fp32.
+        """Run one decode step of the block with the index ``block_index``. Return the next logits of each running row.
 
-        The result has the shape (running rows, V).
+        A running row is a row whose sequence is being sampled. The result is in fp32, with the shape (running rows, V).
 
         ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
         The logits are in the order of the mapping. ``shifts`` maps rows with images to the difference between the

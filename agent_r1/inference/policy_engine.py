@@ -155,9 +155,9 @@ def write_weights(
 ) -> WeightUpdate:
     """Write the weights of a model to a folder, and return the WeightUpdate that names the folder.
 
-    If the model has an adapter and ``adapters`` is true, only the adapter is written. If ``adapters`` is false, because
-    the servers accept no adapters, the adapter is merged into the written weights. Raise EngineError if the weights
-    cannot be written.
+    ``adapters`` says whether the servers accept adapters. If the model has an adapter and ``adapters`` is true, only
+    the adapter is written. If the model has an adapter and ``adapters`` is false, the adapter is merged into the
+    written weights. Raise EngineError if the weights cannot be written.
     """
     if has_adapter(model) and adapters:
         return WeightUpdate(version, "lora", folders.write_adapter(model, version.number), compute_canary(model))

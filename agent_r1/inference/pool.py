@@ -260,7 +260,7 @@ class EnginePool:
     async def _recover(self, member: _Member) -> None:
         """Test whether a fenced server works again, and store the result in ``member.is_recovered``.
 
-        The server stays fenced (gets no requests) until it passes the next update of the weights.
+        The server stays fenced (gets no requests) until it passes the check of the next update of the weights.
         """
         member.is_recovered = False
         with suppress(EngineError, TimeoutError):

@@ -16,8 +16,8 @@ from agent_r1.core.inference import SamplingParams, TopLogprobs
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Sample one token for each row of fp32 logits (N, V). Return (tokens, log-probabilities), both (N,).
 
-    Log-probabilities are log-softmax(logits / temperature) over the full vocabulary. Tokens that top-p or top-k exclude
-    are included in the sum. In a row with temperature 0, the most probable token is chosen, and its log-probability is
+    Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, including the tokens that top-p or
+    top-k exclude. In a row with temperature 0, the most probable token is chosen, and its log-probability is
     computed at temperature 1.
 
     Args:

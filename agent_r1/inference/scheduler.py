@@ -87,7 +87,8 @@ class PrefillPlan:
         prefix_copies: copies of the prefix of a new sequence from another slot. The other slot holds the prefix
             already, or gets it in ``compute``.
         remainders: chunks to compute after the copies: the tokens that follow the copied prefixes.
-        copies: copies of chunks from another slot that holds the whole sequence of the chunk.
+        copies: copies of all tokens that a slot lacks of its sequence, from another slot with an equal sequence. The
+            other slot holds the sequence already, or gets it by the first three lists.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)

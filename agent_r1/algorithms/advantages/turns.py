@@ -104,8 +104,8 @@ class SameState(TurnRelative):
 
     A(x) is x - mean x, or (x - mean x) / std x if ``divide_by_std`` is set. R is the return of the trajectory. The mean
     and the std of R are over the trajectories of the group. G_t is the discounted return from turn t on. The mean and
-    the std of G_t are over the turns of the group that are in the same state. The state of a turn is the text of the
-    last messages of the environment before the turn.
+    the std of G_t are over the turns of the group that are in the same state as turn t. The state of a turn is the text
+    of the last messages of the environment before the turn.
     """
 
     name: Literal["same_state"] = "same_state"
