@@ -33,10 +33,11 @@ class GuidedTokens:
 
 
 def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
-    """Return, for each new token of ``draft`` and each of its candidates, the sequence that ends with the candidate.
+    """Return the token sequences that a value function has to score: one for each candidate of each new token.
 
-    ``draft`` begins with the ``start`` tokens ``sampled``. All later tokens of ``draft`` are new. The candidates of a
-    token are the most likely tokens in its place.
+    The first ``start`` tokens of ``draft`` are the tokens of ``sampled``. All later tokens are new. The candidates of a
+    new token are the most likely tokens at its position. The sequence for a candidate has the tokens of ``draft``
+    before this position, and then the candidate.
     """
     path, branches = sampled, []
     for place, top in enumerate(draft.top_logprobs, start=start):

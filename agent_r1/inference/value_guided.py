@@ -247,7 +247,7 @@ def as_sampled(completion: Completion) -> GuidedTokens:
 
 
 def after(sampled: tuple[int, ...], condition: StopCondition | None) -> StopCondition | None:
-    """Return the stop condition for the rest of an action, which begins with the tokens ``sampled``.
+    """Return the stop condition for the tokens that follow ``sampled``, the first tokens of an action.
 
     ``condition`` is the stop condition for the whole action.
     """

@@ -155,7 +155,7 @@ class VllmEngine:
     async def stage(self, update: WeightUpdate) -> None:
         """Pause the server, and load the weights. The server samples no token until :meth:`commit`.
 
-        vLLM samples all tokens of a request with the same adapter. So if the update is an adapter, running requests are
+        vLLM cannot change the adapter of a running request. So if the update is an adapter, running requests are
         aborted, and the caller continues them with the new adapter.
         """
         if update.transport not in self._transports:

@@ -134,7 +134,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy ``weights`` into the model. Raise RuntimeError if names or shapes differ.
+    """Copy ``weights`` into the model. Raise RuntimeError if their names or shapes do not fit the model.
 
     ``weights`` is a result of :func:`trained_weights` for a model with the same architecture and adapter settings.
     """

@@ -59,11 +59,11 @@ def hidden_states(
 
 
 class PrefixStates:
-    """The keys and values of a prefix: S tokens that stand before the first token of every row, in one or more passes.
+    """The keys and values of a prefix: S tokens that stand before the first token of every row.
 
-    The keys and values are computed once. Each pass reads copies of the keys and values (:meth:`cache`), and its
-    backward pass adds gradients to the copies. At the end, :meth:`backward` propagates the sum of these gradients to
-    the weights.
+    The keys and values are computed once, and can be used in several passes. Each pass reads copies of the keys and
+    values (:meth:`cache`), and its backward pass adds gradients to the copies. At the end, :meth:`backward` propagates
+    the sum of these gradients to the weights.
 
     Args:
         backbone: the model without its head. If S is above 0, activation checkpointing of the model must be off.
@@ -304,7 +304,8 @@ def uses_tree_attention(model: PreTrainedModel) -> bool:
 def may_use_tree_attention(model: PreTrainedModel) -> bool:
     """Return whether the model meets the first conditions of :func:`use_tree_attention`.
 
-    The model must be on a CPU. Its attention must be torch's usual attention, or already the attention by parts.
+    The model must be on a CPU. Its attention must be torch's usual attention (``USUAL_ATTENTION``), or the attention
+    that :func:`use_tree_attention` has already set.
     """
     usual = bool(model.config.get_text_config()._attn_implementation == USUAL_ATTENTION)
     return model.device.type == "cpu" and (usual or uses_tree_attention(model))
@@ -312,10 +313,11 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def use_tree_attention(model: PreTrainedModel) -> bool:
-    """Let the model compute the attention over trees of tokens by parts, if possible. Return whether it is possible.
+    """Let the model compute the attention over trees of tokens in parts, if possible. Return whether it is possible.
 
-    The model must be on a CPU. The function tests whether the hidden states of a tree are the same by parts and under a
-    mask. Passes without a tree do not change. :mod:`agent_r1.model.tree_attention` explains the parts.
+    :mod:`agent_r1.model.tree_attention` explains trees and parts. The model must be on a CPU. The function tests
+    whether the hidden states of a tree, computed in parts, equal the hidden states that the model computes with a mask,
+    up to rounding errors. Passes without a tree are computed as before.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

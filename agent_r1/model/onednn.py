@@ -1,7 +1,8 @@
 """Linear layers whose matrix products are computed by oneDNN, on processors on which it is faster than MKL.
 
-PyTorch computes matrix products in float32 on a CPU with MKL, which uses no AVX-512 on processors of AMD. oneDNN, which
-is a part of PyTorch, does, and is about twice as fast there. The results differ by rounding errors.
+PyTorch computes matrix products in float32 on a CPU with MKL. On processors of AMD, MKL uses no AVX-512. oneDNN, which
+is a part of PyTorch, uses AVX-512 on these processors, and is about twice as fast as MKL. The results of oneDNN and MKL
+differ by rounding errors.
 
 Shapes: N tokens (any leading dimensions), I inputs, O outputs.
 """

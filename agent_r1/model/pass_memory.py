@@ -36,7 +36,7 @@ class PassShape:
         settings: the model's configuration as JSON.
         checkpointing: whether activation checkpointing is on: layers keep only their inputs in the forward pass.
         with_critic: whether the pass also trains a critic, which has the size of the model.
-        with_mask: whether the sequences have branches, so that attention needs a mask.
+        with_mask: whether a sequence can hold several branches with a common prefix, so that attention needs a mask.
         lora: the adapter that the pass trains; with rank 0 the pass trains all weights.
     """
 
@@ -77,7 +77,8 @@ def pass_bytes(shape: PassShape) -> int:
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
     """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T). The tensors have no data.
 
-    If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as a pass over branches does.
+    If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as in a pass over sequences that hold
+    several branches with a common prefix.
     """
     if with_mask:
         return backbone_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))

@@ -9,7 +9,7 @@ second kind, all descendants of a chain attend to the chain. The tokens of a par
 kernel can compute each part. The kernel also returns the logarithm of the sum over the exponentials of the scores. With
 these logarithms, the results of the parts are combined exactly.
 
-Shapes: B sequences, T tokens, S tokens before them, H attention heads, K key-value heads, D head size.
+Shapes: B sequences, T tokens, S tokens before the T tokens, H attention heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> 
 def save_value_model(model: ValueModel, folder: Path) -> None:
     """Write a value model to ``folder``: the backbone in the format of transformers, and the head in ``HEAD_FILE``.
 
-    An adapter of the backbone is merged into its weights.
+    If the backbone has an adapter, the adapter is merged into the weights that are written.
     """
     merged_copy(model.backbone).save_pretrained(folder)
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.")}

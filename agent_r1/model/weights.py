@@ -39,8 +39,8 @@ class MixedPrecision(Generic[M]):
 
     ``compute`` is either ``weights`` itself or a copy of ``weights`` in lower precision. With a copy, each backward
     pass adds the gradient of the copy to the gradient of ``weights``. This sum is in float32, and the optimizer updates
-    ``weights`` in float32, so no small change is lost by rounding. The copy shares frozen weights that already have the
-    lower precision.
+    ``weights`` in float32, so no small change is lost by rounding. Frozen weights that already have the lower precision
+    are not copied: both modules use the same memory for these weights.
     """
 
     weights: M

@@ -88,7 +88,7 @@ class Renderer(Protocol):
         Args:
             prompt: the prompt after which the action was sampled, with ``messages`` as its conversation.
             messages: the conversation before the action.
-            action: the action, parsed from ``action_ids``. The text of its message can go on after the sampled text.
+            action: the action, parsed from ``action_ids``. Its message can have additional text after the sampled text.
             action_ids: the sampled tokens of the action, with the end token if one was sampled.
             observation: the messages that follow the action.
             tools: the tools that the prompt describes.

@@ -225,9 +225,9 @@ class TemplateRenderer:
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
         """Return the text that the template writes for an action, even if this text differs from the sampled text.
 
-        ``with_action`` is the conversation up to and including the action. ``rest`` is the text that the template
-        writes after the prompt if messages follow the action. Return None if the template writes the prompt or the
-        action differently if no messages follow the action.
+        ``with_action`` is the conversation that ends with the action. ``rest`` is the text that the template writes
+        after the prompt if further messages follow the action. Return None if the text of ``with_action`` does not
+        begin with ``prompt``, or if ``rest`` does not begin with the text of the action and the end of the turn.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)
@@ -378,7 +378,7 @@ class TemplateRenderer:
         """Return the tokens of the action ``probe`` in a rendered conversation in which it follows ``prompt``.
 
         ``text`` is the rendered conversation. A ``<think>`` at the end of the prompt may be missing in ``text``. Return
-        None if ``text`` does not begin with the prompt, or if parsing the tokens gives another action than ``probe``.
+        None if ``text`` does not begin with the prompt, or if parsing the tokens does not give the action ``probe``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

@@ -72,8 +72,8 @@ class RewardModelConfig(BaseModel):
 
     implicit_reward: ImplicitReward = "probability"
     """Reward of an implicit reward model. probability: how much the predicted probability of success rose in the turn.
-    log_ratio: the log ratio itself, as in PRIME and iStar, which has no bound: train on this reward with a penalty on
-    the KL divergence."""
+    log_ratio: the log ratio itself, as in PRIME and iStar. The log ratio has no bound, so train on this reward with a
+    penalty on the KL divergence."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of the tasks that are held out for the evaluation. No attempt at a held-out task is trained on."""
@@ -82,8 +82,8 @@ class RewardModelConfig(BaseModel):
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Number of attempts per optimizer step. With loss pairs, and with models that share prefixes, whole groups are
-    added to a batch until it has this number of attempts or more."""
+    """Number of attempts per optimizer step. With the loss pairs, and if common prefixes of attempts are computed only
+    once, whole groups are added to a batch until it has this number of attempts or more."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW, after a linear warm-up over the first tenth of the steps."""

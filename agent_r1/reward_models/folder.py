@@ -87,8 +87,8 @@ def load_reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Rewar
     """Return the reward model in ``folder``, on the CPU, in float32.
 
     ``tokenizer`` is the tokenizer of the policy. Raise InvalidInput if the folder holds no reward model, or if the
-    reward model has another vocabulary than ``tokenizer``. The vocabularies must be equal, because a reward model reads
-    the policy's tokens.
+    vocabulary of the reward model differs from the vocabulary of ``tokenizer``. The two vocabularies must be equal,
+    because a reward model reads the policy's tokens.
     """
     try:
         about = Description.model_validate_json((folder / DESCRIPTION).read_text("utf-8"))

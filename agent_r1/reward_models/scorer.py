@@ -22,8 +22,8 @@ class RewardModelScorer:
     - trajectory: one number per trajectory: the predicted probability of success, or the predicted reward.
     - turns: one number per turn: the change of the prediction, V_k - V_(k-1). V_k is the prediction after turn k, and
       V_0 = 0. So the sum of the numbers is the prediction at the end.
-    - implicit: one number per turn: with the reward ``probability`` V_k - V_(k-1), as above; with ``log_ratio``
-      beta * log(pi / pi_ref), summed over the tokens of the action.
+    - implicit: one number per turn. With the implicit reward ``probability``, the number is V_k - V_(k-1), as above.
+      With ``log_ratio``, the number is beta * log(pi / pi_ref), summed over the tokens of the turn's action.
 
     Example:
         RewardModelScorer("quality", load_reward_model(Path("rm"), tokenizer))

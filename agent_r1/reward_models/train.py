@@ -200,8 +200,8 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
     """Return the evaluation of ``model`` on the held-out traces.
 
-    Each baseline is multiplied by 1 or -1, so that on the traces for training, a larger value means success. For
-    example, few calls can mean success or failure.
+    Each baseline is multiplied by 1 or -1. The sign is chosen on the traces for training, so that a larger value means
+    success on these traces. The sign is not known in advance: few calls, for example, can mean success or failure.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]

@@ -219,7 +219,7 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Sample a summary from the policy with ``prompt``, and replace the exchanges of the history by its text.
+        """Sample a summary from the policy with ``prompt``, and replace the history's exchanges by the summary's text.
 
         If the summary has no text, the history does not change.
         """

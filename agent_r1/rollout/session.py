@@ -60,10 +60,10 @@ class _KnownConversation:
     has_end: bool
 
     def begins(self, messages: Messages) -> bool:
-        """Return whether ``messages`` begin with the messages of this conversation.
+        """Return whether ``messages`` begin with the messages of this conversation, which ends with an action.
 
-        If ``has_end`` is False, the action was cut off. Then the text of this action in ``messages`` may be longer than
-        the sampled text.
+        If ``has_end`` is False, the action was cut off. Then the text of the action may be longer in ``messages`` than
+        in this conversation.
         """
         given = messages[: len(self.messages)]
         if given and not self.has_end and given[-1].text.startswith(self.action.text):
@@ -155,7 +155,8 @@ class Session:
     def _longest_match(self, messages: Messages) -> int | None:
         """Return the index of the turn that matches ``messages`` with the longest conversation; None: no turn matches.
 
-        Conversations that are shorter than a match are not compared, so that a turn after n turns takes n steps.
+        To save time, the search begins with the last turn. If the conversation of a turn is not longer than the longest
+        match so far, it is not compared with ``messages``.
         """
         longest, match = (0, 0), None
         for index in reversed(range(len(self._known))):
@@ -178,8 +179,8 @@ class Session:
         """Sample an action for the prompt. Return the action, or Stopped if there is no action.
 
         A later call of :meth:`observe` completes the turn with the outcome of the action. If :meth:`prompt` or
-        :meth:`sample` is called first, the turn is completed without an observation. An exception is raised only if the
-        call is cancelled.
+        :meth:`sample` is called before :meth:`observe`, the turn is completed without an observation. An exception is
+        raised only if the call is cancelled.
         """
         self._complete_pending()
         sample = await self.generate(prompt, kind)

@@ -1,11 +1,11 @@
 """Beam search over turns: the conversations with the largest predicted values are continued.
 
 In each turn, the policy samples several actions for every conversation that was kept, and the environment answers each
-action. A value function predicts the value V(s) of each result: the sum of the rewards that follow the state s, which
-ends with the answer of the environment. The B conversations with the largest values are kept.
+action. Each answer ends a new state s. A value function predicts V(s), the sum of the rewards that follow s. The B
+conversations with the largest values are kept.
 
-An episode cannot be copied. So each continuation opens a new episode and repeats the recorded actions in it. The
-environment has to give the same answers again.
+An episode cannot be copied. So for each new action, a new episode is opened, and the earlier actions of the
+conversation are repeated in the new episode. The environment has to give the same answers to the earlier actions again.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ class TurnBeam:
     ) -> Conversation:
         """Return the conversation with one more turn. If the attempt fails, the value is minus infinity.
 
-        ``number`` is the index, from 0, of this continuation among all continuations of the turn.
+        ``number`` is the index, from 0, of the returned conversation among all conversations that this turn of the
+        search makes.
         """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)

@@ -23,7 +23,7 @@ class ExecutionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of one call on one stream.
+    """The output of one call, that is, one execution of code in a sandbox, on one stream (stdout or stderr).
 
     Attributes:
         data: the output up to the limit.
@@ -45,7 +45,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """The result of one call.
+    """The result of one call, that is, of one execution of code in a sandbox.
 
     The status and the output come from the program's own process, so an untrusted program can forge the status and the
     output. To decide whether a function is correct, use :meth:`Sandbox.grade`.

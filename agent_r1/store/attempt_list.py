@@ -73,8 +73,8 @@ class AttemptSummary:
         calls: the number of tool calls.
         call_errors: the number of tool calls whose result is an error.
         reward: the weighted sum of all rewards; None if the sum is not known.
-        fate: None if the attempt has no fate yet.
-        step: the optimizer step at which the fate was decided.
+        fate: "trained" or "dropped"; None if this is not decided yet.
+        step: the optimizer step at which the attempt was trained or dropped.
         credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
         has_token_records: whether the attempt has token records (:class:`TokenRecord`).
     """

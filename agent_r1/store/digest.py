@@ -20,8 +20,8 @@ def run_digest(reader: RunReader) -> str:
     weights.
 
     The digest does not cover times, texts for people (reasons, events), the run's name and configuration, rewards of
-    weight 0, and superseded rows. The attempts are hashed in the order of their groups, so the order in which they
-    ended does not matter.
+    weight 0, and superseded rows, which became invalid when the run was resumed from a checkpoint. The attempts are
+    hashed in the order of their groups, so the order in which they ended does not matter.
 
     If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
     """

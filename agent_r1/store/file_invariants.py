@@ -42,7 +42,8 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
     Raises:
         CorruptCheckpoint: if a file of the checkpoint is missing, additional or changed; if the run has no metrics up
-            to the checkpoint's step; or if the weights or the seal differ from the records of the run.
+            to the checkpoint's step; or if the weights, or the seal (a hash of the run's records), differ from the
+            records of the run.
         InvalidInput: if a different version of agent-r1 wrote the checkpoint, in a format that this version does not
             read.
     """
@@ -68,7 +69,7 @@ class RunFiles:
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
         model: the inode of the model's folder, which changes if the model is replaced; None if there is no model.
-        seal: the content of the seal file; None if there is no seal file.
+        seal: the content of ``seal.json``, which holds a hash of all records of the run; None if there is no such file.
     """
 
     folder: Path
@@ -120,8 +121,9 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the final model is corrupt or has weights that the run never published.
 
-    In a run that is not complete, superseded weights are also accepted, because the run can have saved the model before
-    it was resumed. A model that is replaced during the check is skipped, because another process is writing the run.
+    In a run that is not complete, superseded weights are also accepted: weights whose record became invalid when the
+    run was resumed from a checkpoint. The run can have saved such a model before it was resumed. A model that is
+    replaced during the check is skipped, because another process is writing the run.
     """
     if files.model is None:
         return
@@ -170,8 +172,8 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 def last_closed_row(files: RunFiles) -> int:
     """Return the number of the last ledger row that a seal outside of the database covers; 0 if there is no such seal.
 
-    Seals outside of the database are in the seal file, and in the manifests of the checkpoints and the model. All of
-    these files must be valid.
+    A seal is a hash of one row and all rows before it. Seals outside of the database are in the seal file, and in the
+    manifests of the checkpoints and the model. All of these files must be valid.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
@@ -180,9 +182,10 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the run is complete, but no seal outside of the database covers its last rows.
+    """Yield a message if the run is complete, but no seal outside of the database covers the last rows of the ledger.
 
-    The message is a warning, not a violation, because a run that is killed at its very end leaves no seal file.
+    A seal is a hash of one row and all rows before it. The message is a warning, not a violation, because
+    a run that is killed at its very end leaves no seal file.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):

@@ -93,7 +93,7 @@ def require_new_run(folder: Path) -> None:
 def reopen_run(folder: Path, profiler: Profiler = NO_PROFILER) -> RunWriter:
     """Return the writer of an existing run. The caller must open a segment before recording events.
 
-    ``profiler`` measures the time of writing.
+    A segment is a stretch of training without a stop. ``profiler`` measures the time of writing.
 
     Raises InvalidInput if ``folder`` holds no run, or if the run cannot be written.
     """

@@ -1,7 +1,7 @@
 """Invariants of the run database, as queries. A query that returns a row has found a violation.
 
-The main invariant: within a segment, every attempt that was started is trained once, dropped for a reason, superseded,
-or pending.
+The main invariant: within a segment (a stretch of training without a stop), every attempt that was started is trained
+once, dropped for a reason, superseded (made invalid when the run was resumed), or pending (none of these so far).
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A log event with its segment and its time in seconds since 1970.
+    """A log event, with the number of its segment (a stretch of training without a stop) and its time.
+
+    The time is in seconds since 1970.
 
     Example:
         RecordedEvent(1, 1767323045.0, LogEvent("warning", "gradient_spike: the gradient norm is far above .."))
@@ -81,8 +83,9 @@ class SegmentStart:
 class RunReader:
     """A reader of a run's database. It returns the recorded attempts, metrics and events as values of the core types.
 
-    Rows that were superseded when the run was resumed are left out, except log events. Attempts, trajectories and fates
-    are returned in the order in which the attempts were started.
+    If a run is resumed from a checkpoint, rows that the checkpoint does not include are superseded: they become
+    invalid. The reader leaves out superseded rows, except log events. Attempts, trajectories and fates are returned in
+    the order in which the attempts were started.
 
     Raises:
         InvalidInput: if ``folder`` holds no run, or a run whose schema version is not ``SCHEMA_VERSION``.

@@ -58,7 +58,7 @@ def read_tools(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def read_hardware(reader: RunReader) -> Mapping[str, Any]:
-    """Return the hardware of the last segment of a run; {} if the run did not record it.
+    """Return the hardware on which a run was trained after its last start or resumption; {} if it was not recorded.
 
     Example:
         {"processor": "AMD EPYC 9654", "cores": 16, "gpus": ["NVIDIA H200"], "torch": "2.13.0"}

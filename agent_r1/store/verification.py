@@ -27,9 +27,9 @@ class VerificationReport:
         attempts: the number of attempts by fate.
         rows: the number of rows in the ledger.
         not_closed: the number of rows at the end of the ledger that no seal outside of the database covers; 0 if there
-            are violations.
+            are violations. A seal is a hash of one row and all rows before it.
         violations: one line for each invariant that does not hold.
-        warnings: one line if the run is complete, but no seal outside of the database covers its last rows.
+        warnings: one line if the run is complete, but ``not_closed`` is not 0.
 
     Example:
         VerificationReport(

@@ -48,7 +48,8 @@ class RunWriter:
     this call raises RunWriteError. After a failed commit, all later events are refused. So the disk holds exactly the
     events for which ``record`` returned.
 
-    Events belong to the latest segment. Only one process can write a run at a time.
+    Events belong to the latest segment (a stretch of training without a stop). Only one process can write a run at a
+    time.
 
     Attributes:
         run: the name with which the run was created. The name is part of the id of every attempt, and does not change
@@ -146,9 +147,9 @@ class RunWriter:
         return [self._failure] * len(batch)
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
-        """Append the rows of one submission. Return None, or the error if the submission is refused.
+        """Append the rows of ``events``, the events of one ``record`` call. Return None, or an error if one is refused.
 
-        No row of a refused submission is appended.
+        If one event is refused, no row of these events is appended.
         """
         try:
             with self._ledger.savepoint():

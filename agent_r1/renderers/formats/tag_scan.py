@@ -102,7 +102,7 @@ class TagScan:
         )
 
     def _skip_thoughts(self) -> bool:
-        """Skip the thoughts at the beginning of the text. Return whether the search for elements can begin.
+        """Skip the thoughts at the beginning of the text. Return whether the search for calls and answers can begin.
 
         The search cannot begin while a thought is open. It also cannot begin while the text is too short to show
         whether a thought follows.

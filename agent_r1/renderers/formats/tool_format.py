@@ -197,9 +197,9 @@ class CallBlock:
 
 
 def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
-    """Return one block for each opening delimiter in a text.
+    """Return the texts between an opening and a closing delimiter as blocks, one for each opening delimiter.
 
-    A block without a closing delimiter ends at the next opening delimiter, or at the end of the text.
+    If a closing delimiter is missing, the block ends at the next opening delimiter, or at the end of the text.
 
     Example:
         >>> [block.end for block in split_blocks("<a>{}</a> and <a>{", "<a>", "</a>")]

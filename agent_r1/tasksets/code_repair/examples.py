@@ -23,7 +23,7 @@ CHOOSING = (
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """A solved task for the prompt, in which the agent tries edits until the test passes.
+    """A solved task that is shown in the prompt. In this task, the agent tries edits until the test passes.
 
     Attributes:
         text: the text of the task.

@@ -30,9 +30,9 @@ class Settings(BaseModel):
     """The largest number of lines of a function. Longer functions are left out."""
 
     bugs: int = Field(default=3, ge=1)
-    """The largest number of bugs that are planted into a training function.
+    """The largest number of bugs that are planted into each function of the training split.
 
-    Each bug is a task of its own. A function of validation or test gets one bug.
+    Each bug is a task of its own. Each function of the validation and test splits gets one bug.
     """
 
     proposals: int = Field(default=0, ge=0, le=99)

@@ -103,11 +103,11 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of one split. Return the questions of each portion, by the name of its data set.
+        """Draw the questions of one split. Return the drawn questions of each data set, by the name of the data set.
 
         Args:
             split: the name of the split, for error messages.
-            portions: the portion of each data set, by its name.
+            portions: for each data set, by its name, the file to read and the number of questions to draw.
             salt: determines which questions are drawn, and their order.
             held: questions that are reserved for other splits. These questions are not drawn.
 

@@ -24,11 +24,14 @@ class _TooLong(BaseException):
 
 
 def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]) -> None:
-    """Print the outcomes of several functions as JSON: for each function, a list with one text per version.
+    """Print the outcomes of tests of several functions as JSON: for each function, a list with one text per version.
+
+    The versions of a function are the function itself and its mutations. The text of a version has one letter per test
+    (:func:`outcome_of`).
 
     Args:
         functions: for each function, a tuple (code that runs before it, the sources of its versions, its tests). A test
-            is a pair of a call and its expected value. :func:`outcome_of` makes the text of a version.
+            is a pair of a call and its expected value.
     """
     outcomes = []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
