@@ -113,12 +113,12 @@ def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequ
 def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     """Divide the questions of one file into the splits test, validation and training.
 
-    A fifth of the different questions is for test, but at least 1 and at most 1000. A tenth is for validation, but at
+    A fifth of the distinct questions is for test, but at least 1 and at most 1000. A tenth is for validation, but at
     least 1 and at most 128. The rest is for training. The hash of a question's text decides the split. Therefore the
     test questions of a file are the same for every seed. Equal questions are in the same split, so that no test or
     validation question is trained on.
 
-    Raises InvalidInput, which names the file ``source``, if there are fewer than three different questions.
+    Raises InvalidInput, which names the file ``source``, if there are fewer than three distinct questions.
     """
     ordered = hash_order(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))

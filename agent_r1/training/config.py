@@ -271,9 +271,9 @@ class TrainSettings(GuidedConfig):
     weight 0 is recorded and shown, but not trained on."""
 
     extra_rewards: dict[str, Annotated[str, AfterValidator(_absolute_source)]] = Field(default_factory=dict)
-    """Rewards in addition to the rewards of the task set, in training only, as --extra_rewards.NAME SOURCE: the folder
-    of a reward model, a judge as FILE.toml, or calls, repeated_calls, failed_calls, tokens, logprob, format or
-    grounded. A name that reward_weights does not list has weight 1."""
+    """Rewards in addition to the rewards of the task set, in training only, as --extra_rewards.NAME SOURCE. SOURCE is
+    the folder of a reward model, a judge as FILE.toml, or calls, repeated_calls, failed_calls, tokens, logprob, format
+    or grounded. A name that reward_weights does not list has weight 1."""
 
     reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
     """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. A factor is linear between
@@ -300,12 +300,12 @@ class TrainSettings(GuidedConfig):
     """Trackers that show the metrics while the run trains, separated by commas: tensorboard, wandb, trackio, mlflow."""
 
     record_tokens: int = Field(default=2, ge=0)
-    """Groups per optimizer step whose attempts get a record of every token: log-probability in the trainer, advantage,
-    loss weight, entropy, and value of the critic. 0: none."""
+    """Number of groups per optimizer step in which each attempt gets a record of every token: log-probability in the
+    trainer, advantage, loss weight, entropy, and value of the critic. 0: no records."""
 
     profile: int = Field(default=0, ge=0)
-    """Optimizer steps between tables that show where the time of a step goes: generation, tools, forward passes, .. At
-    the end of training, a table shows the mean of all steps. 0: the time is not measured."""
+    """Number of optimizer steps between two tables. A table shows where the time of a step goes: generation, tools, ..
+    At the end of training, a table shows the mean of all steps. 0: the time is not measured."""
 
     @field_validator("shuffle_rewards")
     @classmethod
@@ -368,7 +368,7 @@ Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
-    """Return the configuration from ``layers`` and from the defaults of the task set.
+    """Return the configuration from ``layers`` (such as the command line) and from the defaults of the task set.
 
     If several layers have a setting, the value of the earliest layer applies. If no layer has a setting, the default of
     the task set applies. In a training configuration, the algorithm gets an importance weight if trainer and engine
@@ -390,8 +390,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
     """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    ``config`` results from ``layers``. If a layer sets ``algorithm.correction``, the algorithm is not changed. See
-    :func:`agent_r1.training.precision.with_correction`.
+    ``config`` was made from ``layers``, the sources of settings. If a layer sets ``algorithm.correction``, the
+    algorithm is not changed. See :func:`agent_r1.training.precision.with_correction`.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 
