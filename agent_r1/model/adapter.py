@@ -185,9 +185,9 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    The copy has no adapter and computes the same outputs. All weights are in float32 or a more precise type, because
-    bfloat16 would lose most of A B by rounding. A weight that changes neither its value nor its type is not copied: the
-    model and the result share its memory.
+    The copy has no adapter and computes the same outputs as the model. All weights are in float32 or a more precise
+    type, because bfloat16 would lose most of A B by rounding. A weight that changes neither its value nor its type is
+    not copied: the model and the copy share the memory of this weight.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():

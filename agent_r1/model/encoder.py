@@ -148,7 +148,7 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
 
 
 def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
-    """Return the requested pooling, or raise InvalidInput if the folder declares another pooling.
+    """Return the pooling ``requested``. Raise InvalidInput if the folder declares a pooling that differs from it.
 
     For "auto", return the pooling that the folder declares, or "mean" if the folder declares no pooling. ``name`` is
     the name of the encoder in the error.

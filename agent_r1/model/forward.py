@@ -105,7 +105,7 @@ class PrefixStates:
 
 
 class CachedPrefix:
-    """The keys and values of the first tokens of a single row, which are kept from one pass to the next.
+    """A cache of the keys and values of the first tokens of a single row. It is kept from one pass to the next.
 
     Each pass adds the keys and values of its tokens. Unlike :class:`PrefixStates`, this class computes no gradients.
     """
@@ -247,8 +247,8 @@ def top_tokens(
     ``vocabulary`` and the vocabulary size of ``model``. The logits are computed in chunks, as in
     :func:`token_logprobs`, and have no gradient.
 
-    Only tokens with an id below ``vocabulary`` are returned. If ``vocabulary`` is the vocabulary size of another model,
-    the other model knows all returned tokens.
+    Only tokens with an id below ``vocabulary`` are returned. For example, if ``vocabulary`` is the vocabulary size of a
+    second model, all returned tokens are also tokens of the second model.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

@@ -31,8 +31,8 @@ def softmax_scores(logits: Tensor, targets: Tensor, temperature: float, *, entro
     Log-probabilities are log-softmax(logits / temperature). All scores are in fp32 or a more precise type. The
     entropies have a gradient only if ``entropy_gradient`` is true.
 
-    The logits are overwritten, so no other operation may need them, neither now nor in its backward pass. The backward
-    pass of this function overwrites the same tensor again, so it can run only once.
+    The tensor ``logits`` is overwritten, so no other operation may need the logits, neither in its forward pass nor in
+    its backward pass. The backward pass of this function overwrites the tensor again, so it can run only once.
     """
     scores = cast(Any, _Scores).apply(logits, targets, temperature, entropy_gradient)
     return SoftmaxScores(*scores)

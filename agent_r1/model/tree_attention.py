@@ -87,7 +87,7 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
-    """Return the parts of the attention over trees of tokens that stand one after the other.
+    """Return the parts of the attention over a sequence of T tokens, which consists of one or more trees of tokens.
 
     ``subtree_end`` (T,) holds the index after the last token of each token's subtree. All tokens also attend to
     ``prefix`` tokens before the trees.

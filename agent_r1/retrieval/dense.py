@@ -22,10 +22,10 @@ ENCODED_AT_ONCE = 8192
 
 
 class DenseIndex:
-    """A search over passages by their vectors. Vector number i belongs to passage number i.
+    """A search over passages by their vectors. The vector with index i belongs to the passage with index i.
 
     An exact search returns the ``k`` nearest passages, even if no passage is relevant. If the corpus has fewer than
-    ``k`` passages, it returns all passages.
+    ``k`` passages, an exact search returns all passages.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class Vectors(Protocol):
     """Vectors, numbered from 0, among which the nearest vectors of a query can be found."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
-        """Return, for each query, the numbers of the ``k`` nearest vectors, nearest first.
+        """Return, for each query, the indices, from 0, of the ``k`` nearest vectors, nearest first.
 
         ``queries`` is a float32 array of shape (n, width), with one query in each row. The nearest vector has the
         largest inner product with the query. A list is shorter than ``k`` if fewer vectors are found.
@@ -30,7 +30,7 @@ class TorchVectors:
     """An exact search over the vectors in the rows of ``matrix``.
 
     ``matrix`` is a float32 array of shape (vectors, width), and can be a memory map.
-    Vectors of equal score come in the order of their numbers.
+    Vectors of equal score come in the order of their indices.
     """
 
     def __init__(self, matrix: np.ndarray, device: str) -> None:

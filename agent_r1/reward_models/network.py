@@ -53,7 +53,8 @@ class Network(Protocol):
         """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
 
         ``turn_of_token`` (N,) holds, for each action token of the batch, the index of its turn among all turns of the
-        batch. ``prefixes`` are the states of the tokens before the micro-batch, in the order of ``backbones``.
+        batch. ``prefixes`` are the states of the tokens with which all sequences of the batch begin: one element for
+        each of the network's ``backbones``.
         """
         ...
 
@@ -213,9 +214,10 @@ def trace_loss(
 
 
 def bradley_terry(scores: Tensor, targets: Tensor, groups: Sequence[object]) -> Tensor:
-    """Return the mean of -log sigmoid(s_i - s_j) over the pairs (i, j) of one group with target_i > target_j.
+    """Return the mean of -log sigmoid(s_i - s_j) over all pairs (i, j) of traces with target_i > target_j.
 
-    ``scores``, ``targets`` and ``groups`` have one entry per trace. If there is no pair, the result is 0.
+    Both traces of a pair are in the same group. ``scores``, ``targets`` and ``groups`` have one entry per trace. If
+    there is no pair, the result is 0.
     """
     number = {group: index for index, group in enumerate(dict.fromkeys(groups))}
     group = torch.tensor([number[one] for one in groups])  # (R,)

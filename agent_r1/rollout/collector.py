@@ -188,7 +188,7 @@ class Collector:
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return all trajectories, in the same order. The trajectories that can be trained on get rewards.
+        """Return all of ``trajectories``, in their order. The trajectories that can be trained on get rewards.
 
         If a scorer fails, the trajectories that can be trained on get the status REWARD_FAILED instead.
         """

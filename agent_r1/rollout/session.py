@@ -156,7 +156,7 @@ class Session:
         """Return the index of the turn that matches ``messages`` with the longest conversation; None: no turn matches.
 
         To save time, the search begins with the last turn. If the conversation of a turn is not longer than the longest
-        match so far, it is not compared with ``messages``.
+        match so far, this conversation is not compared with ``messages``.
         """
         longest, match = (0, 0), None
         for index in reversed(range(len(self._known))):

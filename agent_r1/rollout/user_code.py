@@ -44,8 +44,8 @@ def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
     """Return a context manager that converts each exception of its ``with`` block to the exception ``failure(reason)``.
 
     Every BaseException is converted, because some native libraries raise BaseExceptions (a panic of Rust, for example).
-    Two exceptions are not converted: an interrupt by a signal, and the cancellation of the current task. If the user's
-    code raises CancelledError although the current task was not cancelled, this error is converted.
+    Two kinds of exceptions are not converted: interrupts by a signal, and the cancellation of the current task. If the
+    user's code raises CancelledError although the current task was not cancelled, this error is converted.
     """
     task = current_task()
     try:

@@ -135,7 +135,8 @@ class Confinement:
     def _host_files(self) -> Iterator[str]:
         """Yield the bubblewrap options that show the file system of the host.
 
-        They replace the options of :meth:`_private_files` if the layer FILES is missing, as in tests of other layers.
+        These options are used instead of the options of :meth:`_private_files` if the layer FILES is missing, as in
+        tests of other layers.
 
         If ``spare_user`` is true, a program cannot read private folders, such as a home folder. So each private folder
         that contains a path of :meth:`_own_paths` is replaced by a folder that contains only such paths.

@@ -1,6 +1,6 @@
 """Facts and results of a run that are recorded as log events with JSON.
 
-They are the tools, the file of the task set, the hardware, the validations and the final table.
+These facts and results are the tools, the file of the task set, the hardware, the validations and the final table.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class Response(ToolFormat):
         """Return (reasoning, text). The reasoning is None if the text has no reasoning.
 
         The returned text is ``text`` unchanged, including the reasoning, because :meth:`parse` skips the reasoning.
-        ``opened`` is not used, because the parser reads the header, which can open the reasoning.
+        ``opened`` is not used, because the parser also reads the text that ends the prompt. This text can open the
+        reasoning.
         """
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text

@@ -30,7 +30,7 @@ class Exam:
         given: code that runs before the solution, in the process of the solution.
         after: code that runs after the solution, in the process of the solution.
         handed: the names of objects that ``after`` creates for the tests. The objects are instances of classes that the
-            solution defines. The tests can only pass them as arguments to the solution's functions.
+            solution defines. The tests can use these objects only as arguments of the solution's functions.
 
     Example:
         Exam(("area",), "assert area(square) == 4", after="square = Square(2)", handed=("square",))

@@ -9,7 +9,7 @@ SIMILAR = 0.5
 
 
 def replace_line(source: str, index: int, line: str) -> str:
-    """Return the source with ``line`` in place of the line at ``index``. The indentation is kept.
+    """Return the source with ``line`` in place of the line at ``index``, with the indentation of the replaced line.
 
     Example:
         >>> replace_line("def f(n):\\n    return n", 1, "return -n")
