@@ -383,7 +383,7 @@ def _source(key: str, sources: Mapping[str, str]) -> str | None:
     ``sources`` maps each key that a layer set to the name of the layer.
 
     For an item of a list, return the source of the list. For a group of settings, return the source of the first
-    setting of the group that a layer set.
+    setting in this group for which a layer has a value.
     """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))

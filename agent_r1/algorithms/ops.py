@@ -118,7 +118,7 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 
         A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
-    The sum is over all subsets S of k elements of the group that contain i. ``key`` (N,) holds the group of each
+    The sum is over all subsets S of the group that have k elements and contain i. ``key`` (N,) holds the group of each
     element. A_i is the gradient weight of PKPO with the baseline of k - 1 elements (arXiv:2505.15201, equation 33).
 
     If k is None or above the size of the group, k is the size of the group. Then A_i of the best element is the

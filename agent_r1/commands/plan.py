@@ -28,10 +28,10 @@ OF_RECORDED_RUNS = ("clock", "load")
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    A setting that is not given gets its value from RUN. The predicted attempts are drawn from the attempts of RUN, with
-    the recorded times of their environments. With --gpu, the costs are computed for a GPU. Without --gpu, the costs are
-    measured in RUN, which must be a run of the embedded engine with --profile. Additional runs with different batch
-    sizes make the measured costs more precise.
+    A setting that is not given gets its value from the first RUN. The predicted attempts are drawn from the attempts of
+    the first RUN, with the recorded times of their environments. With --gpu, the times of engine and trainer are
+    computed for a GPU. Without --gpu, these times are measured in every RUN. Each RUN must then be a run of the
+    embedded engine with --profile. Several runs with different batch sizes make the measurement more precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]

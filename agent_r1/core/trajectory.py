@@ -47,8 +47,8 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
 """Whether an attempt with each status is trained, retried or dropped. No other code contains this rule.
 
 - train: the attempt is used for training.
-- retry: a new attempt replaces the failed attempt in its group, at most ``retries`` times. All failed attempts are
-  dropped with their reasons, including the last attempt.
+- retry: a new attempt replaces the failed attempt in its group, at most ``retries`` times. Every failed attempt is
+  dropped with its reason, even if no new attempt replaces the failed attempt.
 - drop: the attempt is dropped without a new attempt. A reward function that raised an error would probably raise an
   error again, and a new attempt after an exceeded deadline would take as long as the first attempt.
 
@@ -141,10 +141,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One branch of a trajectory: a conversation as the policy saw it, from its first message to its last action.
+    """One branch of a trajectory: a conversation as the policy saw it, and the observation after its last action.
 
-    ``turns`` are the turns of the branch. Each turn continues the turn before it. ``messages`` end with the observation
-    of the last turn, which the policy did not see. ``tools`` is None if the environment has the tools.
+    ``turns`` are the turns of the branch. Each turn continues the turn before it. ``messages`` are all messages of the
+    conversation, and then the observation after the last action, which the policy did not see. ``tools`` is None if the
+    tools of the environment are used.
     """
 
     turns: tuple[Turn, ...]

@@ -38,7 +38,7 @@ def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iter
 
 
 def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[WeightedReward]:
-    """Yield every reward of a trajectory whose weight is not 0, multiplied by its weight. Skip rewards that are None.
+    """Yield each reward of a trajectory, multiplied by its weight. Skip rewards of weight 0, and rewards that are None.
 
     Args:
         weights: Weights by the name of a reward. A reward without a weight has weight 1.

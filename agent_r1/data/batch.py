@@ -227,7 +227,7 @@ class _TokenColumns:
         """Add tokens of turn number ``turn``. The arguments ``ids``, ``logprobs`` and ``versions`` have one entry per
         token.
 
-        Return the position in the batch of the first added token.
+        Return the position of the first added token in the batch.
         """
         position = len(self.ids)
         self.ids += ids
@@ -302,7 +302,7 @@ def assemble_batch(
 
 
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
-    """Add the tokens of a sample to ``tokens``, and return the place in the batch of each turn of the sample.
+    """Add the tokens of a sample to ``tokens``. Return, for each turn of the sample, its place in the batch.
 
     Turns with action tokens get the numbers ``first``, ``first`` + 1, and so on. A turn without action tokens adds no
     tokens, and its place has the number of the turn before it. If ``scope`` is "all", observation tokens are also

@@ -2,7 +2,8 @@
 
 Sharing has two steps. First, the tokens with which all sequences begin, such as the system prompt and the schemas of
 the tools, are cut off. The models compute the keys and values of these tokens once, and all micro-batches read them.
-Second, sequences whose rest begins alike, such as the attempts at one task, become the branches of one tree of tokens.
+Second, if the other tokens of several sequences begin with equal tokens, as in the attempts at one task, these
+sequences become the branches of one tree of tokens.
 
 Sequences with images share nothing, because two different images can have equal tokens, and because the position of a
 token can differ from its depth in the tree.
@@ -21,8 +22,8 @@ from torch import Tensor
 from agent_r1.data.sequences import Block, TokenSequence
 
 MIN_COMMON_PREFIX = 64
-"""Smallest number of tokens in a prefix of all sequences that is computed once, before all micro-batches. A shorter
-prefix does not justify an additional pass."""
+"""If all sequences begin with at least this number of equal tokens, these tokens are computed once, in a pass before
+all micro-batches. A shorter prefix does not justify an additional pass."""
 
 MAX_TREE = 4096
 """Largest number of tokens in a merged sequence that is computed with an attention mask. The number of elements of the

@@ -86,8 +86,8 @@ class TurnPlace:
 
     Attributes:
         turn: the number of the turn among the turns of the batch.
-        action: the position in the batch of the first action token of the turn.
-        observation: the position in the batch of the first token of the observation before the turn. None if this
+        action: the position of the turn's first action token in the batch.
+        observation: the position of the first token of the observation before the turn, in the batch. None if this
             observation is not in the batch.
     """
 
@@ -250,10 +250,10 @@ def _predictions(before: int, start: int, count: int, batch_position: int) -> li
     predicted token in the sequence, and the position of this token in the batch.
 
     Args:
-        before: the position in the sequence of the logits that predict the first token.
-        start: the position in the sequence of the first token.
+        before: the position of the logits that predict the first token, in the sequence.
+        start: the position of the first token in the sequence.
         count: the number of tokens.
-        batch_position: the position in the batch of the first token.
+        batch_position: the position of the first token in the batch.
 
     Example:
         _predictions(1, 2, 3, 0) is [(1, 2, 0), (2, 3, 1), (3, 4, 2)]

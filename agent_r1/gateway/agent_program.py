@@ -61,7 +61,7 @@ class AgentProgramEnv:
 
 @dataclass(frozen=True, slots=True)
 class AgentProgram:
-    """A rollout in which an agent program acts: a function of the user that calls the policy over HTTP.
+    """A rollout in which an agent program acts: a function, written by the user, that calls the policy over HTTP.
 
     The function runs its own tools. The episode ends when the function returns. A returned text or number is the answer
     of the trajectory. If the function returns None, the answer is the last text of the policy.

@@ -26,7 +26,7 @@ class RequestError(Exception):
 
     Attributes:
         code: a word that programs can compare, such as ``context_length_exceeded``. None: there is no such word.
-        param: the part of the request that is wrong, such as ``messages.0.content``. None: no single part is wrong.
+        param: the wrong part of the request, such as ``messages.0.content``. None: no single part is wrong.
         can_retry: whether the same request can succeed later. If true, the clients of OpenAI and Anthropic try again.
     """
 
@@ -94,7 +94,8 @@ class Choice:
             if the request has tools.
         end: the reason why the answer ended.
         num_tokens: the number of sampled tokens.
-        stop_string: the stop string of the request that ended the answer. None: no stop string ended the answer.
+        stop_string: the stop string that ended the answer, one of the stop strings in the request. None: no stop string
+            ended the answer.
         logprobs: one entry for each sampled token, including tokens that ``message`` leaves out, such as the stop
             string. () if the request did not ask for log-probabilities.
     """

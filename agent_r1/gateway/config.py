@@ -19,7 +19,7 @@ class GatewayConfig(BaseModel):
     """Maximum number of answers of one episode that are sampled at the same time. Further requests wait."""
 
     on_error: Literal["retry", "train"] = "retry"
-    """What to do with an attempt whose agent raised an exception after an answer of the policy. retry: count it as a
-    failure of the environment, so that the attempt is repeated and not trained. train: count it as caused by the
-    policy, and train the attempt with the answer "".
+    """What to do with an attempt whose agent raised an exception after an answer of the policy. retry: the exception
+    counts as a failure of the environment, so the attempt is repeated and not trained. train: the exception counts as
+    caused by the policy, and the attempt is trained with the answer "".
     """

@@ -37,7 +37,7 @@ NUM_NEXT = 32
 
 NUM_COMPARED = 5
 """The number of most likely next tokens that a server returns for each prompt of a canary. All of them must be among
-the ``NUM_NEXT`` tokens of the trainer."""
+the ``NUM_NEXT`` most likely next tokens of the trainer."""
 
 NUM_SAMPLED = 32
 """The number of tokens that an engine samples after each prompt in ``measure_gap``."""

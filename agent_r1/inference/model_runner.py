@@ -83,7 +83,7 @@ difference of 4e-3; all layers of a random model with large weights cause 0.05."
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens of one sequence whose keys and values have to be computed and written to a slot.
+    """A part of a sequence. The keys and values of its tokens must be computed and written to a slot.
 
     The slot already holds the keys and values of the tokens ``before``. ``token_ids`` are the tokens that follow.
     Negative tokens stand for features of images (see ``inference.image_cache``).

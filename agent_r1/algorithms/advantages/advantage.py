@@ -50,7 +50,7 @@ class Advantage(Component, ABC):
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return ``output``, an output of a model. Raise TypeError for None, which means that it was not computed.
+    """Return ``output``, an output of a model. Raise TypeError if the output is None (was not computed).
 
     ``description`` names the output in the error, for example "a teacher's log-probabilities".
     """

@@ -79,7 +79,7 @@ class Success(Advantage):
 class Teacher(Advantage):
     """The advantage A = log pi_teacher - log pi_old of each token: on-policy distillation (arXiv:2306.13649).
 
-    pi_old is the policy before the update. It can differ from the policy that sampled the token.
+    pi_old is the policy before the update. pi_old can differ from the policy that sampled the token.
 
     -A is the estimate k1 of KL(pi_old || pi_teacher). k1 is used as an advantage and not as a term of the loss, because
     the expected gradient of this term would be 0.

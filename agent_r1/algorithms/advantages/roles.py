@@ -45,8 +45,8 @@ class AgainstRole(Advantage):
         """Return (the baseline of each trajectory, the new running mean of each role).
 
         The first result has the shape (M,) and the type float64. The baseline of a trajectory is the running mean of
-        the returns of all trajectories with the same role before it, in earlier batches and in this batch. The baseline
-        of a new role is 0.
+        the returns of all earlier trajectories with its role, in earlier batches and in this batch. The baseline of the
+        first trajectory with a role is 0.
 
         Args:
             baselines: The running mean by role, before the batch.

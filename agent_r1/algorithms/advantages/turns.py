@@ -80,8 +80,8 @@ class TurnAndOutcome(TurnRelative):
 class SameTurn(TurnRelative):
     """The advantage A_t = (G_t - mean G) / std G of GTPO (arXiv:2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over turn t of every trajectory of the group
-    that has a turn t.
+    G_t is the discounted return from turn t on. The mean and the std are over turn t of all trajectories in the
+    group. Trajectories without a turn t are left out.
     """
 
     name: Literal["same_turn"] = "same_turn"
