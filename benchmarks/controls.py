@@ -2,8 +2,10 @@
 
     make controls                            every row (about fifteen minutes)
     python benchmarks/controls.py --only untrained logit-bias grpo-1
+    python benchmarks/controls.py --only untrained grpo-0 --model BASE    the base of another seed, as a folder
 
-Every row starts from tiny-base and is measured on the same test questions, greedily and sampled at temperature 1.
+Every row starts from tiny-base, or from ``--model``. All are measured on the same test questions, greedily and sampled
+at temperature 1.
 The rows logit-bias train nothing. The first adds one number to the logit of the token that begins an answer; the second
 also to those that begin a call and end an action. The numbers are chosen on the validation encyclopedia, as the
 checkpoints of the other rows are, for greedy decoding. The row told-hops searches as often as the question has hops.
@@ -20,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,6 +41,7 @@ from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki import MAX_TURNS
+from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.tasksets.tinywiki.names import RELATIONS
 from agent_r1.tasksets.tinywiki.retriever import NOTHING, retrieve
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
@@ -95,14 +99,15 @@ class TrainingRun:
         name = f"{'shuffled-' if self.shuffled else ''}{self.algorithm}-{self.seed}"
         return name if self.selected else f"{name}-last"
 
-    def rows(self) -> list[list[str]]:
-        """Train and measure; the first run of grpo is measured with disturbed searches as well."""
+    def rows(self, model: str) -> list[list[str]]:
+        """Train ``model`` and measure it; the first run of grpo is measured with disturbed searches as well."""
         taskset = build("tinywiki", None, None, self.seed)
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             wanted: dict[str, str | int | bool] = {
                 # Shuffled rewards end in equal attempts, at which a run would be stopped.
                 "monitor.idle_steps": int(taskset.recipe["steps"]),
+                "model": model,
                 "algorithm": self.algorithm,
                 "seed": self.seed,
                 "run": str(run),
@@ -136,7 +141,7 @@ def a_quarter_empty(query: str, task: Task) -> str:
 DISTURBANCES = {"grpo-0, two more pages in each result": two_more_pages, "grpo-0, a quarter empty": a_quarter_empty}
 
 RUNS = [
-    *(TrainingRun("grpo", seed) for seed in (0, 1, 2)),
+    *(TrainingRun("grpo", seed) for seed in range(5)),
     *(TrainingRun(name, 0) for name in ("rft", "ppo", "rloo", "reinforce++")),
     TrainingRun("grpo", 0, selected=False),
     TrainingRun("grpo", 0, shuffled=True),
@@ -160,7 +165,7 @@ class Loaded:
         return Method(name, agent, self.taskset.baselines.get(name, self.taskset.env))
 
 
-def load(model: str = "tiny-base") -> Loaded:
+def load(model: str = TINY_BASE) -> Loaded:
     taskset = build("tinywiki", None, None, 0)
     config = resolve(TrainConfig, [Layer("controls", {"model": model}), Layer("recipe of tinywiki", taskset.recipe)])
     return Loaded(load_policy(config, taskset), taskset, config)
@@ -283,9 +288,10 @@ def biased_row(untrained: Loaded, *tokens: str) -> list[list[str]]:
     return [table_row(name, measure(add_logit_biases(untrained, chosen)))]
 
 
-def main() -> None:
-    untrained = load()
-    rows = {
+def rows_by_name(model: str) -> dict[str, Callable[[], list[list[str]]]]:
+    """Return, for each name that ``--only`` takes, a function that computes the rows of the table."""
+    untrained = load(model)
+    return {
         "naive-rag": lambda: [table_row("naive-rag", measure(untrained, "naive-rag"))],
         "untrained": lambda: [table_row("untrained", measure(untrained))],
         "logit-bias": lambda: biased_row(untrained, ANSWER),
@@ -293,15 +299,23 @@ def main() -> None:
         "told-hops": lambda: [
             table_row("told-hops", measure(ToldHops(untrained.policy, untrained.taskset, untrained.config)))
         ],
-        **{run.name: run.rows for run in RUNS},
+        **{run.name: partial(run.rows, model) for run in RUNS},
     }
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=rows, default=list(rows))
-    splits = untrained.taskset.evaluation
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="the rows of the table; by default all")
+    parser.add_argument("--model", default=TINY_BASE, help="the model from which every row starts")
+    given = parser.parse_args()
+    rows = rows_by_name(given.model)
+    if unknown := set(given.only or ()) - rows.keys():
+        parser.error(f"--only: no row {', '.join(sorted(unknown))}; give some of {', '.join(rows)}")
+    splits = build("tinywiki", None, None, 0).evaluation
     columns = ("row", *(f"{split} greedy" for split in splits), *(f"{split} T=1" for split in splits))
     title = f"exact match, {QUESTIONS} questions a split, 95 % intervals; T = 1: {SAMPLES} attempts a question"
     console, table = Console(width=180), Table(*columns, title=title)
-    for name in parser.parse_args().only:
+    for name in given.only or rows:
         for row in rows[name]():
             table.add_row(*row)
         console.print(table)

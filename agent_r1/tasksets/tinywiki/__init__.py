@@ -25,9 +25,9 @@ RECIPE: Mapping[str, Any] = {
     **TINY_BASE_RECIPE,
     "reward_weights.f1": 0.0,
     "reward_weights.found": 0.0,
-    "steps": 30,
+    "steps": 36,
     "trainer.learning_rate": 1e-3,
-    "evaluate_every": 6,
+    "evaluate_every": 12,
     "pass_k": 16,
 }
 """Default settings. The policy is trained only on exact match. The rewards ``f1`` and ``found`` are measured, but have
