@@ -39,8 +39,8 @@ from agent_r1.tools import Resources, tool
 MAX_TURNS = 20
 """The largest number of turns of an episode.
 
-A right solution needs at most 19 turns: at most 6 searches for each page until the true edition was returned twice (see
-``FRESH``), for at most 3 pages, and then one turn for the answer.
+A right solution needs at most 19 turns: 18 searches and the answer. A question needs at most 3 pages. Of each page, the
+true edition is returned at least twice in 6 searches (see ``FRESH``).
 """
 
 FRESH = 3

@@ -27,7 +27,7 @@ class CriticConfig(BaseModel):
 
     attempts: int = Field(default=0, ge=0)
     """Number of newest attempts to learn from; 0: all. The critic learns best from attempts that were sampled with the
-    weights that it will guide."""
+    same weights as the policy that the critic will guide."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of tasks whose attempts only measure the critic."""

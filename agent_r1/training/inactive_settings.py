@@ -34,7 +34,8 @@ class InactiveSettings:
     Attributes:
         keys: the dotted keys of the settings. The key of an optional component, such as ``algorithm.correction``,
             stands for all its settings.
-        reason: why the settings have no effect, and which other settings to change so that they have an effect.
+        reason: why the settings have no effect, and which other settings to change so that the settings in ``keys``
+            have an effect.
     """
 
     keys: tuple[str, ...]
