@@ -45,7 +45,7 @@ def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilte
     """Return the attempt that ``name`` names. ``name`` has one of three forms:
 
     - the id of the attempt, such as ``3.0.0:style-a/7``
-    - the beginning of the id, such as ``3.0``, if no other attempt fits
+    - the beginning of the id, such as ``3.0``, if only one id begins so
     - a word of ``WORDS``, such as ``best`` or ``failed``
 
     Args:

@@ -104,7 +104,7 @@ def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
     """Return the weakest of the isolation levels ``levels``; None if all levels are None.
 
     This is the first level that begins with "none" (no isolation). If no level begins with "none", it is the first
-    level. A level None stands for a component that executes no code, and is skipped.
+    level. The value None stands for a component that executes no code, and is skipped.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

@@ -125,7 +125,7 @@ def decode_base64(encoded: str) -> bytes:
 
 
 def decode_image(data: bytes) -> Any:
-    """Return the image in a file as an RGB image of pillow, converted as the image processors of transformers do.
+    """Return the image in a file as a ``PIL.Image.Image`` in RGB, converted as transformers' image processors do.
 
     The image is rotated as its EXIF data say. A transparent image is put on white. 16-bit gray is scaled to 8 bits.
 
@@ -150,7 +150,7 @@ def decode_image(data: bytes) -> Any:
 
 
 def encode_picture(picture: Any) -> bytes:
-    """Return an image of pillow as the bytes of a PNG.
+    """Return a ``PIL.Image.Image`` as the bytes of a PNG.
 
     If PNG does not support the mode of the image, such as CMYK, the image is first converted to RGB or RGBA.
 

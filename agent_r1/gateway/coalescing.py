@@ -131,7 +131,8 @@ class AnswerLog:
     def submit(self, request: ChatRequest, identity: RequestIdentity) -> PendingAnswer:
         """Return the answer to ``request``. A repetition of an earlier request gets the answer to the earlier request.
 
-        Raise RequestError if ``identity.key`` was used for a different request, or after :meth:`close`.
+        Raises:
+            RequestError: ``identity.key`` was used for a different request, or :meth:`close` was called before.
         """
         if self._is_closed:  # for example while the body of the request arrived
             raise key_ended()

@@ -79,8 +79,9 @@ class CanaryReading:
 
     Attributes:
         logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
-        next_logprobs: the log-probability of each of the next tokens that are most likely on the server, by token id,
-            at ``TEMPERATURE``. A server with a prefix cache uses the cache for these numbers.
+        next_logprobs: the log-probabilities of the most likely candidates for the token after the prompt, by token id,
+            at ``TEMPERATURE``. The server chooses the candidates. If it has a prefix cache, it computes these numbers
+            with the cache.
     """
 
     logprobs: tuple[float, ...]

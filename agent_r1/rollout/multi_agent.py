@@ -26,9 +26,9 @@ async def play_game(
 ) -> tuple[Trajectory, ...]:
     """Play one match and return one trajectory for each player, in the order of ``agents``.
 
-    The reward ``return`` of a trajectory is the score that the game gives to the player. The episode of each player
-    begins with ``task.messages``, followed by the first question of the game to the player. A player that gets no
-    question has a score but no turns.
+    Each trajectory has a reward with the name ``return``: the score that the game gives to the player. The episode of
+    each player begins with ``task.messages``, followed by the first question of the game to the player. A player
+    that gets no question has a score but no turns.
 
     The game has no result if it fails or takes more than ``seconds``. Then no trajectory has a reward, and each
     trajectory whose status allows training gets the status REWARD_FAILED.

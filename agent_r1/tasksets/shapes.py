@@ -143,7 +143,7 @@ def rotate(degrees: int, task: Task) -> Image:
 
 
 def _open(task: Task) -> Any:
-    """Return the picture of a task as an image of pillow."""
+    """Return the picture of a task as a ``PIL.Image.Image``."""
     return decode_image(task.messages[-1].images[0].data)
 
 

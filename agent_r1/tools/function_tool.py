@@ -235,7 +235,8 @@ def _convert(name: str, outcome: CallOutcome) -> ToolResult:
 def _image_parts(value: object) -> tuple[ContentPart, ...] | None:
     """Return the content parts of a value that a tool returned; None if the value contains no image.
 
-    An image is an Image or an image of pillow. It can be in a list or a tuple, with other images and texts.
+    The value can be an image, or a list or tuple of images and texts. An image is an ``Image`` of this package or a
+    ``PIL.Image.Image`` of the library Pillow.
 
     Raises:
         InvalidInput: an image cannot be used.
@@ -252,6 +253,6 @@ def _is_image(value: object) -> bool:
 
 
 def _is_picture(value: object) -> bool:
-    """Return whether a value is an image of pillow. If no code has imported pillow yet, return False."""
+    """Return whether a value is a ``PIL.Image.Image``. If no code has imported the library Pillow yet, return False."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)

@@ -1,4 +1,4 @@
-"""A trainer of several processes (ranks), among which FSDP2 divides the models."""
+"""A trainer that runs in several processes (ranks). FSDP2 divides the models among them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from agent_r1.trainer.single_process import make_reference, syncs_reference
 
 
 class FsdpTrainer:
-    """A trainer of several processes, which are called ranks. See :class:`agent_r1.trainer.protocol.Trainer`.
+    """A trainer that runs in several processes, which are called ranks. See :class:`agent_r1.trainer.protocol.Trainer`.
 
     Each rank keeps a part of the weights, gradients and moments of all models, and computes the loss on a part of the
     sequences. ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.

@@ -189,8 +189,8 @@ class Trainer(Protocol):
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the trainer's state, without the policy's weights.
 
-        The tensors are copied to the CPU. A trainer of several processes instead writes the tensors to files in
-        ``folder``. This folder need not exist.
+        The tensors are copied to the CPU. A trainer that runs in several processes writes the tensors to files in
+        ``folder`` instead. This folder need not exist.
         """
         ...
 

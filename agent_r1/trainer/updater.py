@@ -216,7 +216,7 @@ class PolicyUpdater:
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the updater's and the trainer's state, without the policy's weights.
 
-        A trainer of several processes writes its tensors to files in ``folder``. This folder need not exist.
+        A trainer that runs in several processes writes its tensors to files in ``folder``. This folder need not exist.
         """
         state = self._trainer.state(folder)
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
