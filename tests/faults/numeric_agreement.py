@@ -7,6 +7,7 @@ import copy
 import random
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +19,8 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
-from agent_r1.data import micro_batches
 from agent_r1.inference import torch_engine
+from agent_r1.trainer import forward_backward
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
@@ -148,13 +149,14 @@ PASSES = (1, 64, 301, 1000, 4001)
 
 
 def drop_micro_batch(*arguments: Any) -> Any:
-    """Return the micro-batches without the first one, if there are several."""
-    micro = list(MICRO_BATCHES(*arguments))
-    return iter(micro[:1] if len(micro) == 1 else micro[1:])
+    """Return the plan of a pass without the first micro-batch, if there are several."""
+    plan = PLAN_PASSES(*arguments)
+    micro = list(plan.micro_batches)
+    return replace(plan, micro_batches=iter(micro[:1] if len(micro) == 1 else micro[1:]))
 
 
-MICRO_BATCHES = micro_batches.make_micro_batches
-DROPPED_MICRO_BATCH = patch.object(micro_batches, "make_micro_batches", drop_micro_batch)
+PLAN_PASSES = forward_backward.plan_passes
+DROPPED_MICRO_BATCH = patch.object(forward_backward, "plan_passes", drop_micro_batch)
 FORCED_END = patch.object(torch_engine, "_resolve", force_end_token)
 
 NUMERIC_AGREEMENT: tuple[Case, ...] = (
