@@ -204,7 +204,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    ahead, model = max(options.staleness), make_model(options.folder / "model")
+    ahead = max(options.staleness)
+    if options.steps < 3 * (ahead + 1):
+        parser.error(f"--steps {options.steps}: give at least {3 * (ahead + 1)}, two cycles besides the steps left out")
+    model = make_model(options.folder / "model")
     small = options.folder / "instant, one group"
     record(small, model, 0.0, 1, 0, options)
     runs = {}
