@@ -127,7 +127,7 @@ class EngineConfig(BaseModel):
     decode_step: DecodeStep = "auto"
     """Implementation of the embedded engine's decode steps: native (C++), torch (PyTorch), or auto. native is compiled
     on first use, for Llama-like models in float32 on a CPU. auto: native if this is possible and the model has at most
-    200 million parameters, otherwise torch."""
+    20 million parameters (200 million on processors of AMD with AVX-512, with one thread), otherwise torch."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of vLLM servers that the run starts."""

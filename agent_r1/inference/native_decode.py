@@ -26,13 +26,20 @@ from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock
 from agent_r1.inference.llama_decode import LlamaDecoder, LlamaLayer
 from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
 from agent_r1.model.forward import has_dynamic_rope
-from agent_r1.model.onednn import PLAIN_LINEAR
+from agent_r1.model.onednn import PLAIN_LINEAR, is_onednn_faster
 
 log = logging.getLogger(__name__)
 
-NATIVE_LIMIT = 200_000_000
+NATIVE_LIMIT = 20_000_000
 """The largest number of parameters of a model for which ``auto`` chooses the native step
 (docs/decisions/0020-native-decode.md)."""
+
+AMD_NATIVE_LIMIT = 200_000_000
+"""The limit in place of ``NATIVE_LIMIT`` on processors of AMD with AVX-512, if the run has one thread.
+
+There the native step gains most, because MKL uses no AVX-512. A native prefill computes a sequence in one thread, so
+with several threads PyTorch can be faster.
+"""
 
 CHECKED_TOKENS = 24
 CHECK_TOLERANCE = 1e-4
@@ -58,7 +65,8 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
 
 def wants_native(choice: DecodeStep, parameters: int) -> bool:
     """Return whether the setting ``choice`` asks for the native step, for a model with ``parameters`` parameters."""
-    return choice == "native" or (choice == "auto" and parameters <= NATIVE_LIMIT)
+    is_slow = is_onednn_faster() and torch.get_num_threads() == 1  # whether PyTorch's products are slow here
+    return choice == "native" or (choice == "auto" and parameters <= (AMD_NATIVE_LIMIT if is_slow else NATIVE_LIMIT))
 
 
 class NativeDecoder:

@@ -38,6 +38,7 @@ from agent_r1.inference.native_decode import choose_native
 from agent_r1.inference.sampling import likeliest, sample_tokens
 from agent_r1.inference.scheduler import Request, Scheduler
 from agent_r1.model.adapter import load_trained_weights, trained_weights
+from agent_r1.model.onednn import use_plain_products
 from agent_r1.model.vision import ImageProcessor
 from agent_r1.model.weights import DTYPES, cast_parameters, weights_checksum
 
@@ -77,6 +78,7 @@ class TorchEngine:
         config = config or EngineConfig()
         bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
         cast_parameters(model, config.dtype)  # after the probe, which needs precise weights
+        use_plain_products(model)  # the trainer's products can be oneDNN's: an engine has those of a loaded model
         bytes_per_slot = bytes_per_token * round_up(context + 1, LENGTH_MULTIPLE)
         slots = max(1, kv_cache_bytes(config, model.device) // bytes_per_slot)
         # The shape of a decode batch changes the bits of its results. So, on a CPU, the shape does not depend on the

@@ -9,6 +9,7 @@ Shapes: N tokens (any leading dimensions), I inputs, O outputs.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -27,13 +28,17 @@ def is_onednn_faster() -> bool:
     """Return whether this processor is of AMD and has AVX-512, and PyTorch has oneDNN's product."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
         return False
-    return CPU_INFO.exists() and "AuthenticAMD" in CPU_INFO.read_text("utf-8", "replace")
+    with suppress(AttributeError):  # the operator is not public: another version of PyTorch may not have it
+        operator = torch.ops.mkldnn._linear_pointwise
+        return operator is not None and CPU_INFO.exists() and "AuthenticAMD" in CPU_INFO.read_text("utf-8", "replace")
+    return False
 
 
 def use_onednn(model: nn.Module) -> None:
     """Let oneDNN compute the products of the model's linear layers, forward and backward, if oneDNN is faster.
 
-    Only layers in float32 on a CPU change. Their weights and the names of the weights stay the same.
+    Models with fewer than ``SMALL_MODEL`` parameters stay as they are. Only layers in float32 on a CPU change. Their
+    weights and the names of the weights stay the same.
     """
     if not is_onednn_faster() or sum(weight.numel() for weight in model.parameters()) < SMALL_MODEL:
         return
@@ -42,14 +47,24 @@ def use_onednn(model: nn.Module) -> None:
             module.__class__ = OneDnnLinear
 
 
+def use_plain_products(model: nn.Module) -> None:
+    """Let PyTorch compute the products of the model's linear layers again, as before :func:`use_onednn`."""
+    for module in model.modules():
+        if type(module) is OneDnnLinear:
+            module.__class__ = nn.Linear
+
+
 class OneDnnLinear(nn.Linear):
-    """A linear layer in float32 on a CPU, computed by oneDNN."""
+    """A linear layer that oneDNN computes in float32 on a CPU, and PyTorch otherwise."""
 
     def forward(self, states: Tensor) -> Tensor:
         """Return (.., O) for ``states`` (.., I)."""
-        if not states.numel():  # oneDNN has no product over no tokens
+        weight = self.weight
+        plain = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
+        # oneDNN has no product over no tokens; the layer may have been moved or converted
+        if not plain or not states.numel() or torch.is_autocast_enabled("cpu"):
             return super().forward(states)
-        return cast(Tensor, cast(Any, _Product).apply(states, self.weight, self.bias))
+        return cast(Tensor, cast(Any, _Product).apply(states, weight, self.bias))
 
 
 PLAIN_LINEAR = (nn.Linear, OneDnnLinear)

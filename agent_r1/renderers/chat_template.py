@@ -24,6 +24,9 @@ MAX_TEMPLATE = 200_000
 KEPT_TEXTS = 512
 """The largest number of rendered texts that a template keeps, so that it does not render a conversation again."""
 
+KEPT_CHARACTERS = 16_384
+"""The largest number of characters of a conversation, as JSON, whose text is kept."""
+
 
 def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
@@ -98,7 +101,8 @@ class ChatTemplate:
             InvalidInput: the template needs too many steps, too many characters or too much time.
         """
         try:
-            return self._render(json.dumps(variables, default=_placeholder))
+            data = json.dumps(variables, default=_placeholder)
+            return self._render(data) if len(data) <= KEPT_CHARACTERS else self._render_json(data)
         except BudgetExceeded as error:
             do = "use another template (chat_template.jinja in the model's folder), or shorten the conversation"
             raise InvalidInput("chat template", got=_describe(error), do=do) from error

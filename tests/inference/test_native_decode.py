@@ -170,7 +170,11 @@ def test_auto_chooses_by_size_and_torch_never_chooses_the_native_step(monkeypatc
     model = make("llama")
     assert choose_native("auto", model) is not None and choose_native("torch", model) is None
     monkeypatch.setattr(native_decode, "NATIVE_LIMIT", model.num_parameters() - 1)
-    assert choose_native("auto", model) is None and choose_native("native", model) is not None
+    for is_slow in (False, True):  # whether PyTorch's own products are slow on this processor
+        monkeypatch.setattr(native_decode, "is_onednn_faster", lambda is_slow=is_slow: is_slow)
+        assert (choose_native("auto", model) is not None) is is_slow and choose_native("native", model) is not None
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert choose_native("auto", model) is None
 
 
 def test_a_step_whose_logits_are_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.inference.native_library import find_compiler
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model import onednn
 from agent_r1.model.onednn import OneDnnLinear, is_onednn_faster, use_onednn
 
@@ -103,3 +105,25 @@ def test_the_engine_decodes_such_a_model_in_cpp_too(faster: None) -> None:
     model = llama()
     use_onednn(model)
     assert isinstance(NativeDecoder.of(model), NativeDecoder)
+
+
+def test_a_layer_that_was_converted_computes_as_a_linear_layer_does() -> None:
+    plain = nn.Linear(24, 40)
+    fast = copy.deepcopy(plain)
+    fast.__class__ = OneDnnLinear
+    states = torch.randn(3, 24)
+    assert torch.equal(fast.double()(states.double()), copy.deepcopy(plain).double()(states.double()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast.float()(states).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("faster")
+def test_an_engine_has_the_products_of_a_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "SMALL_MODEL", 0)
+    model = llama()
+    use_onednn(model)
+    served = copy.deepcopy(model)
+    assert any(type(module) is OneDnnLinear for module in served.modules())
+    TorchEngine(served, 64, EngineConfig(kv_cache_gib=0.1))
+    assert not any(type(module) is OneDnnLinear for module in served.modules())
+    assert any(type(module) is OneDnnLinear for module in model.modules())

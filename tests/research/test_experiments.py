@@ -78,7 +78,7 @@ def test_other_settings_or_other_defaults_give_another_experiment(monkeypatch):
     grpo = by_name(METHODS)["grpo"]
     experiment = plan_experiment(grpo, 0, 200, None)
     assert plan_experiment(grpo, 0, 200, None) == experiment
-    assert plan_experiment(grpo, 0, 200, 30).config_hash == experiment.config_hash, "30 is the recipe's number of steps"
+    assert plan_experiment(grpo, 0, 200, 36).config_hash == experiment.config_hash, "36 is the recipe's number of steps"
     others = [
         plan_experiment(grpo, 1, 200, None),
         plan_experiment(grpo, 0, 100, None),

@@ -203,6 +203,7 @@ def test_the_native_decode_step_has_a_copy_of_the_weights(monkeypatch: pytest.Mo
     assert copied() == 4 * model.num_parameters()
     assert copied(engine__decode_step="torch") == copied(engine__dtype="bfloat16") == 0
     monkeypatch.setattr(native_decode, "NATIVE_LIMIT", 1)
+    monkeypatch.setattr(native_decode, "AMD_NATIVE_LIMIT", 1)
     assert copied() == 0 < copied(engine__decode_step="native")
 
 

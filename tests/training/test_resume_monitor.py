@@ -122,7 +122,7 @@ def test_reduced_micro_batches_stay_reduced_after_resuming(
         return seen
 
     with patch.object(passes, "_micro_batch_pass", scarce):
-        made = train_with_images(micro, tmp_path, {"steps": 3})
+        made = train_with_images(micro, tmp_path, {"steps": 3, "trainer.share_prefixes": "off"})
     if not restored:
         monkeypatch.setattr(PolicyUpdater, "load_state", forgetting(PolicyUpdater.load_state))
     assert (resume(micro, tmp_path / "step-3") == made) is restored
