@@ -51,7 +51,7 @@ def use_plain_products(model: nn.Module) -> None:
     """Let PyTorch compute the products of the model's linear layers again, as before :func:`use_onednn`."""
     for module in model.modules():
         if type(module) is OneDnnLinear:
-            module.__class__ = nn.Linear
+            module.__class__ = cast(Any, nn.Linear)
 
 
 class OneDnnLinear(nn.Linear):
