@@ -190,6 +190,11 @@ def test_torch_is_not_imported_without_need(here: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_package_is_the_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "agent_r1", "train", "--stepz", "3"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("agent-r1: ") and "--steps" in done.stderr
+
+
 def test_hyphens_in_options_are_underscores(run, here: Path) -> None:
     assert "trainer.learning_rate (command line): got -1" in run("train", "--trainer.learning-rate=-1").err
 

@@ -77,7 +77,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
-        return _multiply(states, weight, bias)
+        flat = states.flatten(0, -2)  # (N, I)
+        product = _multiply(pad_rows(flat), weight, bias)[: len(flat)]  # (N, O)
+        return product.view(*states.shape[:-1], len(weight))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -85,11 +87,30 @@ class _Product(torch.autograd.Function):
         states, weight = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)  # (N, O)
+        padded = pad_rows(flat)
         return (
-            _multiply(gradient, weight.t(), None) if needs_states else None,
-            _multiply(flat.t(), states.flatten(0, -2).t(), None) if needs_weight else None,  # (O, N) (N, I)
+            _multiply(padded, weight.t(), None)[: len(flat)].view_as(states) if needs_states else None,
+            _multiply(padded.t(), pad_rows(states.flatten(0, -2)).t(), None) if needs_weight else None,  # (O, N) (N, I)
             flat.sum(0) if needs_bias else None,
         )
+
+
+def pad_rows(rows: Tensor) -> Tensor:
+    """Return the matrix (N, C) with rows of zeros after its last row, so that :func:`padded_length` (N) rows result."""
+    missing = padded_length(len(rows)) - len(rows)
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def padded_length(rows: int) -> int:
+    """Return the smallest of 8, 16, .. 64, 72, 80, .. 128, 144, .. 256, 288, .. that is at least ``rows``.
+
+    Between two powers of two there are 8 of these lengths, so at most an eighth of the rows are zeros.
+
+    oneDNN compiles a kernel for each shape, and never frees the kernel. Micro-batches have almost any number of tokens:
+    without the padding a process that trains SmolLM2-135M holds 20 GB after 9 optimizer steps.
+    """
+    step = max(8, 1 << max(0, (rows - 1).bit_length() - 4))
+    return -(-rows // step) * step
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.inference.native_library import find_compiler
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model import onednn
-from agent_r1.model.onednn import OneDnnLinear, is_onednn_faster, use_onednn
+from agent_r1.model.onednn import OneDnnLinear, is_onednn_faster, padded_length, use_onednn
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 
@@ -127,3 +129,35 @@ def test_an_engine_has_the_products_of_a_loaded_model(monkeypatch: pytest.Monkey
     TorchEngine(served, 64, EngineConfig(kv_cache_gib=0.1))
     assert not any(type(module) is OneDnnLinear for module in served.modules())
     assert any(type(module) is OneDnnLinear for module in model.modules())
+
+
+def test_products_with_any_number_of_rows_use_few_shapes() -> None:
+    lengths = [padded_length(rows) for rows in range(1, 16_385)]
+    assert len(set(lengths)) == 72
+    assert all(rows <= length <= max(rows + 7, 1.125 * rows) for rows, length in enumerate(lengths, 1))
+
+
+def test_memory_does_not_grow_with_the_number_of_different_batches() -> None:
+    grown = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True).stdout
+    assert float(grown) < 60  # MB; without padding 860
+
+
+GROWTH = """
+import resource
+import torch
+from torch import nn
+from agent_r1.model.onednn import OneDnnLinear
+torch.set_num_threads(1)
+layer = nn.Linear(96, 192, bias=False)
+layer.__class__ = OneDnnLinear
+def learn(rows):
+    layer(torch.ones(rows, 96, requires_grad=True)).sum().backward()
+def peak():  # MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+for rows in range(512, 1025, 64):
+    learn(rows)
+before = peak()
+for rows in range(512, 1024):
+    learn(rows)
+print(peak() - before)
+"""
