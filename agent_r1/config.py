@@ -270,8 +270,9 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of each setting in the nested mapping ``values``.
 
-    Each entry of a table has a dotted key of its own. So layers are merged entry by entry, and not table by table.
-    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
+    A nested mapping, such as the value of "trainer", is a table. Each entry of a table has a dotted key of its own. So
+    a source of settings can replace one entry of a table, and keep the other entries of an earlier source. ``prefix``
+    is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
 
     Example:
         {"steps": 20, "trainer": {"learning_rate": 1e-3}} -> ("steps", 20), ("trainer.learning_rate", 1e-3)

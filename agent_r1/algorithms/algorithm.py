@@ -223,8 +223,9 @@ class Algorithm(Component):
         )
 
     def _loss_weights(self, batch: TrainingBatch, loss_mask: Tensor) -> Tensor:
-        """Return the weight of each token in the loss, 1 / denominator: (N,). Tokens outside ``loss_mask`` (N,) have
-        weight 0.
+        """Return the weight of each token in the loss: (N,). ``loss_mask`` (N,) selects the tokens of the loss.
+
+        :func:`aggregation_weights` computes the weights of these tokens. All other tokens have weight 0.
         """
         weights = torch.zeros(len(batch.ids), dtype=torch.float64)
         if bool(loss_mask.any()):
@@ -349,8 +350,8 @@ class Algorithm(Component):
         """Return (kept, penalty weight), each with one element per token: (N,).
 
         ``kept`` (bool) is true if the token mask keeps the token. The penalty weight is the weight of the KL-Cov
-        penalty; None if the algorithm does not use KL-Cov. Only the tokens that ``loss_mask`` (N,) selects are
-        compared. ``loss_mask`` must select at least one token.
+        penalty; None if the algorithm does not use KL-Cov. ``loss_mask`` (N,) selects the
+        tokens to which these rules apply, at least one. All other tokens are kept and have penalty weight 0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None

@@ -91,9 +91,9 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return the web address in ``match``, which is part of another web address, without its credentials.
+    """Return the web address in ``match`` without its credentials. This address is a part of a longer web address.
 
-    Only the scheme is kept if the address in ``match`` has an ``@`` and contains a third web address:
+    Only the scheme is kept if the address in ``match`` has an ``@`` and itself contains a further web address:
     ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
     """
     rest = _redact_rest(match["rest"])

@@ -143,7 +143,8 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
     """Yield micro-batches of one row with at most ``max_tokens`` tokens, until all sequences are used.
 
-    The sequences of a micro-batch stand in its row one after the other, as trees of tokens, without padding.
+    The sequences of a micro-batch stand in its row one after the other, without padding. A token attends only
+    to the prefix and to tokens of its own sequence.
     ``blocks``, ``max_tokens`` and ``prefix`` are as in :func:`make_micro_batches`. The longest blocks come first.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))

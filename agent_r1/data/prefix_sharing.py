@@ -26,8 +26,8 @@ MIN_COMMON_PREFIX = 64
 all micro-batches. A shorter prefix does not justify an additional pass."""
 
 MAX_TREE = 4096
-"""Largest number of tokens in a merged sequence that is computed with an attention mask. The number of elements of the
-mask is the square of the number of tokens."""
+"""Largest number of tokens, including the shared prefix, of a tree into which sequences are merged. The limit holds if
+the attention over the tree is computed with a mask, which has as many elements as the square of this number."""
 
 MIN_MERGED = 16
 """Smallest number of common tokens for which two sequences are merged into a tree of tokens, if the attention over a

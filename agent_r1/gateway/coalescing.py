@@ -199,11 +199,13 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Count a failed request. After a request that succeeded, forget earlier failures of equal requests.
+        """Update the number of failed requests that were not repeated yet, when a request has failed or succeeded.
 
-        ``digest`` identifies equal requests, and ``num_earlier`` is the number of their earlier failures. ``drafting``
-        is the finished task of the request. This method also reads the exception of each failed request. Otherwise
-        asyncio would log a traceback if no client waits for the answer, for example at the end of a run.
+        After a failure that clients repeat, the number increases by 1. After any other failure, the number
+        stays. After a success, the ``num_earlier`` failures that were counted before the request are subtracted.
+        ``digest`` identifies equal requests, and ``drafting`` is the finished task of the request.
+
+        This method also reads the exception of the task, because asyncio logs a traceback for an unread exception.
         """
         if _can_be_repeated(drafting):
             self._change_failures(digest, 1)

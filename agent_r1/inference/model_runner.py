@@ -72,7 +72,8 @@ NATIVE_PASS = 128
 The bits of a token do not depend on this number."""
 
 LARGE_MODEL = 10_000_000
-"""The number of parameters from which a model on a CPU counts as large."""
+"""On a CPU, a model with at least this many parameters has smaller prefill passes (``NARROW_PASS``), and a decode step
+computes only the rows with a running sequence if this does not change their bits."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -269,14 +270,13 @@ class ModelRunner:
         A running row is a row whose sequence is being sampled. The result is in fp32, with the shape (running rows, V).
 
         ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
-        The logits are in the order of the mapping. ``shifts`` maps rows with images to the difference between the
-        position and the index of their last token. ``shifts`` is used only if each token of the model has three
-        positions.
+        The logits are in the order of the mapping. In models whose tokens have three positions, the position of a token
+        after an image differs from its index. ``shifts`` maps each row with images to position - index.
 
-        The native step computes only the running rows. PyTorch computes only the running rows of large models on a CPU,
-        if the bits of a row do not depend on the number of rows. In all other cases, the step computes all rows of the
-        block, so that shapes do not depend on the number of running rows. In a row that is not running, the step writes
-        only to positions that are overwritten before they are read.
+        Usually the step computes all rows of the block, so that shapes do not depend on the number of running rows. In
+        a row that is not running, the step then writes only to positions that are overwritten before they are read.
+        Only the running rows are computed in two cases: by C++ code (see ``native_decode``), and for a large model on a
+        CPU, if the bits of a row do not depend on the number of rows.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -70,9 +70,9 @@ def wants_native(choice: DecodeStep, parameters: int) -> bool:
 
 
 class NativeDecoder:
-    """The native decode step of a model. Make an instance with :meth:`of`.
+    """The decode step of a model, computed by one call of C++ code. Make an instance with :meth:`of`.
 
-    The step reads a copy of the weights, in a layout that suits the step. When the model's weights have changed, a new
+    The C++ code reads a copy of the weights in a layout of its own. When the model's weights have changed, a new
     copy is made.
     """
 
@@ -146,7 +146,11 @@ class NativeDecoder:
     def _run(
         self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock, logits: Tensor | None
     ) -> None:
-        """Append N tokens to rows of ``block``, and write the next logits to ``logits`` (N, V) if it is not None."""
+        """Append N tokens to sequences in ``block``, and write the next logits to ``logits`` (N, V) if it is not None.
+
+        Each of the N tokens has a row of ``block`` in ``rows`` (N,), and its position in the sequence of this row in
+        ``positions`` (N,).
+        """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
             self._pack_weights()

@@ -76,14 +76,14 @@ def choose_tokens(
 
     The candidates of a token are the most likely tokens in its place under the policy pi. A drafted token that is not a
     candidate is kept. A drafted candidate is replaced by a candidate that is drawn from q, the guided distribution
-    (:func:`guided_logprobs`). Together, these two rules sample each token from q. At temperature 0, the candidate that
-    is most probable under q is chosen.
+    (:func:`guided_logprobs`). So each chosen token is a sample from q. At temperature 0, the candidate that is most
+    probable under q is chosen.
 
     Args:
         draft: the tokens of ``before`` and further tokens, with the candidates of the further tokens.
         before: the tokens at the beginning of ``draft`` that are already chosen. They do not change.
         values: Q(s, a) of each candidate, in the order of :func:`top_branches`.
-        beta: the temperature of the values.
+        beta: divides the values: q(a | s) is proportional to pi(a | s) exp(Q(s, a) / beta).
         temperature: the sampling temperature.
         rng: draws the tokens.
     """

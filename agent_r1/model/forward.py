@@ -95,7 +95,7 @@ class PrefixStates:
     def backward(self) -> None:
         """Propagate the gradients of the prefix's keys and values, and add the result to the gradients of the weights.
 
-        Call this method once, after the backward passes of all passes that read the prefix.
+        Call this method once, when every pass that read the prefix has run its own backward pass.
         """
         pairs = zip(self._computed, self._copies, strict=True)
         read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
@@ -125,7 +125,7 @@ class CachedPrefix:
         return self._cache
 
     def keep(self, token_ids: tuple[int, ...]) -> None:
-        """Keep only the keys and values of the longest common prefix of the row and ``token_ids``."""
+        """Remove all keys and values after the longest common prefix of the cached tokens and ``token_ids``."""
         pairs = zip(self.token_ids, token_ids, strict=False)
         same = next((i for i, (held, wanted) in enumerate(pairs) if held != wanted), None)
         self.token_ids = self.token_ids[: min(len(self.token_ids), len(token_ids)) if same is None else same]

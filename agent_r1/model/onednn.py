@@ -20,7 +20,8 @@ from torch import Tensor, nn
 CPU_INFO = Path("/proc/cpuinfo")
 
 SMALL_MODEL = 400_000
-"""Models with fewer parameters keep MKL's products, and thereby their bits. They gain little."""
+"""In models with fewer parameters, MKL computes all matrix products. There oneDNN would save little time, and would
+change the results by rounding errors."""
 
 
 @cache
@@ -55,10 +56,13 @@ def use_plain_products(model: nn.Module) -> None:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer that oneDNN computes in float32 on a CPU, and PyTorch otherwise."""
+    """A linear layer. oneDNN computes its product if inputs and weights are in float32 on a CPU, without autocast.
+
+    In all other cases, PyTorch computes the product as for ``nn.Linear``.
+    """
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return (.., O) for ``states`` (.., I)."""
+        """Return the outputs (.., O) of the layer for its inputs ``states`` (.., I)."""
         weight = self.weight
         plain = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
         # oneDNN has no product over no tokens; the layer may have been moved or converted

@@ -42,7 +42,13 @@ class Rows:
 
 
 def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tensor]) -> None:
-    """Write a file with rows of divided tensors, and with whole tensors. Raise AgentR1Error if this fails."""
+    """Write tensors to one safetensors file. Raise AgentR1Error if the file cannot be written.
+
+    Args:
+        path: the file.
+        divided: some rows of each tensor that is divided among several files, by the name of the tensor.
+        whole: the tensors that are only in this file, by name.
+    """
     header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
     tensors = {**whole, **{name: rows.tensor for name, rows in divided.items()}}
     try:

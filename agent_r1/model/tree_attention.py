@@ -41,9 +41,11 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 class AttentionPart:
     """The attention of some tokens, the queries, to some tokens, the keys.
 
+    The T tokens of a sequence can follow S earlier tokens, whose keys and values were already computed.
+
     Attributes:
         queries: the indices of the queries among the T tokens.
-        keys: the indices of the keys among the S + T tokens.
+        keys: the indices of the keys among all S + T tokens.
         is_causal: whether a query attends only to its own token and earlier tokens.
         mask: (1, 1, queries, keys) the mask that is added to the scores; None if there is no mask.
     """

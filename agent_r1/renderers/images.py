@@ -84,7 +84,7 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Convert ``text``, which a chat template wrote, to a marked text."""
+        """Return a marked text: ``text``, which a chat template wrote, with a mark in place of each image."""
         if self._images is None:
             return text
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)

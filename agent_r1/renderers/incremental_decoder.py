@@ -44,9 +44,13 @@ class IncrementalDecoder:
     def add(self, ids: Sequence[int]) -> str:
         """Add the tokens ``ids``, and return the text that becomes final.
 
-        If the text of the pending and the new tokens ends with a complete character, return this text. Otherwise, if
-        there are at most ``MAX_PENDING`` of these tokens, return "", and keep all tokens pending. If there are more,
-        return the text of the tokens at the beginning, and keep only the last tokens pending.
+        The new tokens are added to the pending tokens. Then there are three cases:
+
+        - The text of the pending tokens ends with a complete character: return this text. No token stays pending.
+        - The last character is incomplete, and at most ``MAX_PENDING`` tokens are pending: return "". All tokens stay
+          pending.
+        - The last character is incomplete, and more tokens are pending: return the text of the first pending tokens.
+          Only the last few tokens stay pending.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)

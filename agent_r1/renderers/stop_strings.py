@@ -85,7 +85,7 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Pass the new part of the text to the check, and return the result of the check.
+        """Call the check (see ``make_check``) with the text that is new since the previous call, and return its result.
 
         ``ids`` are all tokens of the generation so far. If ``ids`` do not begin with the ids of the previous call, a
         new generation begins.

@@ -50,7 +50,8 @@ _QUADRATIC = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rs
 """Filters and methods that can compare each character of a text with each character of an argument."""
 
 _STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace"})
-"""Filters and methods whose result is a text that contains all values in their arguments."""
+"""Filters and methods whose result is a text with all values in their arguments. So a call costs the length of all
+these values as text."""
 
 # fmt: off
 _TEXTUAL = frozenset({

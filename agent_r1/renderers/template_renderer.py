@@ -223,11 +223,11 @@ class TemplateRenderer:
         return complete if self._is_written(complete, rest) else None
 
     def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
-        """Return the text that the template writes for an action, even if this text differs from the sampled text.
+        """Return the text that the template writes for an action. This text can differ from the sampled text.
 
-        ``with_action`` is the conversation that ends with the action. ``rest`` is the text that the template writes
-        after the prompt if further messages follow the action. Return None if the text of ``with_action`` does not
-        begin with ``prompt``, or if ``rest`` does not begin with the text of the action and the end of the turn.
+        ``with_action`` is the conversation with the action as its last message. ``rest`` is from a longer conversation:
+        the text after ``prompt`` if messages follow the action. Return None if the text of ``with_action`` does not
+        begin with ``prompt``, or if ``rest`` does not begin with the returned text and a text that ends a turn.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(prompt.text)

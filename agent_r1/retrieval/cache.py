@@ -1,4 +1,4 @@
-"""The cache of vectors and faiss indexes. A folder in the cache has a hash of its ``Origin`` as its name."""
+"""The cache of vectors and faiss indexes. The name of each folder is a hash of the inputs of its files."""
 
 from __future__ import annotations
 

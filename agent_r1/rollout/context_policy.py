@@ -112,9 +112,10 @@ class Window(ContextPolicy):
 class Truncate(ContextPolicy):
     """A context policy that cuts old observations to ``max_characters`` characters, and leaves out their images.
 
-    First, only the observations before the latest ``keep_turns`` exchanges are cut. If the context then has no room for
-    an action, the observations of these exchanges are cut too, the oldest first; the latest observation is never cut.
-    If this is not enough, the oldest exchanges are dropped.
+    An exchange is an action and the observation that follows it. First, the observations of the latest ``keep_turns``
+    exchanges stay whole, and all older observations are cut. If the context then has no room for an action, further
+    observations are cut, the oldest first; the latest observation is never cut. If this is not enough, the oldest
+    exchanges are dropped.
     """
 
     max_characters: int = 200

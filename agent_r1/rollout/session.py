@@ -52,7 +52,10 @@ class Rollout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _KnownConversation:
-    """A conversation that ends with an action. ``has_end`` is true if the action ends with an end token."""
+    """A conversation that ends with an action of this attempt, so that later requests can continue from the action.
+
+    ``has_end`` is true if the action ends with an end token.
+    """
 
     messages: Messages
     action: Action

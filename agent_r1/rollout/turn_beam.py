@@ -58,7 +58,7 @@ class Conversation:
 
 
 class _TurnEnd(Exception):
-    """Raised to end an attempt when the agent loop requests a second new action."""
+    """Raised to end an attempt that has made its one new action, when the agent loop requests a further action."""
 
 
 @dataclass(slots=True)

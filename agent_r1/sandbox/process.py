@@ -210,7 +210,7 @@ class SandboxProcess:
         """Return the exit status of the process as text: "exit status 1", or "SIGKILL" if signal 9 ended the process.
 
         Bubblewrap reports signal N as the exit status 128 + N. Such a status is returned as the name of the signal.
-        If the process does not end in time, kill the process and return "it closed its line".
+        A process can close its connection and still run. Then kill the process, and return "it closed its line".
         """
         try:
             async with asyncio.timeout(_END_SECONDS):

@@ -43,11 +43,11 @@ _LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these argumen
 
 @lru_cache(maxsize=1)
 def filter_program() -> bytes:
-    """Return the filter as a BPF program for ``bwrap --seccomp``.
+    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``.
 
-    The filter kills a process that makes a system call of another architecture. Call this function only if
-    ``pyseccomp`` in this module is not None. ``pyseccomp`` is None if the package pyseccomp or the library libseccomp
-    is missing.
+    Denied system calls fail, such as the calls in ``DENIED``. A process that makes a system call of another CPU
+    architecture is killed. Call this function only if ``pyseccomp`` in this module is not None. ``pyseccomp`` is None
+    if the package pyseccomp or the library libseccomp is missing.
     """
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in DENIED:

@@ -13,10 +13,11 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store.rows import decode_number
 
 AttemptFateName = FateName | Literal["pending"]
-"""The fate of an attempt, or "pending" if it has none yet."""
+"""What became of an attempt: trained, dropped for a reason, superseded (made invalid when the run was resumed), or
+pending (none of these so far)."""
 
 AttemptOrder = Literal["started", "step", "reward", "credit", "turns", "tokens", "calls", "errors", "seconds"]
-"""The column by which a list of attempts is sorted."""
+"""The column by which a list of attempts is sorted. "credit" is the sum of the advantages of an attempt's tokens."""
 
 ORDERS: Mapping[AttemptOrder, str] = {
     "started": "attempts.id",

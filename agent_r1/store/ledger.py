@@ -156,7 +156,10 @@ class Ledger:
 
 
 def read_head(connection: sqlite3.Connection) -> Seal:
-    """Return the last seal of a run. Raises sqlite3.DatabaseError if the table ``head`` does not hold one seal."""
+    """Return the seal (number and hash) of the last row of a run. The table ``head`` holds this seal.
+
+    Raises sqlite3.DatabaseError if the table does not hold exactly one seal.
+    """
     match connection.execute("SELECT row, seal FROM head").fetchall():
         case [(int(row), bytes(seal))]:
             return Seal(row, seal)
@@ -186,9 +189,10 @@ def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
 
 
 def broken_rows(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each row whose number or seal does not fit the previous row, in the order of rows.
+    """Yield one line for each row that was added or changed later, and for each gap from which rows were removed.
 
-    Yield one more line if the seal of the last row differs from the seal in the table ``head``.
+    The seal of each row is computed again: a hash of the row and of the previous seal. Yield one more line if the seal
+    of the last row differs from the last recorded seal, which is in the table ``head``.
     """
     last = START
     for table, row, seal, *values in merge(*(_read_rows(connection, table) for table in KEYS), key=itemgetter(1)):

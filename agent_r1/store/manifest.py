@@ -4,6 +4,9 @@ A manifest is the file ``manifest.json`` of the folder:
 
 {"format": 5, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
  "ledger": {"row": 8123, "seal": "9f86.."}, "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
+
+The entries "model" to "weights" are the hashes of a :class:`ModelFingerprint`. "ledger" has the number and the hash of
+the last row that the run had recorded in its database when the folder was saved.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ def write_manifest(folder: Path, fingerprint: ModelFingerprint, seal: Seal | Non
     Args:
         folder: the folder of a saved model or checkpoint.
         fingerprint: identifies the model.
-        seal: the last seal of the run's ledger; None if the folder belongs to no run.
+        seal: the number and the hash of the last row in the run's database; None if the folder belongs to no run.
         disk: the file system operations.
     """
     files = {path.relative_to(folder).as_posix(): asdict(_hash_entry(path)) for path in sorted(_list_files(folder))}

@@ -73,7 +73,13 @@ class RecordedEvent:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStart:
-    """The start of a segment: its number, the step from which it continues, and the time in seconds since 1970."""
+    """The start of a segment (a stretch of training without a stop).
+
+    Attributes:
+        segment: the number of the segment, from 1.
+        step: the step of the checkpoint from which training continues; 0 at the beginning of a run.
+        time: the time of the start, in seconds since 1970.
+    """
 
     segment: int
     step: int
@@ -282,18 +288,18 @@ class RunReader:
         return {step: decode_number(value) for step, value in self._rows(sql, name)}
 
     def segments(self) -> tuple[SegmentStart, ...]:
-        """Return the start of each segment, in the order of segments."""
+        """Return when and from which step training began, and was resumed each time, in order."""
         rows = self._rows("SELECT segment, step, time FROM segments ORDER BY segment")
         return tuple(SegmentStart(*row) for row in rows)
 
     def recent_events(self, limit: int) -> tuple[RecordedEvent, ...]:
-        """Return the last ``limit`` log events of all segments with their times, oldest first."""
+        """Return the last ``limit`` log events of the run with their times, oldest first."""
         rows = self._rows("SELECT segment, time, kind, detail FROM events ORDER BY id DESC LIMIT ?", limit)
         found = [RecordedEvent(segment, time, LogEvent(kind, detail)) for segment, time, kind, detail in rows]
         return tuple(reversed(found))
 
     def events(self) -> Iterator[LogEvent]:
-        """Yield the log events of all segments, in the order in which they were recorded."""
+        """Yield all log events of the run, in the order in which they were recorded."""
         for kind, detail in self._rows("SELECT kind, detail FROM events ORDER BY id"):
             yield LogEvent(kind, detail)
 

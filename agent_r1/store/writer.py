@@ -100,7 +100,10 @@ class RunWriter:
             raise RunWriteError(f"could not open a segment: {error}") from error
 
     async def continue_from(self, step: int, config: Mapping[str, Any]) -> None:
-        """Write all events that were recorded so far, then start a new segment as :meth:`open_segment` does."""
+        """Write all events that were recorded so far, then let the run continue from the checkpoint of ``step``.
+
+        From now on, the events belong to a new segment (see :meth:`open_segment`). ``config`` is its configuration.
+        """
         await self._worker.run(self.open_segment, step, config)
 
     async def record(self, *events: Event) -> None:

@@ -77,7 +77,7 @@ class Wish:
     value: str
 
     def fulfilled(self, database: Database) -> Database:
-        """Return a copy of ``database`` in which the order of the wish is changed or cancelled."""
+        """Return a copy of ``database`` in which the order is changed or cancelled as the customer wishes."""
         change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
         return {**database, self.order: replace(database[self.order], **change)}
 

@@ -18,7 +18,10 @@ from agent_r1.tasksets.hub import hub_name, hub_splits, is_hub
 
 SPLITS = ("train", "validation", "test")
 WHOLE = "all"
-"""The split of all questions. Only a data set that was divided by :func:`divide` has this split."""
+"""An additional split that repeats the questions of all other splits.
+
+Only data that came as one file or one split, and was divided by :func:`divide`, has this split.
+"""
 
 _MOST = {"test": 1000, "validation": 128}
 

@@ -101,7 +101,7 @@ class PageCounts:
 
 
 class OpenPageCounts:
-    """An :class:`~agent_r1.tools.resources.Opener` that makes new counts for each episode."""
+    """An :class:`~agent_r1.tools.resources.Opener` that gives each episode its own counts of searches per page."""
 
     async def open(self, task: Task, context: RolloutContext) -> PageCounts:
         return PageCounts()

@@ -147,7 +147,11 @@ class _Exchanges:
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
-        """Return ``exchange()``, which writes ``output``. If the exchange is skipped, write zeros to ``output``."""
+        """Run an exchange of tensors, which writes its result to ``output``. Return ``exchange()``.
+
+        If this rank repeats the micro-batch and has already taken part in this exchange, do not run the exchange. Then
+        write zeros to ``output``, and return None.
+        """
         is_left_out = self._count < self._left_out
         result = None if is_left_out else exchange()
         if is_left_out:

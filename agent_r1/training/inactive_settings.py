@@ -175,7 +175,7 @@ def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_ranks(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the setting ``trainer.rank_restarts`` if the trainer has only one rank, which is the process of the run."""
+    """Yield ``trainer.rank_restarts`` if the trainer has one rank, because then the trainer starts no process."""
     if config.trainer.ranks == 1:
         reason = "with one rank, no process of the trainer is started; set trainer.ranks"
         yield InactiveSettings(("trainer.rank_restarts",), reason)

@@ -17,8 +17,8 @@ class NullRecorder:
 
 
 async def no_gate(request: GroupRequest) -> int:
-    """Return version 0 at once, so that each group starts without waiting.
+    """Let a group start at once. Return 0 as the version of the weights: outside of a run, the weights do not change.
 
-    For attempts outside of a run, this function takes the place of ``StalenessController.acquire``.
+    In a run, ``StalenessController.acquire`` takes the place of this function.
     """
     return 0

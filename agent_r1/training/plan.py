@@ -104,9 +104,9 @@ def render_plan(plan: Plan) -> Lines:
 
 
 def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
-    """Return the predicted step of a run with the settings ``config``, on the machine that recorded ``runs``.
+    """Return how long a training step with the settings ``config`` will take on the machine that recorded ``runs``.
 
-    The costs are measured in all runs. The attempts are drawn from the first run.
+    The costs are measured in all recorded runs. The simulated attempts are drawn from the first recorded run.
     """
     cluster = slower(measure_cluster(runs, config.clock), config.load)
     groups = _draw_groups(config, RECORDED_STEPS * config.groups_per_step, runs[0].groups)
@@ -115,11 +115,11 @@ def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
 
 
 def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan:
-    """Return the memory per GPU and the predicted step of a run with the settings ``config`` on GPUs.
+    """Return how much memory per GPU a training step needs, and how long the step will take, on GPUs.
 
-    The attempts are drawn from the groups ``recorded`` of a run. If ``recorded`` is empty, the attempts have the sizes
-    in ``config``. If ``trainer.ranks`` is not given, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the
-    fastest plan is returned.
+    ``config`` has the settings of the run and names the GPUs. The simulated attempts are drawn from the groups
+    ``recorded`` of a run. If ``recorded`` is empty, the attempts have the sizes in ``config``. If ``trainer.ranks`` is
+    not given, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is returned.
 
     Raises InvalidInput if the run does not fit into memory. The error suggests settings with which the run fits.
     """

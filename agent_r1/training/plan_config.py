@@ -86,7 +86,7 @@ class PlanConfig(TrainConfig):
     """Tokens of a tool's result. Not used with a recorded run."""
 
     tool_seconds: float | None = Field(default=None, ge=0)
-    """Median duration of a turn's tools, in seconds. Empty: as recorded, or 0 without a recorded run."""
+    """Median duration of a turn's tools, in seconds. Empty: the recorded durations, or 0 without a recorded run."""
 
     tool_p99: float | None = Field(default=None, ge=0)
     """Duration that 99 % of the turns' tools do not exceed, in seconds. Empty: the median, for every turn."""

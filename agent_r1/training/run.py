@@ -84,7 +84,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 def resume(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> TrainReport:
-    """Continue the run ``config.run`` in a new segment, then compare the trained model with the baselines.
+    """Continue the stopped run ``config.run``, then compare the trained model with the baselines.
 
     Return a report.
 

@@ -349,7 +349,8 @@ class _Engine:
         self.at(time, lambda now: self._wake(now) if plan == self._plan else None)
 
     def _wake(self, now: float) -> None:
-        """End the actions that are complete, admit waiting requests, and plan decode steps until the next action."""
+        """Remove the completed actions from the batch, admit waiting requests, and plan the decode steps until the next
+        action is complete. Then report the completed actions."""
         self._interrupt(now)
         done = []
         while self._running and self._running[0][0] <= self._ticks:

@@ -29,7 +29,11 @@ def with_noise(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]
 
 
 def mean_change(before: Canary, after: Canary) -> float:
-    """Return the mean absolute change of the log-probabilities of the canary's prompts, in nats."""
+    """Return how much a change of the weights has changed the log-probabilities of fixed prompts (the canary).
+
+    ``before`` and ``after`` have the log-probabilities of the prompts' tokens. The result is the mean absolute
+    difference, in nats.
+    """
     moves = [
         abs(old - new)
         for then, now in zip(before, after, strict=True)

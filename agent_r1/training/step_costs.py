@@ -172,9 +172,10 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
 
 
 def load_factor(run: RecordedRun, clock: Clock) -> float:
-    """Return the factor by which other programs slowed the passes of the trainer; 1 for the wall clock.
+    """Return the factor by which other programs slowed down the forward and backward passes of a recorded run.
 
-    The factor is the wall time of the forward and backward passes, divided by their CPU time, and is at least 1.
+    For the clock "cpu", the factor is the wall time of these passes, divided by their CPU time, but at least 1. For the
+    clock "wall", the factor is 1, because the measured costs already include the effect of other programs.
     """
     if clock == "wall":
         return 1.0

@@ -185,9 +185,10 @@ def fit(
     config: CriticConfig,
     progress: Progress,
 ) -> tuple[CriticFit, CriticFit]:
-    """Minimize the mean of (V(s) - G)^2 over the states of each batch. Return the final fit on the held-out attempts.
+    """Train the critic: minimize the mean of (V(s) - G)^2 over the states s of each batch. G is the return after s.
 
-    The fit is a pair, as in :func:`measure_fit`. Before the first step, V is the mean return of the training attempts.
+    Before the first step, V is the mean return of the training attempts. Return how well the trained critic predicts
+    the returns of the held-out attempts: (fit on all states, fit on the states at the ends of actions).
     """
     mean = statistics.fmean(value for one in train for value in one.returns)
     with torch.no_grad():

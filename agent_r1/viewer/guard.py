@@ -1,4 +1,4 @@
-"""The guard of the viewer. It accepts only GET and HEAD requests from a browser that has the token."""
+"""The guard of the viewer. It accepts only GET and HEAD requests from a browser that knows a secret text, the token."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ DRAIN_SECONDS = 2
 
 
 class ViewerServer(ThreadedServer):
-    """A server on the loopback address of this machine. It answers only browsers that have the token.
+    """A server on the loopback address of this machine. It answers only browsers that know a secret text, the token.
 
     Args:
         app: the application to serve.

@@ -103,10 +103,10 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The advantage of an attempt: how much it raises the best return in a set of k attempts, averaged over sets.
+    """The advantage of an attempt: how much the attempt raises the best return of a set of k attempts, on average.
 
-    The average is over all sets of k attempts of the group. The amount for a set is the best return in the set, minus
-    the best return of the set without the attempt. The amount is 0 for a set that does not contain the attempt.
+    The mean is over all sets of k attempts of the group. In a set with the attempt, the attempt raises the best return
+    by max R of the set - max R of the set without the attempt. In a set without the attempt, this number is 0.
 
     If k is the size of the group, only the best attempt has a positive advantage, and every other attempt has advantage
     0 (arXiv:2503.19595; ``grpo_passk`` in verl). For example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If

@@ -118,7 +118,8 @@ class SameState(TurnRelative):
     """Discount per turn."""
 
     divide_by_std: bool = False
-    """Whether the difference between a return and its mean is divided by the standard deviation of the returns."""
+    """Whether R - mean R and G - mean G are also divided by the standard deviations of R and G. R is the return of a
+    trajectory, and G is the discounted return from a turn on."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
     """How often the return of a trajectory counts in the mean return of its group. trajectories: once. turns: once per

@@ -1,4 +1,7 @@
-"""Tool calls of tokenizers with a response template. The parser of transformers uses the template to read the calls."""
+"""Tool calls of tokenizers with a response template: a description of how the model writes messages and calls.
+
+With this template, the parser of transformers reads the calls in a sampled text.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,10 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, text). The reasoning is None if the text has no reasoning.
+        """Return (reasoning, ``text`` unchanged). The reasoning is None if the text has no reasoning.
 
-        The returned text is ``text`` unchanged, including the reasoning, because :meth:`parse` skips the reasoning.
-        ``opened`` is not used, because the parser also reads the text that ends the prompt. This text can open the
-        reasoning.
+        The reasoning is not removed from the text, because :meth:`parse` skips it. ``opened`` is not used, because the
+        parser itself sees whether the end of the prompt opens the reasoning.
         """
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text

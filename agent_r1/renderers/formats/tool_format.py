@@ -121,12 +121,12 @@ class ToolFormat(ABC):
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a new function for one action. The function gets text, and returns whether the action can be complete.
+        """Return a fast check whether an action may be complete. The check saves calls of :meth:`is_complete`.
 
-        During sampling, the function is called each time a further stop string occurs in the action's text. Its
-        argument is the text that is new since the previous call. If it returns True, :meth:`is_complete` is called with
-        the whole text. By default, the function always returns True. A format overrides this method if its stop strings
-        often occur inside an action.
+        The check is a function for one action. Each time a stop string occurs in the sampled text, the check gets the
+        text that is new since the previous check. If it returns False, the action goes on. If it returns True,
+        :meth:`is_complete` decides from the whole text. By default, the check always returns True. A format overrides
+        this method if its stop strings often occur inside an action.
 
         Args:
             tools: the tools of the prompt.

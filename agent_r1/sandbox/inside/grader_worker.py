@@ -57,7 +57,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 class AlteredArgument(Exception):
-    """Raised if an argument would arrive at the candidate as a different value."""
+    """Raised if a test calls the candidate's function with an argument that cannot be transferred unchanged."""
 
 
 def encode_exactly(value: Any) -> Any:

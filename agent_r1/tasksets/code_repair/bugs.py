@@ -201,8 +201,8 @@ async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[li
 async def _run(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
     """Test the functions and their mutations in one program. If the program fails, use one program for each function.
 
-    If the program of a single function fails too, the letter of each of its tests is "x". The result has the form that
-    :func:`_outcomes` describes.
+    The result has the form that :func:`_outcomes` describes. If the program of a single function fails too, the outcome
+    of all its tests is "x" (unusable).
     """
     variants = [[one.source, *(mutation.source for mutation in one.mutations)] for one in functions]
     tests = [[(test.call, test.wanted) for test in one.tests] for one in functions]

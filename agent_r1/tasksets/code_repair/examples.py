@@ -36,7 +36,11 @@ class SolvedTask:
     tries: tuple[tuple[str, str], ...]
 
     def messages(self, choosing: bool) -> tuple[Message, ...]:
-        """Return the conversation. With ``choosing``, the agent writes the numbers of lines, otherwise the lines."""
+        """Return the conversation in which the agent tries its edits.
+
+        If ``choosing`` is true, the agent chooses among the proposed lines: an edit is the number of a line, from 1.
+        Otherwise an edit is the line itself.
+        """
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
         calls = [

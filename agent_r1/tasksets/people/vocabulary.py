@@ -37,8 +37,8 @@ SURNAMES: Mapping[str, tuple[str, ...]] = {
         "Weaver Webster Wheeler Whitfield Winslow Yates"
     ),
 }
-"""Surnames by class. No surname is in two classes. Therefore worlds of different classes share no person and no
-fact."""
+"""The surnames of the people in training, validation and test questions. No surname is in two of these three classes.
+Therefore a test question shares no person and no fact with a training question."""
 
 CITIES = _words(
     "Amsterdam Athens Barcelona Berlin Boston Bristol Budapest Cairo Chicago Copenhagen Dublin Edinburgh Florence "

@@ -23,7 +23,7 @@ POLL_SECONDS = 0.5
 """The time, in seconds, between two checks whether a rank ended before it connected to the run."""
 
 CALL_SECONDS = 60.0
-"""The time limit, in seconds, of a call that an actor answers at once."""
+"""The time limit of a call to a Ray actor, in seconds, if the actor does not have to wait before it answers."""
 
 
 class RayRanks:

@@ -56,7 +56,7 @@ def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
 
 
 def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
-    """Return the letter of one test (see :func:`outcome_of`).
+    """Return the outcome of one test as a letter: "p" (passes), "f" (fails) or "x" (unusable; see :func:`outcome_of`).
 
     ``call`` and ``wanted`` are the source of the call and of its expected value. ``names`` holds the global variables.
     """
