@@ -31,8 +31,8 @@ DESCRIPTIVE = ("name", "paper", "deviations")
 """The fields of an algorithm that only describe it. All other fields are parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""The base classes of the components that have a name. A field whose type is one of these classes can hold an instance
-of any subclass of this class."""
+"""The base classes of the components that settings choose by name, such as ``loss = "cispo"``. A field of an algorithm
+with one of these base classes as its type can hold an instance of any subclass."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:

@@ -35,15 +35,15 @@ class StateValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """The k tokens that a model finds most likely in the place of each of the N tokens of a batch.
+    """The k tokens that a model finds most likely at the position of each of the N tokens of a batch.
 
     The tensors are on the CPU.
     """
 
     ids: Tensor
-    """(N, k) int64: the ids of the k most likely tokens in the place of each token."""
+    """(N, k) int64: the ids of the k most likely tokens at the position of each token."""
     logprobs: Tensor
-    """(N, k) float64: the log-probabilities of the k most likely tokens in the place of each token."""
+    """(N, k) float64: the log-probabilities of the k most likely tokens at the position of each token."""
 
     def select(self, mask: Tensor) -> TopTokens:
         """Return only the rows of the tokens for which ``mask`` (N,) is true."""

@@ -37,7 +37,7 @@ class PromptMedia:
 
     @property
     def indices(self) -> list[int]:
-        """The indices of all placeholder tokens."""
+        """The indices in the prompt of all placeholder tokens of the image."""
         return [index for span in self.spans for index in span]
 
     def moved(self, offset: int) -> PromptMedia:

@@ -53,12 +53,12 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a :class:`ProtectedTask` that runs ``work`` in the scope of the caller."""
+    """Return a :class:`ProtectedTask` that runs ``work`` inside the same calls of user code as the caller."""
     return _protected_task(work, _scope.get())
 
 
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a :class:`ProtectedTask` that runs ``work`` in the scope of the run. No user code can cancel the task.
+    """Return a :class:`ProtectedTask` that runs ``work`` outside all calls of user code. No user code can cancel it.
 
     Use this function for work that serves several attempts.
     """

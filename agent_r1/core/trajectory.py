@@ -47,8 +47,8 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
 """Whether an attempt with each status is trained, retried or dropped. No other code contains this rule.
 
 - train: the attempt is used for training.
-- retry: a new attempt replaces the failed attempt in its group, at most ``retries`` times. Every failed attempt is
-  dropped with its reason, even if no new attempt replaces the failed attempt.
+- retry: the attempt is dropped, and a new attempt replaces it in its group. After ``retries`` new attempts, a failed
+  attempt is only dropped.
 - drop: the attempt is dropped without a new attempt. A reward function that raised an error would probably raise an
   error again, and a new attempt after an exceeded deadline would take as long as the first attempt.
 

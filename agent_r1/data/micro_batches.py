@@ -32,8 +32,8 @@ class MicroBatch:
     position_ids: Tensor | None
     """(B, T) position of each token on its path in the tree of turns; None with causal attention."""
     subtree_end: Tensor | None
-    """(B, T) for each token j of a row, the end of its subtree: only the tokens j .. subtree_end[j] - 1 attend to token
-    j; None with causal attention."""
+    """(B, T) for each token j of a row, the end of its subtree in the tree of turns: only the tokens
+    j .. subtree_end[j] - 1 attend to token j. None with causal attention."""
     logit_positions: Tensor
     """(n,) for each predicted token, the index of the hidden state that predicts the token, among the B*T hidden
     states."""
@@ -220,7 +220,7 @@ def _join(sequences: Block, prefix: int) -> MicroBatch:
     starts = [0, *accumulate(map(len, sequences))]
 
     def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
-        """Return the indices that ``name`` returns for each sequence, converted to indices in the row."""
+        """Return the indices ``name(sequence)`` of all sequences, converted to indices in the micro-batch's row."""
         return torch.cat([start + name(sequence) for start, sequence in zip(starts, sequences, strict=False)])
 
     media = tuple(one.moved(start) for start, each in zip(starts, sequences, strict=False) for one in each.media)

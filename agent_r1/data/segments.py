@@ -22,9 +22,9 @@ def segment_count(unit: Tensor) -> Tensor:
 
 
 def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the sum of the elements of each unit: (units,).
+    """Return the sum of the elements of each unit: (units,). A unit is a turn, a trajectory or a group.
 
-    ``x`` (N,) holds the elements. ``unit`` (N,) holds the number of each element's turn, trajectory or group.
+    ``x`` (N,) holds the elements. ``unit`` (N,) holds the number of each element's unit, from 0.
     """
     return x.new_zeros(len(segment_count(unit))).index_add(0, unit, x)
 

@@ -101,8 +101,8 @@ Prediction = tuple[int, int, int]
 the token in the sequence, and the position of the token in the batch."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
-"""A function (trajectory, number of the trajectory in the batch, places of its turns) -> token sequences of the
-trajectory."""
+"""A function that returns the token sequences of a trajectory. Its arguments are the trajectory, the number of the
+trajectory in the batch, and the place of each turn of the trajectory in the batch."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:

@@ -134,11 +134,11 @@ class _AgentError(Exception):
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return ``end`` with the status that the requests of the agent program determine.
+    """Return ``end``, but with a different status if the last request of the agent program was refused or cut.
 
-    If the gateway refused the last request of the program, the status is the reason for the refusal. If a limit of the
-    run cut the last answer, the status is ``out_of_tokens``. A completed episode without any turn becomes a failure. In
-    all other cases, and after a cancellation, ``end`` is returned unchanged.
+    If the gateway refused the last request, the refusal determines the status. If a limit of the run cut the last
+    answer, the status is ``out_of_tokens``. A completed episode without any turn becomes a failure. In all other cases,
+    and after a cancellation, ``end`` is returned unchanged.
     """
     if end.status is Status.CANCELLED:
         return end

@@ -94,7 +94,7 @@ class PendingAnswer:
     def answer(self) -> Answer:
         """The complete answer. Raise RequestError if the request failed.
 
-        Read this property only after ``drafting`` is done.
+        Read this property only after the task ``drafting``, which samples the answer, is done.
         """
         return self.drafting.result().answer
 

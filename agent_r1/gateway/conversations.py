@@ -80,9 +80,10 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
-    """Return the sent action that ``message`` repeats after the conversation ``before``, or None if there is none.
+    """Return the sent action (an action that the client has received) that ``message`` repeats, or None.
 
-    If several sent actions fit, :func:`restore_sampled` says which of them is returned.
+    A message repeats a sent action if both have the same words and calls, and if the conversation before the action
+    equals ``before``. If several sent actions match, :func:`restore_sampled` says which of them is returned.
     """
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
     if not same:

@@ -44,7 +44,7 @@ class Exchange(Protocol):
 
     @property
     def chat(self) -> ChatRequest:
-        """The request without the details of its dialect."""
+        """The request in the form that is common to all dialects."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Exchange(Protocol):
         ...
 
     def to_json(self, answer: Answer) -> Json:
-        """Return the JSON body of the response. This method is used if the client requested no events."""
+        """Return the JSON body of the response. This method is used if ``streams`` is false."""
         ...
 
     def event_writer(self) -> EventWriter:
@@ -66,7 +66,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The functions that read and write one dialect.
+    """The functions for one dialect: the format in which the clients of one API write requests and read answers.
 
     Attributes:
         paths: the URL paths of requests in this dialect, such as ``/v1/chat/completions``.

@@ -210,7 +210,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseExchange:
-    """A request in the dialect "responses". Its methods write the answer in the same dialect."""
+    """A request in the format of OpenAI's Responses API. Its methods write the answer in the format of this API."""
 
     chat: ChatRequest
     streams: bool

@@ -29,7 +29,8 @@ characters.
 """
 
 LONGEST_TAG = 41
-"""The largest number of characters of an unfinished tag at the end of a text, including its first character ``<``."""
+"""An unfinished tag at the end of a text, such as ``<tool_c``, is not sent yet. This is the largest number of its
+characters."""
 
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
 
@@ -95,7 +96,7 @@ def _without_blank_end(text: str) -> str:
 
 
 def complete_parts(answer: Answer) -> Iterator[Part]:
-    """Yield the parts of the stream of a complete answer: its opening, its pieces, and the answer itself."""
+    """Yield the parts of the stream of a complete answer: an Opening, a Piece for each part of text, the answer."""
     yield Opening(answer.id, answer.num_prompt_tokens)
     yield from _SentTexts().last_parts(answer)
 
@@ -103,7 +104,8 @@ def complete_parts(answer: Answer) -> Iterator[Part]:
 async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIterator[Part]:
     """Yield the parts of the stream of an answer, while the task ``drafting`` samples the answer.
 
-    The last part is the complete answer. ``live.opening`` must already be set. Raise RequestError if the request fails.
+    The first part is ``live.opening``, which must be set before the call. Further parts are pieces of text. The last
+    part is the complete answer. Raise RequestError if the request fails.
     """
     assert live.opening is not None
     yield live.opening

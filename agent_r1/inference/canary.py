@@ -33,7 +33,8 @@ TEMPERATURE = 0.7
 servers that ignore the temperature."""
 
 NUM_NEXT = 32
-"""The number of most likely next tokens that the trainer stores for each prompt of a canary."""
+"""The number of most likely next tokens that the trainer stores for each prompt of a canary (a test of the weights of a
+server)."""
 
 NUM_COMPARED = 5
 """The number of most likely next tokens that a server returns for each prompt of a canary. All of them must be among
@@ -75,13 +76,12 @@ difference between the two amounts is ``Band.floor`` plus this share of the larg
 
 @dataclass(frozen=True, slots=True)
 class CanaryReading:
-    """The log-probabilities that a server computed for one prompt of a canary.
+    """The log-probabilities that a server computed for one prompt of a canary (a test of the weights of a server).
 
     Attributes:
         logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the most likely candidates for the token after the prompt, by token id,
-            at ``TEMPERATURE``. The server chooses the candidates. If it has a prefix cache, it computes these numbers
-            with the cache.
+        next_logprobs: the log-probabilities of the tokens that the server finds most likely after the prompt, by token
+            id, at ``TEMPERATURE``. A server with a prefix cache computes these numbers with the cache.
     """
 
     logprobs: tuple[float, ...]

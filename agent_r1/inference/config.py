@@ -63,7 +63,8 @@ class VllmConfig(BaseModel):
     """Time limit for the start of the servers, in seconds."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer is left out."""
+    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
+    until a later update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """A server that has requests and answers nothing for this time, in seconds, is left out."""
@@ -94,7 +95,8 @@ class SglangConfig(BaseModel):
     Empty: /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer is left out."""
+    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
+    until a later update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """A server that has requests and answers nothing for this time, in seconds, is left out."""

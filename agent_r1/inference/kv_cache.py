@@ -182,7 +182,8 @@ class DecodeCache(_CacheView):
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write the new keys ``key`` and values ``value`` of a layer, both of the shape (R, K, 1, D).
 
-        Return (keys, values) of the first L = ``visible`` tokens of all rows, both of the shape (R, K, L, D).
+        R is the number of rows, K the number of key-value heads, and D the size of a head. Return (keys, values) of the
+        first L = ``visible`` tokens of all rows, both of the shape (R, K, L, D).
         """
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]

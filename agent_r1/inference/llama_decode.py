@@ -35,7 +35,8 @@ depend on the number of rows."""
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.
 
-The function appends the keys and values to the cache of the layer, and returns the output (N, H * D).
+The function appends the keys and values to the cache of the layer, and returns the output (N, H * D). H is the number
+of attention heads, K the number of key-value heads, and D the size of a head.
 """
 
 

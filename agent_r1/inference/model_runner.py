@@ -68,8 +68,9 @@ NARROW_PASS = PrefillShape(chunk=64, tokens=64)
 processor busy."""
 
 NATIVE_PASS = 128
-"""The largest number of tokens in a native prefill pass. Its intermediate results should fit into a cache of the core.
-The bits of a token do not depend on this number."""
+"""The largest number of tokens in one prefill pass of the native decoder, which is written in C++. The intermediate
+results of the pass should fit into a cache of the processor core. The keys and values of a token are bit-equal for
+every choice of this number."""
 
 LARGE_MODEL = 10_000_000
 """On a CPU, a model with at least this many parameters has smaller prefill passes (``NARROW_PASS``), and a decode step
@@ -322,9 +323,10 @@ class ModelRunner:
 
 
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Return how many bytes the keys and values of one token take, measured with a short prompt.
+    """Return how many bytes of the KV cache one token takes, measured by running the model on a short prompt.
 
-    The logits of the prompt with the KV cache are compared with the logits of the model's own forward pass.
+    This run also tests whether the engine supports the model: the logits that are computed with the KV cache must equal
+    the logits of the model's own forward pass, up to rounding.
 
     Raises:
         InvalidInput: in one of three cases: the model fails with the KV cache; the logits are not finite; the logits

@@ -95,7 +95,10 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Add the time since the last call of this method to the counters. The caller must hold the lock."""
+        """Add the time since the last call to the busy time and to the total time of requests, if requests are running.
+
+        The caller must hold the lock.
+        """
         now = self._clock()
         if self._running:
             self._busy += now - self._last

@@ -145,9 +145,9 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights into all servers, and return the version that they serve.
 
-        Unfinished requests pause, and continue with the new weights in a new version span. A server that fails is
-        fenced: it gets no more requests. A fenced server serves again if it now works and passes the check of its
-        log-probabilities. Raise EngineError if no server serves the new weights.
+        Unfinished requests pause, and continue with the new weights. Their completions record the version that sampled
+        each token. A server that fails is fenced: it gets no more requests. A fenced server serves again if it now
+        works and passes the check of its log-probabilities. Raise EngineError if no server serves the new weights.
         """
         async with self._updating:
             self._open.clear()

@@ -239,9 +239,9 @@ class Scheduler:
         return len(tokens)
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
-        """Yield (block index, batch) for each block that has running requests.
+        """Yield (block index, batch) for each block of the KV cache that has running requests.
 
-        A batch is a list of pairs (row, request).
+        A batch is a list of pairs (row, request). The keys and values of the request are in this row of the block.
         """
         for block in range(self._num_blocks):
             batch = [(slot.row, request) for slot, request in self._running.items() if slot.block == block]

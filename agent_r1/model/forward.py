@@ -83,7 +83,7 @@ class PrefixStates:
         self._copies = [copy.requires_grad_(t.requires_grad) for copy, t in zip(copies, self._computed, strict=True)]
 
     def cache(self, rows: int) -> DynamicCache | None:
-        """Return a KV cache for a pass, with the prefix in each of ``rows`` rows. If S is 0, return None."""
+        """Return a KV cache for a pass, with the prefix in each of ``rows`` rows; None if the prefix is empty."""
         if not self.num_tokens:
             return None
         cache = DynamicCache()

@@ -60,10 +60,14 @@ class AttentionPart:
 class TreeParts:
     """The parts of the attention over trees of tokens.
 
+    A chain is a run of successive tokens of a tree without a branch: each token except the first is the only child of
+    the token before it.
+
     Attributes:
         own: the parts in which tokens attend to their own chain, or to a whole small tree. Each token is a query in
             exactly one of these parts.
-        above: the parts in which tokens attend to a chain above their own chain, or to the S tokens before the tree.
+        above: the parts in which tokens attend to a chain nearer to the root than their own chain, or to the S tokens
+            before the tree.
     """
 
     own: tuple[AttentionPart, ...]

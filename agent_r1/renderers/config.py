@@ -20,4 +20,5 @@ class TagsConfig(BaseModel):
     """The tag around a final answer. A closed answer ends the action."""
 
     names: dict[str, str] = Field(default_factory=dict)
-    """The tag of each tool whose tag differs from its name. A tag that begins with three backticks is a fence."""
+    """The tag around a call of each tool whose tag differs from the name of the tool. A tag that begins with three
+    backticks is a fence."""

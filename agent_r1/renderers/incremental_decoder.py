@@ -91,7 +91,8 @@ class IncrementalDecoder:
     def _advance(self, end: int, text: str) -> str:
         """Remove the first ``end`` pending tokens, and return their text, which is ``text``.
 
-        If the text is not empty, the removed tokens become the previous part, with which later tokens are decoded.
+        If the text is not empty, later tokens are decoded together with the removed tokens, because the text of a token
+        can depend on the tokens before it.
         """
         if text:  # otherwise decoders that drop a space at the beginning of a text would drop the next space
             self._previous = self._pending[:end]

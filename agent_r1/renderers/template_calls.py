@@ -65,13 +65,13 @@ _COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique
 """Filters and methods that read all values of an iterator, and copy or compare the texts of these values."""
 
 _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
-"""Filters and methods that copy or compare the texts in a container."""
+"""Filters and methods that copy or compare the texts in a container, so that they cost more if the texts are longer."""
 
 _MAX_DIGITS = 100
 """The largest precision that a template can give to the filter ``round``."""
 
 _CHARACTERS_PER_STEP = 64
-"""The number of characters that count as one step when a text is searched or split."""
+"""The number of characters of a text that can be searched or split for one step of a template's budget."""
 
 
 def require_method(function: Any) -> Any:

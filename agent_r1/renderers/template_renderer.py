@@ -185,7 +185,7 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt after an action and its observation, with only the tokens that follow the sampled tokens.
+        """Return the prompt after an action and its observation: the whole text, but only the tokens after the action.
 
         If the policy sampled no end token, the new tokens begin with the rest of the turn: the end token, or text of
         the action's message that was not sampled. Text that was sampled after the end of the action is not repeated.

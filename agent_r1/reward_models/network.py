@@ -67,8 +67,8 @@ class Network(Protocol):
 class HeadNetwork:
     """A transformer with a scalar head: the score of a turn is the value at the last token of its action.
 
-    The value depends on all tokens of the trace up to this token: prompts, actions and tool results. The score of a
-    trace is the score of its last turn.
+    The value depends on all tokens of the trace (the recorded attempt) up to this token: prompts, actions and tool
+    results. The score of a trace is the score of its last turn.
     """
 
     model: ValueModel
@@ -233,7 +233,7 @@ class RewardModel:
     Attributes:
         kind: the kind of the reward model, which determines the meaning of the scores of turns.
         loss: the loss with which the model was trained.
-        implicit_reward: the reward of a turn, if the kind is implicit.
+        implicit_reward: how the reward of a turn is computed from the scores, if the kind is implicit.
     """
 
     network: Network

@@ -119,13 +119,15 @@ def _place(task: str, seed: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTraces:
-    """Token sequences of several traces. S turns have action tokens, and N is the number of all action tokens.
+    """Token sequences of R traces (recorded attempts).
+
+    S is the number of turns with action tokens in all traces, and N is the number of action tokens in all traces.
 
     Attributes:
         sequences: the tokens, as the models read them.
         trace_of_turn: (S,) the number, from 0 to R - 1, of the trace that each turn belongs to.
         turn_of_token: (N,) the number, from 0 to S - 1, of the turn that each action token belongs to.
-        last_turn: (R,) the number, from 0 to S - 1, of the last turn of each of the R traces.
+        last_turn: (R,) the number, from 0 to S - 1, of the last turn of each trace.
     """
 
     sequences: tuple[TokenSequence, ...]

@@ -159,7 +159,10 @@ def _fit(
     config: RewardModelConfig,
     say: Callable[[str], None],
 ) -> tuple[float, ...]:
-    """Train ``model``, which computes with ``weights``, on ``traces``. Return the mean loss of each epoch."""
+    """Train ``model`` on ``traces`` (recorded attempts), and return the mean loss of each epoch.
+
+    ``weights`` holds the weights that are trained, and the copy of these weights with which ``model`` computes.
+    """
     groups = {CRITIC: ParameterGroup(weights.weights, config.learning_rate)}
     optimizer = Optimizer(groups, BETAS, config.weight_decay, MAX_GRAD_NORM)
     # Attempts of a group begin alike: in one batch, the tokens that they share are computed once.
@@ -200,8 +203,9 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
     """Return the evaluation of ``model`` on the held-out traces.
 
-    Each baseline is multiplied by 1 or -1. The sign is chosen on the traces for training, so that a larger value means
-    success on these traces. The sign is not known in advance: few calls, for example, can mean success or failure.
+    ``BASELINES`` are scores that need no model, such as the number of tool calls. Each baseline is multiplied by 1 or
+    -1. The sign is chosen on the traces for training, so that a larger value means success on these traces. The sign is
+    not known in advance: few calls, for example, can mean success or failure.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]

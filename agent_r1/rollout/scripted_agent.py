@@ -79,7 +79,10 @@ class _ScriptedEpisode:
             await self._episode.close()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return the responder's next message as a completion. The chat template converts the message to text."""
+        """Return the next message of the responder (the function that replaces the model) as a completion.
+
+        The chat template converts the message to text.
+        """
         assert self._respond is not None
         await asyncio.sleep(0)
         before, tools, renderer = self._conversation, self.tools, self._renderer

@@ -44,7 +44,7 @@ class RecordedAction:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation of the beam.
+    """One of the conversations among which the beam search chooses.
 
     Attributes:
         actions: the actions of the conversation.

@@ -25,8 +25,8 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 def find_unconfined_sandbox() -> str | None:
     """Return ``"none: nothing"`` if this process has a sandbox of level ``none``; otherwise None.
 
-    The text is the :attr:`Sandbox.isolation` of such a sandbox. A sandbox is also found if no tool or environment
-    declares it.
+    This text is the :attr:`Sandbox.isolation` of a sandbox that isolates nothing. The search includes sandboxes that no
+    tool and no environment declares.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more

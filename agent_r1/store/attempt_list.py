@@ -44,7 +44,8 @@ class AttemptFilter:
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
         text: the attempt's id, or the reason of its status or its fate, contains this text. Case is ignored.
-        recorded: true: the attempt has token records; false: the attempt has no token records.
+        recorded: true: the run recorded numbers for each action token of the attempt (:class:`TokenRecord`); false:
+            the run did not record these numbers.
         id_prefix: the attempt's id begins with this text, with or without the name of the run.
     """
 

@@ -30,7 +30,10 @@ def last_step(connection: sqlite3.Connection) -> int:
 
 
 def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
-    """Return the step of the last checkpoint that was saved and is not superseded; None if no checkpoint is left."""
+    """Return the step of the last saved checkpoint; None if there is no checkpoint.
+
+    If the run was at step 20 and was then resumed from step 10, the old checkpoint of step 20 does not count.
+    """
     sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
               WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
     found = connection.execute(sql).fetchone()[0]
@@ -182,10 +185,11 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the run is complete, but no seal outside of the database covers the last rows of the ledger.
+    """Yield a message if the run is complete, but no seal outside of the database covers the last rows of the database.
 
-    A seal is a hash of one row and all rows before it. The message is a warning, not a violation, because
-    a run that is killed at its very end leaves no seal file.
+    A seal is a hash of one row and all rows before this row. Seals outside of the database are in the seal file and in
+    manifests. The message is a warning, not a violation, because a run that is killed at its very end leaves no seal
+    file.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):

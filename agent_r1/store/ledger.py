@@ -44,7 +44,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Seal:
-        """Return the seal in ``data``, a result of :meth:`to_json`.
+        """Return the seal (a row number and a hash) that ``data`` describes. ``data`` is a result of :meth:`to_json`.
 
         Raises ValueError, KeyError or TypeError if ``data`` is not a seal.
 
@@ -167,7 +167,7 @@ def read_head(connection: sqlite3.Connection) -> Seal:
 
 
 def read_latest_seal(database: Path) -> Seal | None:
-    """Return the last seal in a database; None if the file ``database`` does not exist."""
+    """Return the seal of the last row, a hash of all rows of a run; None if the file ``database`` does not exist."""
     if not database.exists():
         return None
     with closing(connect_reader(database)) as connection:
@@ -175,7 +175,7 @@ def read_latest_seal(database: Path) -> Seal | None:
 
 
 def write_seal_file(folder: Path, seal: Seal) -> None:
-    """Write a seal to ``seal.json`` in ``folder``. Raises OSError if the file cannot be written."""
+    """Write ``seal``, a hash of rows of a run, to ``seal.json`` in ``folder``. Raises OSError if this is impossible."""
     atomic_write(folder / SEAL_FILE, json.dumps(seal.to_json()).encode("ascii"))
 
 

@@ -175,7 +175,7 @@ class RunReader:
         return (self.image(part.sha256) or part) if isinstance(part, Image) else part
 
     def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
-        """Return the token records of an attempt, one per turn with action tokens; () if no update made them."""
+        """Return the recorded numbers of the action tokens of each turn of an attempt; () if none were recorded."""
         sql = """SELECT turn, numbers FROM token_records JOIN current_attempts AS attempts ON attempt_id = attempts.id
                  WHERE attempt = ? ORDER BY turn"""
         rows = self._rows(sql, attempt_key(attempt))

@@ -171,7 +171,7 @@ def encode_token_record(record: TokenRecord) -> bytes:
 
 
 def decode_token_record(attempt: AttemptId, turn: int, blob: bytes) -> TokenRecord:
-    """Return the token record of a turn from its column value ``blob``."""
+    """Return the numbers of the action tokens of turn number ``turn`` from their column value ``blob``."""
     return TokenRecord(attempt, turn, *unpack_columns(blob))
 
 

@@ -37,10 +37,11 @@ def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open the next segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 
-    A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment. Attempts of
-    two kinds are superseded:
+    A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment. The fate of
+    an attempt is "trained" or "dropped". Attempts of two kinds become superseded, which means that they no longer
+    count:
 
-    - attempts whose fate was decided after ``step``
+    - attempts that were trained or dropped after ``step``
     - attempts without a fate that did not finish, sampled no token, or used weights that are newer than the checkpoint
 
     All other attempts without a fate stay valid, and the new segment can train on them.

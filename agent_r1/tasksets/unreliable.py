@@ -44,8 +44,8 @@ true edition is returned at least twice in 6 searches (see ``FRESH``).
 """
 
 FRESH = 3
-"""The searches for a page are counted in blocks of this length. In each block, one search at a random position always
-returns the true edition.
+"""One of the searches 1 to 3 for a page, one of the searches 4 to 6, and so on, always returns the true page, not an
+outdated page. The position of this search is random.
 
 So every task can be solved. The agent does not know the position of this search, so it must compare the results.
 """

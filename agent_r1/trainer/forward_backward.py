@@ -136,7 +136,7 @@ class ModelSet:
         return PassImages.of(micro.media, micro.ids.shape[1], self.images, micro.ids.device)
 
     def call(self, model: PreTrainedModel, work: Work[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Return ``work(model, *arguments, **options)``. ``model`` is the policy, the reference or the teacher."""
+        """Return ``work(model, *arguments, **options)``. A subclass first gathers the weights of a sharded model."""
         return work(model, *arguments, **options)
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:

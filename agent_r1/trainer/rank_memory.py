@@ -161,7 +161,7 @@ class _Exchanges:
 
 
 class _AllGather(DefaultAllGather):
-    """The exchange that collects the parts of a layer's weights from all ranks. ``exchanges`` counts the exchange."""
+    """The exchange that collects the parts of a layer's weights from all ranks. ``exchanges`` counts the calls."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
@@ -171,7 +171,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """The exchange that sums the gradients of a layer over all ranks. ``exchanges`` counts the exchange."""
+    """The exchange that sums the gradients of a layer over all ranks. ``exchanges`` counts the calls."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges

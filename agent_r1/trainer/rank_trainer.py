@@ -162,7 +162,11 @@ class RankTrainer:
         return self._budget.tokens
 
     def optim_step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float) -> OptimStats:
-        """Take an optimizer step on this rank's part of the weights. ``loss`` is the loss of the whole batch."""
+        """Take an optimizer step on this rank's part of the weights.
+
+        The learning rates are multiplied by ``learning_rate_factor``. ``loss`` is the loss of the whole batch. If
+        ``loss`` or a gradient is not finite, no weight changes.
+        """
         return self._optimizer.step(loss, modules, learning_rate_factor)
 
     def sync_reference(self, alpha: float) -> None:

@@ -1,4 +1,4 @@
-"""The report of an update: its metrics, the outcome of each attempt, and the token records of some attempts."""
+"""The report of an update: metrics, whether each attempt was trained, and for some attempts numbers of each token."""
 
 from __future__ import annotations
 
@@ -290,8 +290,10 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
 
 
 def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return the outcomes of attempts that are never trained: greedy attempts, and failed attempts that were
-    retried."""
+    """Return an :class:`Excluded`, with the reason, for each attempt that is never trained.
+
+    These attempts are the greedy attempts, and the failed attempts that were replaced by a new attempt.
+    """
     outcomes = []
     for greedy in (group.greedy for group in groups if group.greedy is not None):
         failed = STATUS_POLICY[greedy.status] != "train"

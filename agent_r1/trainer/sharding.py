@@ -76,7 +76,7 @@ def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
-    """Divide the weights of ``module`` among the ranks. FSDP gathers them all at once, and computes in ``dtype``.
+    """Divide the weights of ``module`` among the ranks. FSDP gathers all weights at once, and computes in ``dtype``.
 
     If ``dtype`` is "float32", computations and sums of gradients are in the data type of the weights. Otherwise the
     gradients of the ranks are summed in float32.

@@ -303,8 +303,8 @@ def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> b
     """Return whether the settings ask for shared prefixes.
 
     The function does not check whether the models can share prefixes. With several ranks, the result is False. With one
-    process, the result is True if ``share_prefixes`` is "on", or if ``share_prefixes`` is "auto" and all models are
-    large.
+    process, the result is True if ``share_prefixes`` is "on", or if ``share_prefixes`` is "auto" and each model has at
+    least ``LARGE_MODEL`` parameters.
     """
     if config.ranks > 1:
         return False

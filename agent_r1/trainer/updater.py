@@ -1,4 +1,4 @@
-"""The policy update, from groups of trajectories to new weights and an outcome of each attempt."""
+"""The policy update: it changes the weights, and reports for each attempt whether it was trained or excluded."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def close_environments(taskset: TaskSet) -> None:
 
 
 def environments_of(taskset: TaskSet) -> dict[str, Env]:
-    """Return all environments of a task set by the names that they have on workers."""
+    """Return all environments of a task set. The keys are the names that workers give to the environments."""
     variants = {f"{VARIANT}{split}": env for split, env in taskset.variants.items()}
     return {ENV: taskset.env, **variants, **{f"{BASELINE}{name}": env for name, env in taskset.baselines.items()}}
 

@@ -81,12 +81,12 @@ def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that have no effect because every importance ratio is 1.
+    """Yield the settings that have no effect for one of two reasons; yield nothing if neither reason applies.
 
-    If other ratios can occur, yield nothing.
+    - The advantage is always 0, and the loss then has no gradient. Then no setting of the loss has an effect.
+    - Every importance ratio is 1. Then settings that only use this ratio have no effect.
 
-    If the advantage is always 0, and the loss then has no gradient, no setting of the loss has an effect. In this case,
-    yield only the settings of the loss.
+    If the first reason applies, settings without an effect for the second reason are not yielded.
     """
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]

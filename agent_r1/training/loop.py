@@ -259,7 +259,10 @@ async def _record_step(
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:
-    """Return the fate of an attempt, given its outcome in the update of step ``step``."""
+    """Return what the run records about an attempt: trained at step ``step``, or dropped at this step for a reason.
+
+    ``outcome`` says what the update of this step did with the attempt.
+    """
     if isinstance(outcome, Trained):
         return AttemptFate(outcome.attempt, "trained", step, credit=outcome.advantage_sum)
     return AttemptFate(outcome.attempt, "dropped", step, outcome.reason)

@@ -174,9 +174,10 @@ def _plan_division(
 
 
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
-    """Return ``config`` with ``ranks`` ranks. If there are several GPUs, the engines are servers.
+    """Return a copy of ``config`` in which the trainer has ``ranks`` ranks.
 
-    In these settings, sequences share no prefixes, so the plan overestimates time and memory.
+    With several GPUs, the engines are vLLM servers; with one GPU, the engine is the embedded engine. The copy switches
+    shared prefixes off, so a plan with these settings overestimates time and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {

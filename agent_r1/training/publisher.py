@@ -41,7 +41,8 @@ class WeightPublisher:
 
         If the engine serves the sent weights, the returned version is ``update.version``, with the trainer's checksum.
 
-        Raises EngineError if the engine supports no suitable transport, or if the weights cannot be written or loaded.
+        Raises EngineError if the weights cannot be written or loaded, or if the engine can take them neither as the
+        trainer sends them (for example in shared memory) nor from a folder.
         """
         transports = self._engine.capabilities.transports
         sent = await run_in_thread(self._for_engine, update)

@@ -14,7 +14,7 @@ from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.shutdown import GracefulShutdown
 
 RANKS_RESTARTED = "ranks restarted"
-"""The kind of the event which reports that a new segment of the run began because a rank died."""
+"""The kind of an event: a rank died, and all ranks were started again at the last checkpoint."""
 
 
 async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:
@@ -45,7 +45,10 @@ async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: Gra
 
 
 async def _restart(run: TrainingRun, writer: RunWriter, reason: str) -> TrainingRun:
-    """Return the run with new ranks, at its last checkpoint, in a new segment. The run records ``reason``."""
+    """Return the run with new ranks, at its last checkpoint. The run records ``reason``, the reason of the restart.
+
+    Training after a restart is a new segment in the records of the run.
+    """
     run.progress.print_line(f"WARNING: {reason}; the ranks are started again")
     runtime = await run_in_thread(rebuild_trainer, run.runtime)
     try:

@@ -70,7 +70,7 @@ class EngineCost:
     def decode(self, sequences: int, context: float) -> float:
         """Return the seconds of a decode step of ``sequences`` sequences.
 
-        ``context`` is the number of tokens in the KV cache.
+        ``context`` is the number of tokens of all these sequences together in the KV cache.
         """
         batches = -(-sequences // self.rows)
         return batches * self.step + max(sequences * self.sequence, batches * self.weights + context * self.context)

@@ -155,7 +155,8 @@ class SmokeChecks:
     async def check_update(self) -> CheckOutcome:
         """Check that the trainer takes one optimizer step on the sampled batch.
 
-        The attempts get new rewards, which differ within each group.
+        If all rewards of a group were equal, the step could have no gradient. So the check replaces the rewards of the
+        attempts by rewards that differ within each group.
         """
         if not self._groups:
             return skip("no attempts were sampled")

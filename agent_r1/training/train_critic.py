@@ -1,8 +1,8 @@
 """Train a critic on recorded attempts: a value head on a model, regressed on the returns that followed each state.
 
-States are before and after each action token. The target G of all states of a turn is the sum of the rewards of this
-turn and later turns, and of the whole trajectory. So V after the last token of an action includes the rewards of the
-action: it is Q(s, a).
+There is a state before the first token of each action, and a state after each of its tokens. The critic predicts the
+value V of a state. The target G of all states of a turn is the sum of the rewards of this turn and later turns, and of
+the whole trajectory. So V after the last token of an action includes the rewards of the action: it is Q(s, a).
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ disappears.
 NUM_COLORS = 8
 
 MAX_COVERED = 3
-"""The largest value of ``DrawnLine.covered``. Each value from 1 to this number has a pattern of dashes of its own."""
+"""A line that covers earlier lines of a chart is dashed. There is a pattern of dashes for each number of covered lines,
+from 1 to this number. A line that covers more lines has the last pattern."""
 
 Curve = Mapping[int, float]
 """The values of one curve, by optimizer step."""

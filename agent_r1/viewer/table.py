@@ -1,4 +1,4 @@
-"""The table of attempts: its conditions, order and page, as the query of a URL."""
+"""The query of a URL for the table of attempts: which attempts are listed, in which order, and which page is shown."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
 TokenFigures = Mapping[str, float | None]
 """The numbers of one token, by name.
 
-The names are the values of ``Coloring``, the name ``trainer`` (the log-probability in the trainer) and the name
-``weight`` (the loss weight). A value is None if the number is not known.
+The names are ``advantage``, ``logprob`` (the log-probability in the engine), ``trainer`` (the log-probability in the
+trainer), ``gap`` (trainer minus engine), ``entropy``, ``value`` (of the critic) and ``weight`` (the loss weight). A
+value is None if the number is not known.
 """
 
 MAX_TOKENS = 20_000
@@ -50,7 +51,7 @@ class Scale:
     largest: float
 
     def level(self, value: float | None) -> int | None:
-        """Return the level of a value; None if the value is None or not finite."""
+        """Return the level of a value, which determines its color; None if the value is None or not finite."""
         if value is None or not math.isfinite(value):
             return None
         share = value / self.largest if self.largest else 0.0
@@ -146,7 +147,8 @@ def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
     """Return the numbers of each action token of a turn, by name; None for a number that is not known.
 
     Args:
-        record: the token record of the turn. If None, only ``logprob``, the log-probability in the engine, is known.
+        record: the numbers that an update computed for the action tokens. If None, only ``logprob``, the
+            log-probability in the engine, is known.
     """
     count = len(turn.action_ids)
     unknown: tuple[None, ...] = (None,) * count
@@ -162,7 +164,7 @@ def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
 
 
 def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
-    """Return a scale for each coloring that has a finite value in ``figures``.
+    """Return a color scale for each kind of number (``Coloring``) that has a finite value in ``figures``.
 
     Args:
         figures: the numbers of all tokens that the scales are for.

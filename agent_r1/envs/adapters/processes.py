@@ -172,7 +172,7 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Fork a worker process without an object, and return (the process, the connection to it)."""
+        """Fork a worker process, in which no object was created yet, and return (the process, the connection to it)."""
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)

@@ -104,7 +104,8 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
 
     Raises:
         UnsupportedChat: the chat template cannot show tools, or the format cannot parse the calls of the template.
-        InvalidInput: the configured tags do not match the tools.
+        InvalidInput: the tool format is ``tags``, and its settings do not fit the tools: they name a tool that does
+            not exist, or give one tag to two things.
     """
     if isinstance(renderer.tool_format, Tags):
         renderer.tool_format.check(tools)

@@ -100,8 +100,8 @@ class ToolFormat(ABC):
     def check_writable(self, messages: Iterable[Message]) -> None:
         """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``.
 
-        If such a call were rendered, the text would be parsed as a different call. Only the messages of a task can
-        contain such a call. If a policy writes such a call, :meth:`parse` returns a malformed call without arguments.
+        If such a call were rendered, the text would be parsed as a different call. Such a call can only come from the
+        messages of a task: if a policy writes such a text, :meth:`parse` returns a malformed call without arguments.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):

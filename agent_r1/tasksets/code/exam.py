@@ -56,7 +56,7 @@ class Exam:
         )
 
     def _candidate(self, solution: str) -> str:
-        """Return the source of a program that runs ``given``, the solution, and ``after``, one after the other.
+        """Return the source of a program that runs the exam's code ``given``, the solution, and the code ``after``.
 
         The three sources are compiled separately. So the solution can begin with ``from __future__``, and its line
         numbers begin with 1.

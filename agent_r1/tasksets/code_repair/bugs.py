@@ -75,8 +75,9 @@ class Bug:
     def task(self, split: str, number: int) -> Task:
         """Return the task to repair the function.
 
-        The text of the task has the request, the first test, the function and the proposals. ``number`` distinguishes
-        the tasks with different bugs of the same function, and is a part of the task's id.
+        The text of the task has the request, the first test and the function. If the bug has proposals, the text also
+        lists the changed line of each proposal, and the agent chooses one of these lines. ``number`` distinguishes the
+        tasks with different bugs of the same function, and is a part of the task's id.
         """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))

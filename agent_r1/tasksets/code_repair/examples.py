@@ -78,5 +78,5 @@ _SOLVED = (
 
 
 def examples(choosing: bool) -> tuple[Message, ...]:
-    """Return the conversations of the solved tasks (see :meth:`SolvedTask.messages`)."""
+    """Return the conversations of the solved tasks. With ``choosing``, the agent writes numbers of lines, not lines."""
     return tuple(chain.from_iterable(solved.messages(choosing) for solved in _SOLVED))

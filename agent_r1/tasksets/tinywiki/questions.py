@@ -18,16 +18,20 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``, in the wording "style a": the last relation comes first.
+    """Return a question that asks where ``chain``, a chain of facts, ends. The wording is "style a".
+
+    In this wording, the last relation of the chain comes first.
 
     Example:
-        "What is the capital of the mayor of Alba?"
+        "What is the capital of the mayor of Alba?" for the chain from Alba to its mayor, and to the mayor's capital
     """
     return "What is " + "".join(f"the {relation} of " for relation in reversed(chain.relations)) + f"{chain.start}?"
 
 
 def forward(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``, in the wording "style b": the first relation comes first.
+    """Return a question that asks where ``chain``, a chain of facts, ends. The wording is "style b".
+
+    In this wording, the first relation of the chain comes first.
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"
@@ -102,8 +106,8 @@ that the first questions contain all kinds.
 
 
 _TRIES = 1000
-"""The largest number of chains that are drawn for a task, until one chain gives a new question with the required
-relation."""
+"""The largest number of random chains of facts that are drawn for one task. The first chain that gives a new question
+with the required relation is used."""
 
 
 @lru_cache(maxsize=32)

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 SHARES: Mapping[str, int] = {"train": 65, "validation": 10, "test": 25}
-"""The share of the families that each split gets, in percent."""
+"""The share of the families that each split gets, in percent. A family is a list of names of films and persons that
+must be in the same split."""
 
 
 def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:

@@ -28,8 +28,8 @@ class MonitorConfig(BaseModel):
     without a trained attempt. A run with at most this many steps only gets warnings."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
-    """Limit of abs(importance ratio - 1) before a step changes the weights, in batches sampled with the newest weights.
-    None: 0.001, or 1 if the trainer computes in bfloat16."""
+    """Limit of abs(importance ratio - 1) in batches sampled with the newest weights. The ratio is measured before the
+    step changes these weights. None: 0.001, or 1 if the trainer computes in bfloat16."""
 
     logprob_gap: float | None = Field(default=None, gt=0)
     """Limit of the difference between a token's log-probabilities in engine and trainer, in batches sampled with the
@@ -52,7 +52,8 @@ class MonitorConfig(BaseModel):
     this reward falls while the reward that is trained on rises. Empty: no check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """The check of true_reward compares two means over steps. This is the number of steps in each mean."""
+    """Number of steps in each of the two means that the check of true_reward compares: the mean over the last steps,
+    and the highest mean over consecutive earlier steps."""
 
     def ratio_limit(self, trainer: Dtype) -> float:
         """Return the limit of abs(importance ratio - 1) for a trainer that computes in the data type ``trainer``."""

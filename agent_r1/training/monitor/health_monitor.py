@@ -48,7 +48,8 @@ REWARD_HISTORY = 1000
 """The number of recent steps whose mean rewards are kept, for checks that compare steps."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""The minimum window of the circuit breaker: the attempts of 4 groups or 32 attempts, whichever is less."""
+"""The circuit breaker stops the run if too many of the last n attempts failed. n is at least the number of attempts of
+4 groups, or at least 32 if 32 is less."""
 
 
 class HealthMonitor:

@@ -1,4 +1,4 @@
-"""Health checks of learning: does the policy explore, do groups have a contrast, does validation follow the reward?
+"""Health checks of learning: does the policy explore, do rewards differ in groups, does validation follow the reward?
 
 The findings of these checks are warnings. No finding stops a run.
 """

@@ -19,7 +19,8 @@ from agent_r1.training.monitor.checks import Finding
 PROXY, TRUE, CORRELATION = "proxy/reward", "proxy/true_reward", "proxy/correlation"
 """The names of three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
 
-Attempts without a true reward are left out.
+The true reward is the reward that the setting ``true_reward`` names: it measures what the run is meant for. Attempts
+without a true reward are left out.
 """
 
 ERRORS = 2.0

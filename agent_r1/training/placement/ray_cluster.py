@@ -155,7 +155,7 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of requests for ranks. The requests for ranks come before the requests for servers."""
+        """The number of ranks of the trainer in ``requests``. The ranks come before the servers in ``requests``."""
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
