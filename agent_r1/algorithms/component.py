@@ -10,7 +10,8 @@ Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseli
 """Something that a run must provide for an algorithm.
 
 critic: a value model. group: several attempts at each task. greedy: a greedy attempt at each task. reference: a copy of
-the initial policy. teacher: a teacher policy. role_baseline: a running mean of the returns of each role.
+the initial policy. teacher: a teacher policy. role_baseline: in games of several agents, a running mean of the returns
+of each role.
 """
 
 Level = Literal["token", "turn", "trajectory"]

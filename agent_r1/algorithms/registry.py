@@ -120,9 +120,10 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return a template for the algorithm of a stored run, with the name ``name`` and components of a preset.
+    """Return an algorithm with the name and the description of a stored run's algorithm, but not with its components.
 
-    The caller must replace the components by the components in ``settings``, the settings of the stored run.
+    The components of the result are the components of a preset. The caller must replace each of them by the component
+    in ``settings``, the settings of the stored run.
 
     Return None if ``settings`` does not contain every component of an algorithm.
     """

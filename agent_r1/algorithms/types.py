@@ -68,7 +68,7 @@ class ModelOutputs:
     entropy: Tensor | None = None
     """(N,) entropy of the policy before the update at each token, in nats."""
     teacher_top: TopTokens | None = None
-    """The teacher's most likely tokens in the place of each token, for the algorithm's ``distillation``."""
+    """The teacher's most likely tokens at the position of each token, for the algorithm's ``distillation``."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
         """Return the outputs for the tokens that ``mask`` (N,) selects.
@@ -151,10 +151,10 @@ class TokenOutputs:
     sampler_logprobs: Tensor | None = None
     """(n,) log-probabilities that the sampler recorded. An observation token has log pi instead, without gradient."""
     trajectory: Tensor | None = None
-    """(n,) int64: the number of the trajectory of each token, for ``off_policy_mask``; None without this mask.
+    """(n,) int64: for each token, the number of its unit, for ``off_policy_mask``; None without this mask.
 
-    The actions and the observations of a trajectory have different numbers. All tokens of a trajectory are in the
-    micro-batch.
+    The action tokens of a trajectory form one unit, and its observation tokens form another unit. All tokens of a
+    trajectory are in the micro-batch.
     """
     top_logprobs: Tensor | None = None
     """(n, k) log pi of the k tokens that the teacher finds most likely; None without ``distillation``."""

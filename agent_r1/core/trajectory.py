@@ -231,7 +231,11 @@ class Trajectory:
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return ``turn.new_messages`` if they differ from :meth:`known_messages`, otherwise ()."""
+        """Return the new messages of ``turn`` if a reader cannot know them from the earlier turns; otherwise ().
+
+        A reader knows the observation after the parent turn. If there is no parent, a reader knows the opening messages
+        (see :meth:`known_messages`).
+        """
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property

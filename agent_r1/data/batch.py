@@ -357,9 +357,11 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
     """Add the tokens of the observation after the action of ``turn``. Return the position of the first of these tokens.
 
-    ``number`` is the number of ``turn`` in the batch. The observation is the new tokens of the next turn. Add nothing
-    and return None in three cases: the next turn does not continue ``turn``, has no new tokens, or has no action
-    tokens.
+    The observation is the new tokens of the next turn. ``number`` is the number of ``turn`` in the batch. Add nothing
+    and return None in these cases:
+
+    - ``turn`` is the last turn, or the next turn has a different parent.
+    - The next turn has no new tokens, or no action tokens.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:

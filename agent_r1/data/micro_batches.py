@@ -30,7 +30,8 @@ class MicroBatch:
     ids: Tensor
     """(B, T) token ids."""
     position_ids: Tensor | None
-    """(B, T) position of each token on its path in the tree of turns; None with causal attention."""
+    """(B, T) position of each token. If a sequence is a tree of tokens, positions are counted along the path to the
+    token. None with causal attention."""
     subtree_end: Tensor | None
     """(B, T) for each token j of a row, the end of its subtree in the tree of turns: only the tokens
     j .. subtree_end[j] - 1 attend to token j. None with causal attention."""

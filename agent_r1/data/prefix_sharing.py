@@ -37,7 +37,9 @@ added parts takes about as long as computing this number of tokens."""
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """The facts that determine which prefixes the models share, and whether sharing saves time.
+    """The properties of the models that determine which prefixes can be shared, and whether sharing saves time.
+
+    Sequences that begin with equal tokens can be merged into a tree of tokens, which holds the equal tokens only once.
 
     Attributes:
         width: the hidden size of the models. The width determines how much attention costs in comparison to the linear
@@ -45,8 +47,8 @@ class PrefixSharing:
         across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
             micro-batches. False with activation checkpointing.
         by_parts: whether the models divide the attention over a tree into parts
-            (:mod:`agent_r1.model.tree_attention`). If so, a tree costs less than the sequences from which it is merged,
-            and a micro-batch is a single row.
+            (:mod:`agent_r1.model.tree_attention`). If so, a tree costs less than the separate sequences, and a
+            micro-batch is a single row.
     """
 
     width: int
@@ -58,7 +60,8 @@ class PrefixSharing:
 
         The prefix (S,) is read before the blocks. A block is a tuple of sequences that must be in the same micro-batch.
         In the returned blocks, sequences that begin with equal tokens are merged if this saves time. A merged sequence
-        has at most ``max_tokens`` tokens, including the S tokens of the prefix.
+        holds the equal tokens only once (:func:`merge_sequences`). It has at most ``max_tokens`` tokens, including the
+        S tokens of the prefix.
         """
         sequences = [sequence for block in blocks for sequence in block]
         prefix = torch.zeros(0, dtype=torch.int64)
@@ -70,11 +73,13 @@ class PrefixSharing:
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
         """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
 
-        The unit is 2 E multiplications per layer, with E = ``width``. For each token, the linear maps of a layer take
-        12 E^2 multiplications. The attention takes 2 E multiplications for each token that is attended to.
+        The cost is the number of multiplications in one layer, divided by 2 E, with E = ``width``. For each token, the
+        linear maps of a layer take 12 E^2 multiplications. The attention of a token takes 2 E multiplications for each
+        token with which it is compared.
 
-        If ``causal`` is true, a token attends to all ``prefix`` tokens and, on average, to half of the ``tokens``
-        tokens. Otherwise the attention has a tree mask, and each token is compared with all tokens.
+        If ``causal`` is true, a token is compared with all ``prefix`` tokens and, on average, with half of the
+        ``tokens`` tokens. Otherwise the tokens are a tree, and each token is compared with all tokens, because the
+        mask of the tree hides tokens only after the comparison.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
@@ -83,9 +88,9 @@ class PrefixSharing:
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
     """Return the tokens with which all sequences begin, as token ids (S,).
 
-    The prefix ends before the first branch of any sequence. It also ends before the first token whose hidden state
-    predicts a token of the training batch. S is 0 if there is only one sequence, or if fewer than ``MIN_COMMON_PREFIX``
-    tokens are common to all sequences.
+    A sequence can be a tree of tokens with branches. The prefix then ends before the first branch. It also ends before
+    the first token whose hidden state predicts a token of the training batch. S is 0 if there is only one sequence, or
+    if fewer than ``MIN_COMMON_PREFIX`` tokens are common to all sequences.
     """
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)
@@ -117,7 +122,11 @@ def merge_blocks(
 def _divide(
     sequences: Sequence[TokenSequence], sharing: PrefixSharing, max_tokens: int, prefix: int
 ) -> list[list[TokenSequence]]:
-    """Return the sequences, divided into parts. Sequences are in the same part if merging them saves time."""
+    """Return the sequences, divided into parts. :func:`merge_sequences` will merge each part into one sequence.
+
+    Sequences are in the same part if merging them saves time, which ``sharing`` estimates. A merged sequence has at
+    most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
+    """
     parts: list[list[TokenSequence]] = []
     size, cost = 0, 0.0  # of the last part, when merged
     for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors

@@ -213,9 +213,10 @@ class ChatModel(Protocol):
     max_concurrent: int
 
     def draft(self, request: ChatRequest, live: LiveAnswer) -> Awaitable[Draft]:
-        """Return the answer to a request, as a draft. Raise RequestError if the request is refused or fails.
+        """Return the answer to a request, as a :class:`Draft`: a complete answer that was not sent to the client yet.
 
-        A model that supports streaming writes the tokens sampled so far to ``live``, until the answer is complete.
+        Raise RequestError if the request is refused or fails. A model that supports streaming writes the
+        tokens sampled so far to ``live``, until the answer is complete.
         """
         ...
 

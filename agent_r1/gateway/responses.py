@@ -362,7 +362,10 @@ class _EventWriter:
 
 
 def _extra(part: Json) -> Json:
-    """Return the fields that only some stream events have: empty ``logprobs`` if ``part`` is text, else no field."""
+    """Return the additional fields of a stream event for ``part``, a part of the content of an output item.
+
+    The result is {"logprobs": []} if the part is output text, and {} for any other part.
+    """
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 

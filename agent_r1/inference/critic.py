@@ -36,9 +36,10 @@ class TokenTree:
     ends: list[int] = field(default_factory=list)
 
     def add(self, branch: ScoredTokens, children: dict[tuple[int, int], int]) -> None:
-        """Add the continuation ``branch``.
+        """Add the continuation ``branch`` to the tree.
 
-        ``children`` maps (node, token) to the child of the node that holds the token.
+        ``children`` maps (number of a parent node, token) to the number of the child that holds the token. This method
+        adds the new children. So all calls for a tree must get the same dictionary, which is empty at first.
         """
         node = 0
         for token, logprob in zip(branch.token_ids, branch.logprobs, strict=True):
@@ -69,7 +70,7 @@ class TokenTree:
 
 
 def make_tree(last: ScoredTokens, branches: Sequence[ScoredTokens]) -> TokenTree:
-    """Return the tree of ``branches`` under ``last``, the last token of their context."""
+    """Return the tree of the continuations ``branches``. Its root is ``last``, the token before the continuations."""
     tree, children = TokenTree([*last.token_ids], [*last.logprobs], [-1]), dict[tuple[int, int], int]()
     # In the order of their tokens, so that the descendants of a node follow it without a gap.
     order = sorted(range(len(branches)), key=lambda index: branches[index].token_ids)
@@ -80,11 +81,11 @@ def make_tree(last: ScoredTokens, branches: Sequence[ScoredTokens]) -> TokenTree
 
 
 class Critic:
-    """The ``ValueFunction`` of ``model``, a model with a value head. Forward passes run in a worker thread.
+    """A ``ValueFunction`` that predicts values with ``model``. Forward passes run in a worker thread.
 
     Raises:
-        InvalidInput: the attention of the model follows a rule in addition to the attention mask, such as a sliding
-            window.
+        InvalidInput: the attention mask alone does not determine which tokens the model attends to, for example because
+            the model has a sliding window.
     """
 
     def __init__(self, model: ValueModel) -> None:

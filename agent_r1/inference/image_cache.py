@@ -82,9 +82,9 @@ class ImageCache:
     def drop_unused(self) -> None:
         """Drop the images that no request needs.
 
-        In each step, call this method before the scheduler removes the requests that are marked as cancelled. A request
-        is marked as cancelled before its images are released. So a request whose images are dropped here is already
-        marked, and is removed before its images are read.
+        A cancelled request is first marked as cancelled, and then its images are released. In each step, call this
+        method first. Then let the scheduler remove the marked requests. In this order, no request remains whose images
+        were dropped.
         """
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}

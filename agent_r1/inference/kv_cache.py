@@ -36,7 +36,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 VALUE_CHUNK = 256
-"""The number of columns in one matrix product of :func:`weighted_values`."""
+"""The largest number of tokens over which one matrix product of :func:`weighted_values` sums."""
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
@@ -171,8 +171,11 @@ class _CacheView:
 class DecodeCache(_CacheView):
     """The cache of a decode step: each row of a :class:`CacheBlock` gets one new token.
 
-    The keys and values of the new token are written at the index ``block.lengths[row]`` of the row. Each layer gets the
-    keys and values of the first ``visible`` tokens of all rows.
+    The keys and values of the new token are written at the index ``block.lengths[row]`` of the row.
+
+    Args:
+        block: holds the keys and values.
+        visible: the number of tokens of each row that a layer reads: the first ``visible`` tokens.
     """
 
     def __init__(self, block: CacheBlock, visible: int) -> None:

@@ -47,11 +47,11 @@ class PrefillShape:
     tokens: int
 
     def rows(self, new: int, context: int) -> int:
-        """Return the number of rows of a pass, each with ``new`` new and ``context`` cached tokens (both padded).
+        """Return the number of rows of a pass. A row has ``new`` new tokens after ``context`` cached tokens.
 
-        Each row is for one chunk: the new tokens of one sequence. A pass has this number of rows even if there are
-        fewer chunks, so that shapes do not depend on the number of chunks. The rows without a chunk are computed too.
-        Their computation costs more if ``context`` is large, so the number of rows is then smaller.
+        Both numbers include padding. A row computes one chunk: new tokens of one sequence. If there are fewer chunks
+        than rows, the remaining rows are computed too, so that shapes do not depend on the number of chunks. A large
+        ``context`` makes rows expensive, so there are then fewer rows.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
@@ -97,7 +97,7 @@ class PrefillChunk:
 
     @property
     def cached(self) -> int:
-        """The number of tokens that the slot already holds."""
+        """The number of tokens before this part of the sequence. Their keys and values are already in the slot."""
         return len(self.before)
 
     @property
@@ -158,7 +158,7 @@ class ModelRunner:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def add_block(self) -> int:
-        """Add a block with room for ``rows`` sequences, and return the index of the block."""
+        """Add a block with room for ``rows`` sequences to the KV cache. Return the index of the block."""
         self.blocks.append(CacheBlock(self.rows, 2 * LENGTH_MULTIPLE, self.model.device))
         return len(self.blocks) - 1
 

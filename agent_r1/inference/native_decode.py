@@ -31,26 +31,27 @@ from agent_r1.model.onednn import PLAIN_LINEAR, is_onednn_faster
 log = logging.getLogger(__name__)
 
 NATIVE_LIMIT = 20_000_000
-"""The largest number of parameters of a model for which ``auto`` chooses the native step
-(docs/decisions/0020-native-decode.md)."""
+"""The largest number of parameters of a model for which the setting ``auto`` chooses the decode step in C++, and not in
+PyTorch (docs/decisions/0020-native-decode.md)."""
 
 AMD_NATIVE_LIMIT = 200_000_000
-"""The limit in place of ``NATIVE_LIMIT`` on processors of AMD with AVX-512, if the run has one thread.
+"""The number that replaces ``NATIVE_LIMIT`` on processors of AMD with AVX-512, if the run has one thread.
 
-There the native step gains most, because MKL uses no AVX-512. A native prefill computes a sequence in one thread, so
-with several threads PyTorch can be faster.
+On these processors, PyTorch is slow, because its library MKL uses no AVX-512. So the decode step in C++ is faster even
+for larger models. With several threads, PyTorch can be faster, because the prefill in C++ computes a sequence in one
+thread.
 """
 
 CHECKED_TOKENS = 24
 CHECK_TOLERANCE = 1e-4
-"""Largest accepted difference between a logit of the native step and of the model's own forward pass, divided by the
-largest absolute logit."""
+"""Largest accepted difference between a logit of the decode step in C++ and the same logit of the model's own forward
+pass, divided by the largest absolute logit."""
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
-    """Return the native decode step of the model, or None if PyTorch computes the decode steps.
+    """Return the decoder that computes the model's decode steps in C++, or None if PyTorch computes the decode steps.
 
-    Raise InvalidInput if ``choice`` is "native" and the native step cannot be used.
+    Raise InvalidInput if ``choice`` is "native" and the decode steps of the model cannot be computed in C++.
     """
     if not wants_native(choice, model.num_parameters()):
         return None
@@ -64,7 +65,11 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
 
 
 def wants_native(choice: DecodeStep, parameters: int) -> bool:
-    """Return whether the setting ``choice`` asks for the native step, for a model with ``parameters`` parameters."""
+    """Return whether decode steps should be computed in C++ (the native step), and not by PyTorch.
+
+    ``choice`` is the setting ``engine.decode_step``. For "auto", the result depends on the processor, on the number of
+    threads, and on ``parameters``, the number of parameters of the model.
+    """
     is_slow = is_onednn_faster() and torch.get_num_threads() == 1  # whether PyTorch's products are slow here
     return choice == "native" or (choice == "auto" and parameters <= (AMD_NATIVE_LIMIT if is_slow else NATIVE_LIMIT))
 

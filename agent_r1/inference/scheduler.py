@@ -185,10 +185,10 @@ class Scheduler:
         return self._sessions[session_id]
 
     def plan_prefill(self) -> PrefillPlan:
-        """Return the prefill that the running requests need, without computing a sequence or a prefix twice.
+        """Return the prefill that the running requests need. Equal sequences and prefixes are computed only once.
 
-        Requests that were cancelled leave the running batch before the prefill is planned. After the prefill, the slot
-        of every running request holds all tokens of its sequence except the last token.
+        Requests that were cancelled leave the running batch before the prefill is planned. After the prefill, the KV
+        cache holds all tokens of each running request's sequence except the last token.
         """
         self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
         new: list[tuple[_Session, Request, PrefillChunk]] = []
@@ -251,7 +251,8 @@ class Scheduler:
     def fail_running(self, reason: str) -> None:
         """Set the error ``reason`` on all running requests, and empty the prefix cache.
 
-        The keys and values of these requests can be incomplete. So :meth:`take_finished` marks their slots as empty.
+        The keys and values of these requests can be incomplete, and must not be reused. So :meth:`take_finished` later
+        marks the slots of these requests in the KV cache as empty.
         """
         self._prefix_cache.clear()
         for request in self._running.values():
@@ -260,7 +261,7 @@ class Scheduler:
     def take_finished(self) -> list[Request]:
         """Remove the finished and the failed requests from the running batch, and return them.
 
-        The sessions of these requests keep their slots.
+        The session of each request keeps its slot in the KV cache.
         """
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error

@@ -177,8 +177,9 @@ class ValueGuidedEngine:
     ) -> GuidedTokens:
         """Return an action in which each token is sampled from q, the guided distribution (see ``token_guidance``).
 
-        The inner engine drafts a few tokens. Then the values choose each token again among its candidates, up to the
-        first choice that differs from the draft.
+        The engine samples a draft of a few tokens. Then each drafted token is chosen again among the most likely tokens
+        at its position, with probabilities that depend on their values. After the first choice that differs from the
+        draft, a new draft is sampled.
         """
         guided = GuidedTokens(Completion((), (), "length", ()), ScoredTokens((), ()))
         while True:
@@ -214,7 +215,10 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the sampling parameters of candidate ``index``. Candidate 0 gets ``params`` unchanged."""
+        """Return the sampling parameters of candidate ``index``, one of several actions that are sampled for a prompt.
+
+        Candidate 0 gets ``params`` unchanged. Every other candidate gets a seed of its own, and is never greedy.
+        """
         if index == 0:
             return params
         return replace(
@@ -242,7 +246,10 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return GuidedTokens for a completion that was not guided: log q and log pi of each token are equal."""
+    """Return GuidedTokens for a completion that was sampled from the policy, without guidance.
+
+    The tokens were sampled from the policy itself, so the two log-probabilities of each token are equal.
+    """
     return GuidedTokens(completion, scored(completion))
 
 

@@ -297,7 +297,10 @@ def supports_tree_mask(model: PreTrainedModel) -> bool:
 
 
 def uses_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model computes the attention over trees by parts (see :func:`use_tree_attention`)."""
+    """Return whether the model computes the attention over a tree of tokens in parts, and not with a mask.
+
+    :func:`use_tree_attention` changes a model in this way.
+    """
     return bool(model.config.get_text_config()._attn_implementation == TREE_ATTENTION)
 
 

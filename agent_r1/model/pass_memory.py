@@ -75,10 +75,10 @@ def pass_bytes(shape: PassShape) -> int:
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T). The tensors have no data.
+    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T), all as fake tensors: shapes without data.
 
-    If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as in a pass over sequences that hold
-    several branches with a common prefix.
+    If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as in a pass over sequences that are trees
+    of tokens.
     """
     if with_mask:
         return backbone_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))
@@ -136,7 +136,7 @@ def _fake_model(
 
 
 def _add_fake_adapter(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Add an adapter without data to the model in place."""
+    """Add an adapter to the model in place. Its matrices are fake tensors: shapes without data."""
     with torch.device("meta"):  # peft moves matrices on other devices, which fails for tensors without data
         add_adapter(model, lora, seed=0, base="")
     for layer in model.modules():

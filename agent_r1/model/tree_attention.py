@@ -162,7 +162,8 @@ class _TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradients of the inputs.
 
-        The kernel computes the gradients of each part from the combined result.
+        The attention is computed part by part. For the gradients of a part, the kernel needs the combined output of
+        all parts, which ``forward`` saved.
         """
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
@@ -191,7 +192,8 @@ def _tree_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer, and return (output (B, T, H, D), None), as transformers requires.
 
-    Without ``tree_parts``, this is the usual attention of transformers.
+    If the tokens form trees, ``tree_parts`` are the parts into which the attention is divided (see this module). If
+    ``tree_parts`` is None, the usual attention of transformers is computed.
     """
     if tree_parts is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)

@@ -91,10 +91,10 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The position after an image with k features, minus the position after k tokens of text: at most 0.
+        """The number of positions that the image takes up, minus its number k of features: 0 or negative.
 
-        For a model with three positions per token, it is max(h, w) - k, with h rows and w columns of features. For
-        other models, it is 0.
+        A text of k tokens takes up k positions. In a model with three positions per token, an image with h rows and w
+        columns of features takes up max(h, w) positions. In other models, it takes up k positions.
         """
         return 0 if self.grid is None else max(self.grid) - self.count
 

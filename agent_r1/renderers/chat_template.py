@@ -25,7 +25,7 @@ KEPT_TEXTS = 512
 """The largest number of rendered texts that a template keeps, so that it does not render a conversation again."""
 
 KEPT_CHARACTERS = 16_384
-"""The largest number of characters of a conversation, as JSON, whose text is kept."""
+"""The largest number of characters of a conversation, as JSON, whose rendered text a template keeps."""
 
 
 def apply_chat_template(

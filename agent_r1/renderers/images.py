@@ -90,7 +90,10 @@ class PromptEncoder:
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Convert a marked text to the text that the chat template wrote, with a placeholder for each image."""
+        """Return the text that the chat template wrote, with a placeholder for each image.
+
+        ``marked`` is this text with a mark in place of each image.
+        """
         return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
 
     def prompt(

@@ -186,7 +186,7 @@ class _CountingFormatter(SandboxedFormatter):
 
 
 class _CountingEscapeFormatter(_CountingFormatter, SandboxedEscapeFormatter):
-    """The formatter of ``Markup.format``. It counts like its base class, and also escapes the values."""
+    """The formatter of ``Markup.format``. It escapes the values, and limits the work as ``_CountingFormatter`` does."""
 
 
 # ---- filters that are added to the syntax tree of a template

@@ -341,7 +341,7 @@ class TemplateRenderer:
     # ---- learning what the template does
 
     def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
-        """Find out how the template behaves when a message follows an action, and return the behavior.
+        """Return whether the template keeps or rewrites earlier text when a message follows an action.
 
         Args:
             boundary: the role of the message that follows: "tool" for a tool result, "user" for a user's message.

@@ -96,7 +96,10 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Return all traces of random tasks, about ``most`` traces in total. If ``most`` is 0, return all traces."""
+    """Draw random tasks until they have ``most`` traces or more in total. Return all traces of these tasks.
+
+    Return all ``traces`` if ``most`` is 0, or if there are at most ``most`` traces.
+    """
     if most == 0 or len(traces) <= most:
         return tuple(traces)
     tasks = sorted({trace.trajectory.task_id for trace in traces})
@@ -113,7 +116,10 @@ def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, .
 
 
 def _place(task: str, seed: int) -> float:
-    """Return a number in [0, 1) that depends only on the id of a task and on the seed."""
+    """Return a pseudorandom number in [0, 1) that depends only on the id of a task and on the seed.
+
+    A task is held out if its number is below the share of held-out tasks.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}|{task}".encode()).digest()[:6]) / 2**48
 
 

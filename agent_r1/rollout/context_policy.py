@@ -52,7 +52,7 @@ class History:
         return self.with_exchanges(self.exchanges)
 
     def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
-        """Return the opening messages with the notes, followed by the messages of ``exchanges``."""
+        """Return the opening messages with the policy's notes at the end, followed by the messages of ``exchanges``."""
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for one in exchanges for message in (one.action, *one.observation)))
 

@@ -53,7 +53,11 @@ class StalenessController:
 
     @property
     def groups_wanted(self) -> int:
-        """The number of groups that the current step takes, including the refills that were requested so far."""
+        """The number of groups that the current step takes.
+
+        The number is ``groups_per_step``, plus 1 for each group of the step that had no training signal so far, up
+        to a limit.
+        """
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:

@@ -46,9 +46,13 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The isolation of a process: layers, limits, and folders for imports.
+    """The isolation of a process.
 
-    A process without layers is a plain process.
+    Attributes:
+        layers: the layers of isolation. For example, the layer NETWORK blocks the network. Without layers, the process
+            is a plain process.
+        limits: the limits of the process, such as its memory.
+        packages: folders from which the process can import modules.
     """
 
     layers: frozenset[IsolationLayer]
@@ -135,11 +139,11 @@ class Confinement:
     def _host_files(self) -> Iterator[str]:
         """Yield the bubblewrap options that show the file system of the host.
 
-        These options are used instead of the options of :meth:`_private_files` if the layer FILES is missing, as in
-        tests of other layers.
+        These options are used if ``layers`` does not contain the layer FILES, as in tests of other layers.
 
-        If ``spare_user`` is true, a program cannot read private folders, such as a home folder. So each private folder
-        that contains a path of :meth:`_own_paths` is replaced by a folder that contains only such paths.
+        If each program runs under a user id of its own (``spare_user``), it cannot read private folders of the host,
+        such as a home folder. But the program needs the paths of :meth:`_own_paths`. So each private folder that
+        contains such a path is replaced by a folder that contains only such paths.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:

@@ -15,9 +15,9 @@ from agent_r1.store.reader import RunReader
 def run_digest(reader: RunReader) -> str:
     """Return the sha256 of everything that an exact repetition of the run reproduces.
 
-    The digest covers attempts with their policy versions, tokens, log-probabilities, rewards, fates and credit. The
-    credit of an attempt is the sum of its advantages. The digest also covers the metrics and the checksums of all
-    weights.
+    The digest covers attempts with their policy versions, tokens, log-probabilities and rewards. It also covers the
+    fate (such as "trained" or "dropped") and the credit of each attempt. The credit is the sum of the advantages.
+    Finally, the digest covers the metrics and the checksums of all weights.
 
     The digest does not cover times, texts for people (reasons, events), the run's name and configuration, rewards of
     weight 0, and superseded rows, which became invalid when the run was resumed from a checkpoint. The attempts are

@@ -150,7 +150,7 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
 
 
 def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the configuration file is unreadable or is not the configuration of the first segment."""
+    """Yield a message if the configuration file is unreadable or is not the configuration with which the run began."""
     file = files.folder / CONFIG_FILE
     recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])
     try:
@@ -161,7 +161,10 @@ def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[
 
 
 def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the seal file cannot be read, or if its seal does not fit the ledger."""
+    """Yield a message if the file ``seal.json`` is unreadable, or if its seal is not the seal of a row in the database.
+
+    The seal of a row is a hash of this row and all rows before it.
+    """
     if files.seal is None:
         return
     try:

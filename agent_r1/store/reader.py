@@ -104,7 +104,10 @@ class RunReader:
         self._connection.close()
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration of the latest segment. Raises InvalidInput if the row is damaged."""
+        """Return the resolved configuration with which the run was started or last resumed.
+
+        Raises InvalidInput if the row with the configuration is damaged.
+        """
         row = self._connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()
         try:
             config = json.loads(row[0]) if row else None

@@ -18,9 +18,9 @@ from agent_r1.store.reader import RunReader
 ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
 """The kind of a log event with a fact or a result.
 
-- tools: the tools of the training environment in the OpenAI format, recorded at the start of each segment.
-- file: the absolute path of the Python file that defines the task set, recorded at the start of each segment.
-- hardware: processor, cores, GPUs and the version of torch, recorded at the start of each segment.
+- tools: the tools of the training environment in the OpenAI format, recorded whenever the run is started or resumed.
+- file: the absolute path of the Python file that defines the task set, recorded at the same times as tools.
+- hardware: processor, cores, GPUs and the version of torch, recorded at the same times as tools.
 - validation: the figures of one validation: step, split, em, f1, n, and the interval from low to high.
 - table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
 """

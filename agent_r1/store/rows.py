@@ -104,7 +104,7 @@ def event_rows(
 
     Args:
         event: the event.
-        segment: the number of the segment to which the event belongs.
+        segment: the number of the segment (a stretch of training without a stop) to which the event belongs.
         reward_weights: the weight of each reward, by the name of the reward. A reward without an entry has weight 1.
         connection: the database. It must already hold the rows of all earlier events.
     """

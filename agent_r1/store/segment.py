@@ -28,7 +28,10 @@ def latest_segment(connection: sqlite3.Connection) -> int:
 
 
 def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
-    """Return the weights of rewards by name, from the configuration of the last segment; {} if no weight is set."""
+    """Return the weights of rewards by name; {} if no weight is set.
+
+    The weights are in the configuration with which the run was started or last resumed.
+    """
     config = connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()[0]
     weights: Mapping[str, float] = json.loads(config).get("reward_weights", {})
     return weights

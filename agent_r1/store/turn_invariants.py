@@ -45,7 +45,10 @@ def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 class _Counts(NamedTuple):
-    """The counts of one attempt: the columns of the table ``outcomes`` with the same names."""
+    """The numbers of turns, sampled tokens, tool calls and failed tool calls of one attempt.
+
+    The table ``outcomes`` has columns with the names of the fields.
+    """
 
     turns: int
     action_tokens: int

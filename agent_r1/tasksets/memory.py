@@ -33,8 +33,11 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""The distances of each split. The distances of a split repeat over its tasks: 1, 2, 3, 1, 2, .. No training task has
-the distance 8."""
+"""The distances of the tasks of each split. A distance is the number of facts between the first fact and the question.
+
+The distances of a split repeat: the training tasks have the distances 1, 2, 3, 1, 2, .. No training task has the
+distance 8.
+"""
 
 TASKS = 400
 """The number of tasks in each split except ``train``, which has four times as many tasks."""

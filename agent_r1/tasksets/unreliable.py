@@ -245,8 +245,9 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 def solutions(task: Task) -> ReferenceSolutions:
     """Return the reference solutions of a task.
 
-    The right solution searches for each page until two searches have returned the true edition, then answers. The wrong
-    solutions answer with a wrong value from the last page, answer after one search, or search until the episode ends.
+    The right solution searches for each page until two searches have returned the true page (not an outdated page),
+    then answers. The wrong solutions answer with a wrong value from the last page, answer after one search, or search
+    until the episode ends.
     """
     chain: Chain = task.data["chain"]
     titles = (chain.start, *chain.values[:-1])

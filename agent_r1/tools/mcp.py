@@ -326,7 +326,7 @@ class _SharedState:
 
 
 class _Shared:
-    """An opener with one connection for all episodes of an event loop. An unusable connection is replaced."""
+    """An ``Opener`` that opens one connection for all episodes of an event loop. It replaces an unusable connection."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

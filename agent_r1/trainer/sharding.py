@@ -193,7 +193,10 @@ class ShardedModelSet(ModelSet):
 
 
 class PaddingModelSet(ShardedModelSet):
-    """The sharded models of one rank. For every batch, a pass reads only one micro-batch of padding."""
+    """The sharded models of one rank. For every batch, a pass reads only one micro-batch of padding.
+
+    If memory runs out on a rank, the rank runs such a pass to take part in the remaining exchanges between the ranks.
+    """
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
         return PassPlan(torch.zeros(0, dtype=torch.int64), iter([padding_micro_batch().to(self.policy.device)]))

@@ -313,7 +313,7 @@ def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> b
 
 
 def syncs_reference(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm changes the reference during a run."""
+    """Return whether the algorithm changes the reference policy during a run."""
     return algorithm.kl is not None and algorithm.kl.sync_steps > 0
 
 

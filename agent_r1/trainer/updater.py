@@ -43,8 +43,8 @@ from agent_r1.trainer.report import (
 NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 
 ROLE_BASELINE = "role_baseline/"
-"""The prefix of names in ``TrainerState.scalars``. The rest of the name is a role, and the value is the role's
-baseline."""
+"""The prefix of some names in ``TrainerState.scalars``. The rest of such a name is the role of an agent in a game of
+several agents. The value is the baseline of this role: a running mean of its returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +342,10 @@ def _minibatch(prepared: PreparedBatch, trajectories: Collection[int]) -> Prepar
 
 
 def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
-    """Return the selections of all groups as one selection.
+    """Return one :class:`Selection` with the trainable and the excluded attempts of all groups.
 
-    The groups are numbered 0, 1, 2, .. in the order of their ids, which is the order in which the run requested them.
+    In the result, the groups are numbered 0, 1, 2, .. in the order of their ids, which is the order in which the run
+    requested the groups.
     """
     ordered = sorted(groups, key=lambda selected: selected.group.group_id)
     return Selection(

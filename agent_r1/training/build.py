@@ -186,7 +186,7 @@ class Runtime:
     def training_agent(self) -> Agent:
         """The agent that samples the attempts for training.
 
-        A critic guides the agent if there is an engine "guided".
+        A critic guides the agent if ``engines`` has an engine with the name "guided".
         """
         return replace(self.agent, engine=self.engines["guided"]) if "guided" in self.engines else self.agent
 

@@ -145,7 +145,10 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
 
 
 def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, version: int) -> StalenessController:
-    """Return the staleness controller for the remaining steps. ``version`` is the version that the engine serves."""
+    """Return the controller that decides when each group of the remaining steps may start.
+
+    ``version`` is the version of the weights that the engine serves.
+    """
     return StalenessController(
         config.steps - progress.step,
         config.groups_per_step,
@@ -224,7 +227,8 @@ async def _record_step(
 
     Args:
         published: the event about the new weights, or () if the weights did not change.
-        measured: the validation metrics if the step was validated, and the metrics of the check of the true reward.
+        measured: the metrics of the validation after this step, if there was one, and the metrics of the check whether
+            the policy exploits its reward.
         timings: the duration of each phase of the step, by the name of the phase, and the counters of the engine.
     """
     groups = [selected.group for selected in batch]

@@ -89,7 +89,8 @@ class PlanConfig(TrainConfig):
     """Median duration of a turn's tools, in seconds. Empty: the recorded durations, or 0 without a recorded run."""
 
     tool_p99: float | None = Field(default=None, ge=0)
-    """Duration that 99 % of the turns' tools do not exceed, in seconds. Empty: the median, for every turn."""
+    """Duration that 99 % of the turns' tools do not exceed, in seconds. Empty: the tools of every turn take
+    tool_seconds."""
 
     clock: Literal["wall", "cpu"] = "wall"
     """Clock with which the costs of a recorded run are measured. cpu: CPU seconds, for runs on a CPU that other

@@ -56,8 +56,8 @@ TORCH = "torch"
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration for a resumed run: the stored configuration, with the new values in ``layers``.
 
-    If PyTorch computed the decode steps of the run, the result selects PyTorch again, unless ``layers`` set
-    ``engine.decode_step``.
+    If ``engine.decode_step`` is "auto", the decode steps are computed by PyTorch or in C++, with different rounding
+    errors. If PyTorch has computed the decode steps of the run so far, the result selects PyTorch in place of "auto".
 
     Raise InvalidInput in these cases:
 

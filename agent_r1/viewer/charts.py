@@ -168,7 +168,10 @@ def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
 
 
 def _count_covered(curve: Curve, earlier: Sequence[Curve]) -> int:
-    """Return how many ``earlier`` curves are equal to ``curve`` at all steps of ``curve``, but at most MAX_COVERED."""
+    """Return how many of the curves that are drawn earlier will be covered by ``curve``, but at most MAX_COVERED.
+
+    An earlier curve is covered if it is equal to ``curve`` at all steps of ``curve``.
+    """
     equal = [other for other in earlier if all(other.get(step) == value for step, value in curve.items())]
     return min(len(equal), MAX_COVERED)
 

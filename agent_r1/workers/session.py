@@ -77,9 +77,10 @@ class WorkerSession:
         return await self._start(work)
 
     async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
-        """Give a model's answer to the environment, which then continues the request that led to the query.
+        """Give the environment a model's answer to its query, so that its work continues.
 
-        Return the result of this request, or the environment's next query to a model.
+        The environment has sent the query during :meth:`open` or :meth:`step`. Return the result of this
+        :meth:`open` or :meth:`step`, or the environment's next query to a model.
         """
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:

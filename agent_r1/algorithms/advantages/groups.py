@@ -118,8 +118,9 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts in each set. The advantage says how much an attempt raises the best return in a set. none, or
-    a number above the size of the group, means the size of the group."""
+    """Number of attempts in a set. The advantage of an attempt says how much the attempt raises the best return of a
+    set, averaged over all sets of k attempts of its group. none, or a number above the size of the group, means the
+    size of the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""

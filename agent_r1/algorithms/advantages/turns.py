@@ -162,10 +162,12 @@ class SameHistory(TurnRelative):
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """Two turns are compared by the state just before each turn, and by at most this many states before that state."""
+    """A turn is compared with the turns of its group that have the same last k states, for each k from 1 to history +
+    1. The last state is the state just before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in the weight (k + 1)^alpha of a comparison between turns that have the same last k states."""
+    """Exponent in the weight (k + 1)^alpha of the k-th comparison, which compares a turn with the turns of its group
+    that have the same last k states."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""

@@ -80,9 +80,11 @@ class _Delimiters:
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        """Return the patterns that find these delimiters in an action whose text is not complete yet.
+        """Return the patterns that find these delimiters in the text of an action that is still being sampled.
 
-        A closing fence is found only after its line has ended. Before that, more text can follow on the line.
+        ``is_answer`` says whether the delimiters enclose an answer; otherwise they enclose a call. If the closing
+        delimiter is a code fence (three backticks), it is found only after its line has ended. A fence with more text
+        on its line is not a closing fence.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)

@@ -114,7 +114,7 @@ FUNCTIONS: tuple[Any, ...] = (
 )
 TYPES = {kind: name for name, kind in vars(builtins).items() if isinstance(kind, type) and name[0] != "_"}
 NAMED: dict[Any, str] = TYPES | {function: function.__name__ for function in FUNCTIONS}
-"""The names of builtin types, and of functions without side effects. A process sends only the names to the other."""
+"""Names of builtin types and of pure functions. The tests' and the candidate's process exchange only the names."""
 
 
 def factory_name(value: Any) -> str | None:
@@ -122,7 +122,7 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a defaultdict as JSON data; with an unknown default factory, as a plain dictionary."""
+    """Return a defaultdict as JSON data; as a plain dictionary if its factory is unknown. ``inner`` encodes items."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 

@@ -71,8 +71,8 @@ def exceed_memory(targets: Any) -> bool:
 def exceed_memory_together(targets: Any) -> bool:
     """Return whether three processes together get more memory than the cgroup allows.
 
-    If the kernel enforces the limit, it kills one of the three processes or the calling process. ``targets`` is the
-    argument of :func:`probe`.
+    If the kernel enforces the limit, it kills one of the three processes or the calling process.
+    ``targets["memory"]`` is the limit in bytes.
     """
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()

@@ -70,10 +70,10 @@ _FILES = ("given.py", "solution.py", "after.py")
 
 
 def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
-    """Return the folders of the packages that the exams import, such as numpy, which the tests of EvalPlus import.
+    """Return the folders of the packages that the hidden tests in ``exams`` import.
 
-    A program in the sandbox can read these folders only if they are in ``SandboxConfig.packages``. Raises InvalidInput
-    if a package is not installed.
+    For example, the tests of EvalPlus import numpy. A program in the sandbox can read these folders only if they are in
+    ``SandboxConfig.packages``. Raises InvalidInput if a package is not installed.
     """
     packages = {name for exam in exams for name in imported_packages(f"{exam.setup}\n{exam.tests}")}
     folders = set()

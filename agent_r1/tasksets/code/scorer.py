@@ -25,8 +25,8 @@ _CLOSER = re.compile(r"^[ \t]*```(?![`\w])", re.MULTILINE)
 class CodeScorer:
     """A scorer (core ``Scorer``) with three rewards.
 
-    - ``passed``: 1 if the final solution passes the exam; 0 if it fails or there is no solution. None if the sandbox or
-      the tests failed, so that the solution could not be graded.
+    - ``passed``: 1 if the final solution passes the hidden tests; 0 if it fails or there is no solution. None if the
+      sandbox or the tests failed, so that the solution could not be graded.
     - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0.
     - ``first_passed``: the same as ``passed``, but for the first code that the agent gave to ``run_tests``. If the
       agent gave no code to ``run_tests``, the value is the value of ``passed``.

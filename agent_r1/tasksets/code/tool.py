@@ -55,10 +55,11 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 
 
 def format_trial(outcome: ExecutionResult) -> ToolResult:
-    """Convert the outcome of a :func:`trial_program` to a tool result. The agent sees the output of the program.
+    """Convert the outcome of a program to a tool result, which shows the output of the program to the agent.
 
-    If a solution fails examples, the call still succeeds. The call fails only if the program does not end normally, for
-    example because it exceeds the time limit.
+    The program is a result of :func:`trial_program`: it runs a solution on examples of the task. If the solution fails
+    some examples, the tool call still succeeds. The call fails only if the program does not end normally, for example
+    because it exceeds the time limit.
     """
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:

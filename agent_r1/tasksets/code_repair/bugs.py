@@ -68,7 +68,7 @@ class Bug:
 
     @property
     def exams(self) -> tuple[Exam, ...]:
-        """The exams of the function, one for each hidden test."""
+        """The tests of a repaired function: one :class:`Exam` for each hidden test, with the code that it needs."""
         exam = self.problem.exam
         return tuple(Exam(exam.calls, test, exam.setup, exam.given) for test in self.problem.tests[1:])
 
@@ -138,7 +138,7 @@ def _function(problem: Problem, lines: int) -> _Function | None:
 
     - It has more than ``lines`` lines.
     - It has fewer than two tests, or a test that is not a single assertion.
-    - The exam of the problem has code that must run after the solution.
+    - The tests of the problem need code that runs after the solution.
     """
     source = plain_source(problem.solution)
     if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:

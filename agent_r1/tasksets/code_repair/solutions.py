@@ -38,5 +38,9 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def _unchanged(bug: Bug) -> str:
-    """Return an answer that does not repair the function: the line with the bug, or a number that no proposal has."""
+    """Return an answer that does not repair the function.
+
+    If the agent must choose one of several proposed functions by its number, the answer is a number that is too large.
+    If the agent must write the right line, the answer is the line with the bug.
+    """
     return str(len(bug.proposals) + 1) if bug.proposals else bug.source.splitlines()[bug.line].strip()

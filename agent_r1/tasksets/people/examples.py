@@ -1,4 +1,7 @@
-"""The prompt of ``people``: the instruction and solved questions. Their people are in no world of the task set."""
+"""The prompt of the task set ``people``: an instruction and solved questions.
+
+The people in the solved questions do not occur in the tasks.
+"""
 
 from __future__ import annotations
 

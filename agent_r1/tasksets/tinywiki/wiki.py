@@ -129,7 +129,8 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
     """Draw the facts of the page ``title``, as a mapping from relation to value.
 
-    All facts are in the class with the index ``owner``. The values differ from each other and from ``title``.
+    ``owner`` is the index of the class to which all facts belong: 0 for train, 1 for validation, 2 for test (see
+    :func:`fact_class`). The values differ from each other and from ``title``.
 
     Args:
         titles: the possible values.

@@ -32,7 +32,7 @@ class Settings(BaseModel):
     """The pages that the questions are built from. A path is relative to the folder of the file of settings."""
 
     kinds: tuple[Kind, ...] = Field(default=KINDS, min_length=1)
-    """The kinds of the training questions."""
+    """The kinds of questions in the training split: 1-hop, 2-hop, comparison or bridge-comparison."""
 
     pages: int = Field(default=3, ge=1)
     """The largest number of pages that a search returns."""

@@ -123,9 +123,9 @@ class HealthMonitor:
         return tuple(finding for finding in findings if self._streaks[finding.check] >= finding.warn_after)
 
     def on_validation(self, step: int, em: float, best_step: int, best: float) -> tuple[Finding, ...]:
-        """Check the validation after step ``step``, and return the findings to report.
+        """Check the validation after step ``step``. Return a finding if its score fell while the training reward rose.
 
-        There is at most one finding. Until there is a new best step, later validations give no second finding.
+        Otherwise return (). Also return () if a validation has already had such a finding since the best step.
 
         Args:
             step: the number of the step.

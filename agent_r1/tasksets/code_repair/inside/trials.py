@@ -43,8 +43,9 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
     """Return one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
 
-    A test is unusable if it runs too long or exits, or if its right result is not plain data. If ``given`` or
-    ``source`` cannot be executed, all tests are unusable. ``given`` is code that runs before ``source``.
+    A test is a pair: the source of a call, and the source of its expected value. A test is unusable if the call runs
+    too long, exits, or returns the expected value but this value is not plain data (see :func:`is_plain`). If ``given``
+    or ``source`` cannot be executed, all tests are unusable. ``given`` is code that runs before ``source``.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
