@@ -64,10 +64,10 @@ class EpisodeModel:
         return self._openings[min(self._openings)] if self._openings else ()
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
-        """Sample the answer to a request, and return it as a draft.
+        """Sample the answer to a request. Return a draft: the complete answer, which was not sent to the client yet.
 
-        Delivering the draft records the turns of the answer. ``live`` stays empty, because a client gets only complete
-        answers. Raise RequestError if no turns or tokens are left, or if the request fails.
+        The turns of the answer are recorded when the draft's ``deliver`` is called. ``live`` stays empty, because a
+        client gets only complete answers. Raise RequestError if no turns or tokens are left, or if the request fails.
         """
         number, self._num_requests = self._num_requests, self._num_requests + 1
         _warn_about_sampling(request, self._agent.params)

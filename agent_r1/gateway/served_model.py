@@ -33,7 +33,9 @@ class ServedModel:
         self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
-        """Sample the answer to a request, and return it as a draft. Equal requests with a seed get equal answers.
+        """Sample the answer to a request. Return a draft: the complete answer, which was not sent to the client yet.
+
+        Equal requests with a seed get equal answers.
 
         If the request asks for only one choice, the tokens sampled so far are written to ``live``, until the answer is
         complete.

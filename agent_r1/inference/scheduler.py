@@ -127,7 +127,7 @@ class Scheduler:
 
     @property
     def max_sessions(self) -> int:
-        """The largest number of sessions that can have a slot at the same time."""
+        """The largest number of sessions whose keys and values can be in the KV cache at the same time."""
         return self._rows * self._max_blocks
 
     @property
@@ -143,7 +143,9 @@ class Scheduler:
         self._waiting.append(request)
 
     def release(self, session_id: str) -> None:
-        """Free the slot of a session before the next decode step. A running request of the session is cancelled."""
+        """Free a session's place in the KV cache before the next decode step. A running request of the session is
+        cancelled.
+        """
         self._released.append(session_id)
 
     def schedule(self) -> bool:

@@ -145,7 +145,7 @@ class SglangEngine:
             raise ReplicaError(f"it did not load the weights: {loaded.message}")
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Let the server continue. Nothing else is to do, because :meth:`stage` has already set the version."""
+        """Let the server sample again after an update. :meth:`stage` has already set the version of the weights."""
         await self._client.post("/continue_generation", {})
 
     async def verify(self, canary: Canary) -> None:

@@ -123,7 +123,7 @@ class ValueGuidedEngine:
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
-        """Return the prompt with the log-probabilities of the tokens that were sampled in this session."""
+        """Return the prompt's tokens with log-probabilities: 0 for each token that was not sampled in this session."""
         if session_id not in self._sampled:
             if self._open is not None:
                 await self._open.acquire()

@@ -170,7 +170,10 @@ class Session:
         return match
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return a prompt that starts a new branch, with all tokens of the conversation; may raise UnsupportedChat."""
+        """Return the prompt of a conversation that continues no earlier turn, with all tokens of the conversation.
+
+        Raise UnsupportedChat if the conversation cannot be rendered.
+        """
         rendered = self._renderer.render(messages, tools)
         return SessionPrompt(messages, tools, rendered, rendered.token_ids, None, messages, rendered.media)
 

@@ -127,7 +127,10 @@ class RunReader:
         return last_step(self._connection)
 
     def last_checkpoint_step(self) -> int | None:
-        """Return the step of the last saved checkpoint that is not superseded; None if no checkpoint is left."""
+        """Return the step of the last saved checkpoint; None if there is none.
+
+        A checkpoint does not count if the run was later resumed from an earlier checkpoint.
+        """
         return last_checkpoint_step(self._connection)
 
     def check_checkpoint(self, checkpoint: Path) -> Manifest:

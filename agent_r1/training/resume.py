@@ -97,7 +97,9 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def recorded_decode_step(reader: RunReader) -> str:
-    """Return the implementation that computed the last decode steps of a run: "torch", or a text about the native code.
+    """Return the implementation that computed the last decode steps of a run: "torch", or a text about the C++ code.
+
+    The text names the compiler, and the number of floats (lanes) that one instruction computes.
 
     Example:
         "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"

@@ -184,7 +184,7 @@ class _Attempt:
 
 
 class _Simulation:
-    """A simulation in progress: the queue of events, the groups that may start, the engines, and the trainer."""
+    """A simulation in progress: the queue of events, the attempts that wait to start, the engines, and the trainer."""
 
     def __init__(self, groups: Sequence[GroupLoad], cluster: Cluster, schedule: Schedule) -> None:
         self._groups, self._cluster, self._schedule = groups, cluster, schedule

@@ -61,7 +61,9 @@ class Bug:
 
     @property
     def repair(self) -> str:
-        """The right answer: the right line, or the number of ``right`` among the proposals, counted from 1."""
+        """The right answer of the agent: the right line. With ``proposals``, the position of ``right`` in this tuple,
+        counted from 1.
+        """
         if self.proposals:
             return str(self.proposals.index(self.right) + 1)
         return self.right.splitlines()[self.line].strip()

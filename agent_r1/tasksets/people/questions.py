@@ -93,7 +93,7 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
     Raises InvalidInput if no new question is found.
 
     Args:
-        prefix: the beginning of the ``number`` of each world, such as "0/".
+        prefix: the beginning of the name of each world, such as "0/". A world is a set of invented people with pages.
         recipe: determines how the questions of the split are drawn.
         asked: the questions of earlier tasks. The function adds the new question to this set.
     """

@@ -182,7 +182,7 @@ class HealthMonitor:
         )
 
     def load_state(self, state: MonitorState) -> None:
-        """Continue from ``state``. Call this method before the first group."""
+        """Continue from ``state``. Call this method before the monitor gets the first group of attempts."""
         self._groups, self._streaks = state.groups, dict(state.streaks)
         self._breaker.load_state(state.breaker)
         self._spikes.norms.extend(state.gradient_norms)
