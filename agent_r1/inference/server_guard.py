@@ -2,7 +2,11 @@
 
 The starting process holds the other end of the program's standard input. When the starting process ends, even by
 SIGKILL, the program reads the end of this input. Then the program kills its own process group, which contains the
-command. So no server outlives its run.
+command. So no server outlives its run. SIGUSR1 has the same effect as the end of the input.
+
+Resource trackers are killed last. A resource tracker is a process that Python's multiprocessing starts. When all
+processes that use it have ended, it removes their segments of shared memory, and then it ends. A segment of a vLLM
+server has 160 MiB or more, and no other process removes it.
 
 If the program itself is killed, the kernel kills the command. This file imports nothing of the package.
 """
@@ -13,8 +17,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+TRACKER = b"resource_tracker"
+"""A part of the command line of each resource tracker."""
+
+TRACKER_SECONDS = 5.0
+"""The time limit, in seconds, for resource trackers to remove shared memory."""
+
+POLL_SECONDS = 0.02
 
 
 def die_with_parent() -> None:
@@ -22,7 +35,33 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def commands_of_group() -> dict[int, bytes]:
+    """Return the command line of each running process in the process group of this program, without this program.
+
+    The keys are the ids of the processes. The result is empty on systems without /proc.
+    """
+    found = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        try:
+            if name.isdecimal() and int(name) != os.getpid() and os.getpgid(int(name)) == os.getpgrp():
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    found[int(name)] = file.read()
+        except OSError:  # the process has ended
+            continue
+    return {process: command for process, command in found.items() if command}  # a process that has ended has none
+
+
 def end_group() -> None:
+    """Kill the process group of this program: first all processes except resource trackers, then the trackers."""
+    deadline = time.monotonic() + TRACKER_SECONDS
+    while (commands := commands_of_group()) and time.monotonic() < deadline:
+        for process, command in commands.items():
+            if TRACKER not in command:
+                try:
+                    os.kill(process, signal.SIGKILL)
+                except OSError:  # the process has ended
+                    continue
+        time.sleep(POLL_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -33,6 +72,7 @@ def end_with_input() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: None)  # SIGTERM ends the command, and then this process ends
+    signal.signal(signal.SIGUSR1, lambda *_: end_group())
     threading.Thread(target=end_with_input, daemon=True).start()
     subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=die_with_parent).wait()
     end_group()  # children of the command can still be running

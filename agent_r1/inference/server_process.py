@@ -17,8 +17,11 @@ GUARD = Path(__file__).with_name("server_guard.py")
 LOOPBACK = "127.0.0.1"
 
 STOP_SECONDS = 15.0
-"""The time limit, in seconds, for a server to end after SIGTERM. After this time, the server is killed. A killed server
-leaves shared memory behind."""
+"""The time limit, in seconds, for a server to end after SIGTERM. After this time, the server is killed."""
+
+KILL_SECONDS = 10.0
+"""The time limit, in seconds, for the guard process to kill a server. The guard process itself waits at most half as
+long, so that the shared memory of the server can be removed."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables that a server in another Python environment must not inherit from this process."""
@@ -78,15 +81,15 @@ class ServerProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the server. :meth:`stop` must still be called afterwards."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Let the guard process kill all processes of the server. :meth:`stop` must still be called afterwards."""
+        self._process.send_signal(signal.SIGUSR1)
 
     def stop(self) -> None:
         """End the server and all its child processes. A second call does nothing.
 
         First, all processes of the server's process group get SIGTERM. Then this method waits at most ``STOP_SECONDS``
-        for the main process. At the end, all remaining processes of the group are killed.
+        for the main process. Then the guard process kills all remaining processes. At the end, if the guard process
+        does not work, this method kills them.
         """
         assert self._process.stdin is not None
         if self._process.stdin.closed:
@@ -95,14 +98,21 @@ class ServerProcess:
             os.killpg(self.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
+        self.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.stdin.close()
         self._process.wait()
 
     def last_words(self) -> str:
-        """Return the last line of the output that contains "Error". If there is no such line, return the last line."""
-        lines = [line.strip() for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
+        """Return the last line of the output that contains "Error". If there is no such line, return the last line.
+
+        Warnings about shared memory that was removed after the server was killed are skipped.
+        """
+        output = self.log.read_text("utf-8", "replace").splitlines()
+        lines = [line.strip() for line in output if line.strip() and "resource_tracker" not in line]
         errors = [line for line in lines if "Error" in line]
         return (errors or lines or ["nothing was printed"])[-1]
 
