@@ -102,7 +102,8 @@ def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]
 
 
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
-    """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
+    """Return a layer with only the settings of ``layer`` that the class ``cls`` has. A layer holds settings of one
+    source.
 
     ``whole`` is a larger settings class, such as TrainConfig. Settings that only ``whole`` has are left out. So several
     commands can use the same file. Raise InvalidInput for a key that is in neither of the two classes.

@@ -20,9 +20,10 @@ from agent_r1.data.segments import segment_mean, segment_sum
 
 
 class Masks(Component):
-    """Switches for the advantage mask and the loss mask of Agent-R1 (arXiv:2511.14460).
+    """Two masks that leave out observation tokens (Agent-R1, arXiv:2511.14460). Each mask can be switched off.
 
-    By default, the two masks are on.
+    The advantage mask leaves observation tokens out of the computation of advantages. The loss mask leaves observation
+    tokens out of the policy loss. By default, the two masks are on.
     """
 
     advantage: bool = True
@@ -62,8 +63,9 @@ class Kl(Component):
     policy + (1 - alpha) * reference. 0: the reference policy is always the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
-    """alpha in the formula of sync_steps (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656). 1: the reference policy
-    becomes a copy of the policy."""
+    """Share of the policy in each change of the reference policy, which becomes alpha * policy + (1 - alpha) *
+    reference (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656). 1: the reference policy becomes a copy of the
+    policy."""
 
     placement: Literal["loss", "reward"] = "loss"
     """Where the penalty is applied. loss: the penalty is a term of the loss. reward: the penalty, estimated by k1, is
@@ -251,10 +253,10 @@ class Rejection(Component):
     policy."""
 
     low: float = Field(default=0.99, ge=0)
-    """The smallest mean or product of ratios (see statistic) with which a unit is accepted."""
+    """A unit (see level) is rejected if the mean or product of its ratios (see statistic) is below this number."""
 
     high: float = Field(default=1.01, gt=0)
-    """The largest mean or product of ratios (see statistic) with which a unit is accepted."""
+    """A unit (see level) is rejected if the mean or product of its ratios (see statistic) is above this number."""
 
     denominator: Literal["all", "accepted"] = "all"
     """The tokens that count in the denominators of the loss, in the KL penalty and in the entropy bonus. all: accepted
@@ -272,7 +274,8 @@ class Rejection(Component):
         """Return whether each of n tokens is accepted: (n,) bool.
 
         Args:
-            log_ratio: (n,) log(pi_old / mu) of each token.
+            log_ratio: (n,) log(pi_old / mu) of each token. pi_old is the policy before the update, and mu is the
+                sampler's policy.
             unit: (n,) the number of each token's unit (a token, a turn or a trajectory). A unit is accepted or rejected
                 as a whole.
         """

@@ -113,7 +113,9 @@ class ClipCov(TokenMask):
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """Share of all tokens that is masked, if enough tokens have a covariance between low and high."""
+    """Number of masked tokens, as a share of all tokens. The masked tokens are drawn from the tokens whose covariance
+    (of advantage and log-probability) is between low and high. If there are too few of these tokens, all of them are
+    masked."""
 
     low: float = 1.0
     """Only tokens with a covariance (of advantage and log-probability) above this number can be masked."""
@@ -155,7 +157,7 @@ class KlCov(Component):
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return the weight of the penalty at each of the n tokens that are trained on: (n,).
+        """Return, for each of the n tokens that are trained on, the weight of the penalty |log(pi / pi_old)|: (n,).
 
         Most tokens have weight 0. The arguments are the same as for :func:`covariance`.
         """

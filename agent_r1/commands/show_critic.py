@@ -119,7 +119,7 @@ def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict
 
 
 def make_report(predictions: Sequence[Prediction]) -> CriticReport:
-    """Return the report on one or more predictions."""
+    """Return a report that compares one or more predictions of a critic with the rewards that followed."""
     turns = sorted({one.turn for one in predictions})
     rows = [_row("all turns", predictions)]
     rows += [_row(f"turn {turn}", [one for one in predictions if one.turn == turn]) for turn in turns]

@@ -59,7 +59,7 @@ class RunReport:
         process: the id of the process that writes the run; None if there is no such process or its id is not known.
         seconds: the time from the start of the run to its last event, or to now if the run is still training.
         settings: the settings that differ from their defaults.
-        fates: the number of attempts by fate.
+        fates: the number of attempts by fate ("trained", "dropped", ..).
         statuses: the number of attempts by status.
         last: the last validation; None without validation.
         best: the best validation; None without validation.
@@ -67,7 +67,8 @@ class RunReport:
         table: the share of right answers at the end of the run, by method and then by split.
         curves: for each metric and timing, by name, its values by step.
         file: the Python file that defines the task set; None if the run recorded no such file.
-        hardware: the machine of the run's last segment, such as its processor and its GPUs; {} if it is not recorded.
+        hardware: the machine on which the run was trained after its last start or resumption, such as its processor and
+            its GPUs; {} if it is not recorded.
         profile: where the time of an average step went. The profile is empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.

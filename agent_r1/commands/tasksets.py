@@ -46,7 +46,7 @@ def tasksets(as_json: bool) -> None:
 @json_option
 @quiet_option
 def check(taskset: str, settings: Layer, as_json: bool, quiet: bool) -> None:
-    """Check a task set by playing its right and its wrong solutions. TASKSET is a name, or a FILE.py."""
+    """Check that a task set rewards its right solutions, and not its wrong ones. TASKSET is a name, or a FILE.py."""
     config = resolve(CheckConfig, [settings])
     opened = open_taskset(taskset, config)
     from agent_r1.training import check

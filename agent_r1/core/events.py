@@ -58,14 +58,19 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """An event: an update computed a :class:`TokenRecord` for each turn of the attempts of some groups."""
+    """An event: an update computed a :class:`TokenRecord` for each turn with action tokens, in the attempts of a few
+    groups.
+
+    The setting ``record_tokens`` limits the number of these groups.
+    """
 
     records: tuple[TokenRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """An event: at the end of the run, all attempts without a fate were dropped for ``reason``.
+    """An event: the run ended, and all attempts that were neither trained nor dropped before were dropped for
+    ``reason``.
 
     ``step`` is the last step of the run.
     """

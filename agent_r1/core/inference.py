@@ -41,7 +41,7 @@ class PromptMedia:
         return [index for span in self.spans for index in span]
 
     def moved(self, offset: int) -> PromptMedia:
-        """Return the image with ``offset`` added to all indices."""
+        """Return the same image with ``offset`` added to the indices of all its placeholder tokens."""
         spans = tuple(range(span.start + offset, span.stop + offset) for span in self.spans)
         return PromptMedia(self.image, spans)
 

@@ -208,7 +208,7 @@ class StepProfiler:
             return StepProfile({part: meter.take() for part, meter in self._meters.items()})
 
     def distribute(self) -> None:
-        """Add the time since the last call to the active parts. The caller holds the lock."""
+        """Divide the time since the last call among the parts that are measured now. The caller holds the lock."""
         now, cpu_now = self._clock(), self._cpu_clock()
         wall, cpu = now - self._last, cpu_now - self._last_cpu
         self._last, self._last_cpu = now, cpu_now
@@ -229,12 +229,12 @@ def _level(part: Part) -> int:
 class _Meter(AbstractContextManager[None]):
     """A context manager that measures the time of one part.
 
-    The part is active while a thread is inside the ``with`` block.
+    The part is active while a thread is inside the ``with`` block. There are three kinds of parts: exclusive parts,
+    parts that compute, and parts in flight, which often only wait.
 
     Args:
         profiler: distributes the time over the active meters.
-        active: the active meters of the kind of this meter (exclusive, computing or in flight). This meter adds and
-            removes itself.
+        active: the active meters of all parts of the same kind. This meter adds and removes itself.
     """
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:

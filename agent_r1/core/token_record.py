@@ -12,8 +12,8 @@ class TokenRecord:
     """The numbers that one update computed for the action tokens of one turn, with the weights before the update.
 
     Each tuple has one number per action token, in the order of ``Turn.action_ids``. A number that the update did not
-    compute with these weights is NaN. For example, ``logprobs`` are NaN in the second minibatch of an update that made
-    no pass over all tokens before its first optimizer step.
+    compute with these weights is NaN. For example, an update can take one optimizer step per minibatch. If no pass over
+    all tokens is made before the first step, ``logprobs`` are NaN for the tokens of all later minibatches.
 
     Attributes:
         turn: the index of the turn in its trajectory.

@@ -50,7 +50,8 @@ class MicroBatch:
     """Number of tokens in the micro-batch, without padding."""
     prefix: int = 0
     """Number S of tokens that stand before each sequence but are not in the micro-batch. All tokens attend to the S
-    tokens. ``position_ids`` counts the S tokens; ``subtree_end`` does not count them."""
+    tokens. ``position_ids`` count from the first of the S tokens, and ``subtree_end`` counts from the first token after
+    them."""
 
     media: tuple[tuple[PromptMedia, ...], ...] = ()
     """For each of the B sequences, its images at their placeholder tokens. () if there are no images at all."""
@@ -217,7 +218,10 @@ def _collate(sequences: Block, prefix: int) -> MicroBatch:
 
 
 def _join(sequences: Block, prefix: int) -> MicroBatch:
-    """Return a micro-batch with one row, in which ``sequences`` stand one after the other."""
+    """Return a micro-batch with one row, in which ``sequences`` stand one after the other.
+
+    ``prefix`` is the number of tokens that stand before each sequence but are not in the micro-batch.
+    """
     starts = [0, *accumulate(map(len, sequences))]
 
     def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:

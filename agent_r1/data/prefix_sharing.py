@@ -30,9 +30,11 @@ MAX_TREE = 4096
 the attention over the tree is computed with a mask, which has as many elements as the square of this number."""
 
 MIN_MERGED = 16
-"""Smallest number of common tokens for which two sequences are merged into a tree of tokens, if the attention over a
-tree is divided into parts (:mod:`agent_r1.model.tree_attention`). Merging adds parts. In a small model, computing the
-added parts takes about as long as computing this number of tokens."""
+"""Two sequences are merged into a tree of tokens if at least this number of tokens at their beginning are equal.
+
+This limit is used if the attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). Merging
+adds parts. In a small model, computing the added parts takes about as long as computing this number of tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)

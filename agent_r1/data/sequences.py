@@ -108,9 +108,12 @@ trajectory in the batch, and the place of each turn of the trajectory in the bat
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one token sequence for each tree of turns in the trajectory.
 
-    If several turns of a tree begin with the same tokens, the sequence holds these tokens only once. A tree without
-    action tokens is left out. ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn
-    of the trajectory, its place in the batch.
+    A tree consists of a first turn and all turns that continue it, directly or through other turns. If several turns of
+    a tree begin with the same tokens, the sequence holds these tokens only once. A tree without action tokens is left
+    out.
+
+    ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
+    positions of its tokens in the batch.
     """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -123,8 +126,8 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action.
 
-    ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, its
-    place in the batch.
+    ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
+    positions of its tokens in the batch.
     """
     return [
         _pack_turn(trajectory, turn, number, place)

@@ -158,16 +158,18 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
 
-        If ``identity`` has a key, return the answer to the latest request with the same key, or None if there is none.
-        Raise RequestError if the key was used for a different request.
+        A client can send a key in the header ``Idempotency-Key``. If ``identity`` has a key, return the answer to the
+        latest request with the same key, or None if there is none. Raise RequestError if the key was used for a
+        different request.
 
-        If ``identity`` has no key, return an abandoned answer to an equal request if there is one. An answer is
-        abandoned if no client waits for it and no client has received it. If there is no abandoned answer:
+        If ``identity`` has no key, the first of these rules that applies decides:
 
+        - If there is an abandoned answer to an equal request, return this answer. An answer is abandoned if no client
+          waits for it and no client has received it.
         - If ``num_retries`` is 0, return None. So an agent can send equal requests in parallel, and gets several
           answers.
         - If an equal request failed and was not repeated yet, return None.
-        - In all other cases, return the answer to an earlier try of the request, or None if there is none.
+        - Return the answer to an earlier try of the request, or None if there is none.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]

@@ -66,11 +66,11 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` have an assistant message in the place of an action that was sent to the client.
+    """Return whether the client sent an assistant message of its own where the policy had acted.
 
-    The result is true if ``messages`` begin with the conversation ``before`` of a sent action, followed by an assistant
-    message. This message can differ from the action or be equal to it. Call this function only if the conversation
-    starts a new branch.
+    The result is true if ``messages`` begin with the conversation before a sent action, and the next message is an
+    assistant message. This message is not compared with the action. So call this function only if ``messages`` start a
+    new branch, that is, if they do not continue the tokens of the action.
     """
     return any(
         messages[: len(action.before)] == action.before

@@ -40,7 +40,10 @@ The function is called with each part of the stream, in order.
 
 
 class Exchange(Protocol):
-    """A request in a dialect. Its methods also write the answer in this dialect."""
+    """A request in a dialect: the format of one API, such as OpenAI's chat completions.
+
+    The methods of a request also write its answer in the same dialect.
+    """
 
     @property
     def chat(self) -> ChatRequest:

@@ -227,7 +227,10 @@ class Gateway:
 def _endpoint(
     dialect: Dialect, answer: Callable[[Request, Dialect], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function that answers the HTTP requests of a dialect. Any failure becomes an error response."""
+    """Return the function that answers HTTP requests in one dialect: the format of one API.
+
+    ``answer`` computes the response. Any failure becomes an error response in the same format.
+    """
 
     async def endpoint(request: Request) -> Response:
         try:

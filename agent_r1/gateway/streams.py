@@ -122,7 +122,10 @@ async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIt
 
 
 def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
-    """Return the message that can be sent so far. If the tokens cannot be read yet, the message is empty."""
+    """Return the part of an unfinished answer that can be sent now. ``token_ids`` are the tokens sampled so far.
+
+    If these tokens cannot be converted to a message yet, the result is an empty message.
+    """
     with suppress(ValueError), isolate(ValueError):  # a renderer can be user code; the complete answer shows its errors
         return live.read(token_ids)
     return Message.assistant("")

@@ -67,10 +67,10 @@ BANDS: Mapping[Dtype, Band] = {
 """The accepted differences between log-probabilities of server and trainer, by the data type of the server."""
 
 SAME_CHANGE = 0.25
-"""A share of the trainer's largest change, for the comparison after an update of the weights.
+"""A factor for the comparison of server and trainer after an update of the weights.
 
-An update changes a log-probability by some amount in the server, and by some amount in the trainer. The accepted
-difference between the two amounts is ``Band.floor`` plus this share of the largest amount in the trainer.
+Let s and t be the changes of a log-probability by the update, in the server and in the trainer. The accepted difference
+|s - t| is ``Band.floor`` plus this factor times the largest |t|.
 """
 
 
@@ -108,7 +108,7 @@ def compute_canary(model: PreTrainedModel) -> Canary:
 
 
 def _prompts(model: PreTrainedModel) -> Tensor:
-    """Return the fixed prompts of the canary for a model, as token ids: (NUM_PROMPTS, PROMPT_LENGTH)."""
+    """Return the fixed prompts on which engine and trainer are compared: token ids (NUM_PROMPTS, PROMPT_LENGTH)."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(model.config.get_text_config().vocab_size)
     return torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)

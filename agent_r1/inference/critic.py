@@ -107,7 +107,7 @@ class Critic:
 
     @torch.inference_mode()
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
-        """Return the value after each branch.
+        """Return, for each branch, the value of the state after this branch. A branch is a continuation of ``context``.
 
         Earlier calls stored the keys and values of the first S tokens of the context. So the forward pass reads only
         the other C tokens of the context, and the branches. The branches form a :class:`TokenTree` with n nodes. The

@@ -170,11 +170,11 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
-        """Return whether each row of a matrix product has the same bits for every number of rows.
+        """Return whether the bits of a row of a matrix product do not depend on the number of rows.
 
-        Products with fewer rows are compared with the product of all ``rows`` rows. All numbers of rows are multiples
-        of ``ROWS_MULTIPLE``. The matrices are the linear maps of the first layer and ``head``, and the states are
-        random.
+        Random states are multiplied by each linear map of the first layer and by ``head``: first all ``rows`` rows
+        together, and then only the first k rows, for each multiple k of ``ROWS_MULTIPLE`` below ``rows``. The first k
+        rows of the two results must be equal.
         """
         random = torch.Generator().manual_seed(0)
         for linear in (*self.layers[0].linears(), head):

@@ -21,9 +21,9 @@ from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 class Request:
     """One call of ``generate``: its prompt and parameters, and the tokens that were sampled so far.
 
-    In ``prompt``, a negative token stands for a feature of an image. ``shift`` is the difference between the position
-    and the index of a token after the prompt; 0 without images. ``prefilled_tokens`` counts the tokens that were
-    prefilled for this request, without tokens that were copied from another slot.
+    In ``prompt``, a negative token stands for a feature of an image. After the prompt, the position of a token is its
+    index plus ``shift``, which is 0 without images. ``prefilled_tokens`` counts the tokens that prefill passes computed
+    for this request. Tokens whose keys and values were copied from a different sequence do not count.
     """
 
     prompt: tuple[int, ...]

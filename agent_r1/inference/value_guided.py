@@ -119,7 +119,9 @@ class ValueGuidedEngine:
         await self._values.close()
 
     def _sessions(self, session_id: str) -> list[str]:
-        """Return the session ids of all candidates in the inner engine, ``session_id`` first."""
+        """Return the sessions of the inner engine that ``session_id`` stands for: one for each candidate,
+        ``session_id`` first.
+        """
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
@@ -147,7 +149,13 @@ class ValueGuidedEngine:
     async def _resampled_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Extend N particles to whole actions, and return one of these actions, chosen by its weight."""
+        """Return an action that sequential Monte Carlo has sampled.
+
+        N unfinished actions, the particles, are extended by a few tokens at a time. Each extension multiplies the
+        weight of a particle by exp((new value - old value) / beta). Particles of small weight are replaced by copies of
+        particles of large weight. When all particles are complete, one of them is drawn with a probability proportional
+        to its weight.
+        """
         rng, sessions = random.Random(seed_at(params.seed, CHOICE)), self._sessions(session_id)
 
         async def grow(particle: Particle, index: int) -> Completion:

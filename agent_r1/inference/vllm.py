@@ -171,7 +171,7 @@ class VllmEngine:
             self._staged = self._model
 
     async def _load_weights(self, folder: Path) -> None:
-        """Load the weights in ``folder`` into the server's own model."""
+        """Replace the weights of the server's model, without its adapter, by the weights in ``folder``."""
         self._weights = None
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._client.post("/collective_rpc", load, seconds=self._update_seconds)

@@ -132,7 +132,11 @@ class CachedPrefix:
         self._cache.crop(len(self.token_ids) - self._cache.get_seq_length())  # minus the number of tokens to remove
 
     def append(self, token_ids: tuple[int, ...]) -> None:
-        """Record that ``token_ids``, the first tokens of the latest pass, are now the last tokens of the prefix."""
+        """Add ``token_ids`` at the end of the recorded tokens of the prefix.
+
+        ``token_ids`` are the first tokens of the latest pass. This pass has already added their keys and values to the
+        cache.
+        """
         self.token_ids += token_ids
 
 
@@ -172,7 +176,11 @@ def backbone_states(
 
 
 def _attention_arguments(decoder: PreTrainedModel, subtree_end: Tensor | None, prefix: int) -> dict[str, Any]:
-    """Return the arguments with which a decoder computes the attention over trees after ``prefix`` tokens."""
+    """Return the arguments with which a decoder computes the attention over trees of tokens.
+
+    ``subtree_end`` holds the index after the last token of each token's subtree; None if the sequences are no trees.
+    All tokens also attend to ``prefix`` tokens before the trees.
+    """
     if subtree_end is None:
         return {"attention_mask": None}
     dtype = next(decoder.parameters()).dtype

@@ -26,7 +26,11 @@ change the results by rounding errors."""
 
 @cache
 def is_onednn_faster() -> bool:
-    """Return whether this processor is of AMD and has AVX-512, and PyTorch has oneDNN's product."""
+    """Return whether oneDNN multiplies matrices faster than MKL in this process.
+
+    This is so on an AMD processor with AVX-512. The result is False if this version of PyTorch does not offer
+    oneDNN.
+    """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
         return False
     with suppress(AttributeError):  # the operator is not public: another version of PyTorch may not have it

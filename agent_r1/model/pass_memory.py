@@ -54,7 +54,9 @@ class PassShape:
 
 @lru_cache(maxsize=64)
 def pass_bytes(shape: PassShape) -> int:
-    """Return the peak memory of a pass in bytes. Weights and the gradients of weights are not counted."""
+    """Return the peak memory of a forward and backward pass in bytes. Weights and gradients of weights are not
+    counted.
+    """
     with FakeTensorMode(), torch.device(shape.device):
         made = (shape.model_type, shape.settings, shape.dtype, shape.lora)
         models = [_fake_model(*made) for _ in range(1 + shape.with_critic)]

@@ -30,8 +30,11 @@ USUAL_ATTENTION = "sdpa"
 ``TREE_ATTENTION`` computes the usual attention."""
 
 SMALL_TREE = 64
-"""The largest number of tokens in a tree that is not divided into parts. The attention over such a tree is computed at
-once, with a mask. Dividing the tree would take longer than computing the scores that the mask hides."""
+"""The largest number of tokens in a tree that is not divided into parts.
+
+The attention over such a tree is computed at once, and a mask hides the scores that are not needed. Computing these
+scores takes less time than dividing the tree.
+"""
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -114,10 +117,11 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 
 
 def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, end of the subtree) of each chain of tokens. Both ends are the index after the last token.
+    """Yield (start, end, end of the subtree) of each chain. Both ends are the index after the last token.
 
-    If the subtree of a chain has at most ``SMALL_TREE`` tokens, the chains below this chain are left out. ``ends``
-    holds the index after the last token of each token's subtree.
+    A chain is a sequence of tokens in which each token except the last has one child: the next token. ``ends`` holds
+    the index after the last token of each token's subtree. If the subtree of a chain has at most ``SMALL_TREE`` tokens,
+    the other chains of this subtree are left out.
 
     Example: two tokens, of which the second has two children, with ``SMALL_TREE`` 0
         _chains([4, 4, 3, 4]) yields (0, 2, 4), (2, 3, 3), (3, 4, 4)
@@ -132,7 +136,11 @@ def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 class _TreeAttention(torch.autograd.Function):
-    """The attention (B, H, T, D) of queries (B, H, T, D) to keys and values (B, H, S + T, D)."""
+    """The attention over trees of tokens, part by part: (B, H, T, D).
+
+    The queries (B, H, T, D) are of the T tokens in the trees. The keys and values (B, H, S + T, D) are of the S tokens
+    before the trees, and of the T tokens.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: TreeParts, scaling: float) -> Tensor:

@@ -13,7 +13,8 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.special_tokens import first_token_in, token_at_end
 
 MARKER = "AGENTR1MARK"
-"""A text in the message of a probe. The renderer searches the rendered conversation for this text."""
+"""A text that is in no usual chat template. A renderer puts this text into a test message (a probe), renders the
+message, and searches for the text in the result."""
 
 PROBE_TOOL = ToolSpec(
     "probe_search",

@@ -50,10 +50,10 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
-    """Return a copy of a tool's description in which :func:`break_tokens` has changed every text.
+    """Return a copy of a tool's description in which no text contains one of ``tokens``, the texts of special tokens.
 
-    The texts are names, descriptions, defaults and choices. They can come from a source that is not trusted, for
-    example an MCP server.
+    :func:`break_tokens` changes the names, descriptions, defaults and choices: ``<|im_end|>`` becomes ``< |im_end|>``.
+    These texts can come from a source that is not trusted, for example an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
     return ToolSpec(name, description, change_texts(tool.parameters, lambda text: break_tokens(text, tokens)))

@@ -69,7 +69,8 @@ _COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     type({}.values()),
     type({}.items()),
 )
-"""The types of containers of values, except dictionaries and namespaces."""
+"""Types of containers. When the size of a value is computed, the values inside a container of these types are counted.
+Dictionaries and jinja2's namespaces are counted by separate code."""
 
 
 class BudgetExceeded(Exception):

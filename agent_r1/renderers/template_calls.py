@@ -32,8 +32,8 @@ METHODS: dict[type, frozenset[str]] = {
 }
 """The methods that templates can call, by the type of their object.
 
-No method returns a value of a type that is not in this table, such as bytes, because the budget cannot count such
-values.
+Each render has a budget, which limits its steps and characters. No method returns a value of a type that is not in this
+table, such as bytes, because the budget cannot count the characters of such a value.
 """
 
 _LINEAR = frozenset({

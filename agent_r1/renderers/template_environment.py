@@ -97,7 +97,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a function, macro or method that a template calls.
 
-        The cost of the call and of its result is subtracted from the budget.
+        The cost of the call and of its result is subtracted from the budget, which limits the work of a render.
         """
         budget = __self.budget
         budget.spend(__self.macro_steps if isinstance(__obj, Macro) else 1)
@@ -229,9 +229,10 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return ``value``, a container that a template has built. Subtract one step from the budget for each value in it.
+    """Return ``value``, a container that a template has built.
 
-    The values of inner containers are counted too. An inner container that occurs twice is counted twice.
+    Each value in the container costs one step of the budget, which limits the work of a render. The values of inner
+    containers are counted too. An inner container that occurs twice is counted twice.
     """
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))

@@ -236,7 +236,7 @@ class TemplateRenderer:
         return wording if alone.startswith(prompt.text) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Return whether ``rest`` begins with ``wording``, followed directly by a text that ends a turn."""
+        """Return whether ``rest`` begins with the action text ``wording``, followed directly by the end of the turn."""
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages

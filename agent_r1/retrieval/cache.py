@@ -40,10 +40,10 @@ class Origin:
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder for ``origin`` in ``cache``. If the folder is missing or damaged, build it first.
+    """Return the folder in ``cache`` with the vectors or the index that ``origin`` describes.
 
-    ``make(folder)`` writes the files to a temporary folder. The temporary folder then gets its final name. Raises
-    InvalidInput if the folder cannot be created.
+    If the folder is missing or damaged, build it first. ``make(folder)`` writes the files to a temporary folder. The
+    temporary folder then gets its final name. Raises InvalidInput if the folder cannot be created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

@@ -83,8 +83,9 @@ class RewardModelConfig(BaseModel):
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Number of attempts per optimizer step. With the loss pairs, and if common prefixes of attempts are computed only
-    once, whole groups are added to a batch until it has this number of attempts or more."""
+    """Number of attempts per optimizer step. In two cases, whole groups are added to a batch until it has at least this
+    number of attempts: if the loss is pairs, and if the common tokens at the beginning of several attempts are computed
+    only once."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW, after a linear warm-up over the first tenth of the steps."""

@@ -125,7 +125,8 @@ class ImplicitNetwork:
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
     """Return the PrefixSharing for passes in which ``models`` compute a common prefix of several sequences only once.
 
-    Return None if one of the models does not support trees of tokens, or is so small that sharing saves no time.
+    Such a pass reads the sequences as a tree of tokens. Return None if one of the models cannot read trees, or is so
+    small that sharing saves no time.
     """
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None

@@ -200,9 +200,10 @@ class _AgentRollout:
             return prompt
 
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
-        """Return a prompt that asks the policy for a summary, or None if no context leaves room for the summary.
+        """Return a prompt that asks the policy for a summary, or None if every possible prompt is too long.
 
-        The context with the whole history is tried first, then the contexts of the context policy.
+        The prompt with the whole history is tried first. If it leaves no room for the summary, prompts with the shorter
+        histories that the context policy proposes are tried.
 
         Args:
             before: the messages up to and including the last action.

@@ -19,9 +19,10 @@ class ContextPolicyConfig(BaseModel):
     docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
-    """Number of latest turns that are not rewritten (fewer if the context has no room for all of these turns).
+    """Number of latest turns that the policy sees unchanged (fewer if the context has no room for all of these turns).
 
-    With summary, the meaning is different: an episode is summarized when it has more than ``keep_turns`` turns.
+    With the policy summary, the meaning is different: if an episode has more than ``keep_turns`` turns, a summary
+    replaces all of them.
     """
 
     after_tokens: int = Field(default=0, ge=0)

@@ -36,8 +36,8 @@ class Exchange:
 class History:
     """An unfinished episode: its opening messages, its exchanges, and the policy's notes on earlier exchanges.
 
-    The notes are the text of the last summary. ``messages`` are the opening messages with the notes at the end,
-    followed by the messages of the exchanges.
+    An exchange is an action of the policy with the observation that followed it. The notes are the text of the last
+    summary. ``messages`` are the opening messages with the notes at the end, followed by the messages of the exchanges.
 
     Example:
         History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.")
@@ -101,7 +101,10 @@ class Append(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(ContextPolicy):
-    """A context policy that keeps the opening messages and the latest ``keep_turns`` exchanges."""
+    """A context policy that keeps the opening messages and the latest ``keep_turns`` exchanges.
+
+    An exchange is an action of the policy with the observation that followed it.
+    """
 
     def candidates(self, history: History) -> Iterator[Messages]:
         for count in _countdown(min(self.keep_turns, len(history.exchanges))):
@@ -141,9 +144,10 @@ class Truncate(ContextPolicy):
 class Summary(ContextPolicy):
     """A context policy that replaces the exchanges of the history by a summary, written by the policy itself.
 
-    A summary is written when the history has more than ``keep_turns`` exchanges, or leaves no room for an action. The
-    episode continues from the opening messages and the summary. A summary is sampled, recorded and trained like other
-    actions. If a summary contains only reasoning and tool calls, and no other text, the history does not change.
+    An exchange is an action of the policy with the observation that followed it. A summary is written when the history
+    has more than ``keep_turns`` exchanges, or leaves no room for an action. The episode continues from the opening
+    messages and the summary. A summary is sampled, recorded and trained like other actions. If a summary contains only
+    reasoning and tool calls, and no other text, the history does not change.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:
@@ -165,7 +169,8 @@ SUMMARY_REQUEST = Message.user(
 class Evidence(ContextPolicy):
     """A context policy that keeps the latest exchanges, and the most relevant lines of older observations.
 
-    The latest ``keep_turns`` exchanges and ``max_lines`` lines are kept. All other text of older exchanges is dropped.
+    An exchange is an action of the policy with the observation that followed it. The latest ``keep_turns`` exchanges
+    and ``max_lines`` lines of all older observations together are kept. All other text of older exchanges is dropped.
 
     A line is more relevant if it shares more words with the task and the latest exchanges. A rare word has a larger
     weight than a frequent word (see :func:`best_lines`).

@@ -47,7 +47,8 @@ class ScriptedAgent:
 class _ScriptedEpisode:
     """The environment, the episode and the engine of one attempt, in one object.
 
-    The object stores the conversation, because the responder gets the conversation as messages, not as tokens.
+    The object stores the conversation as messages, because messages are the input of the responder: the function that
+    writes the assistant's messages instead of a model.
     """
 
     capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)

@@ -162,7 +162,11 @@ class TurnBeam:
     search: BeamSearch
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task. Return the trajectory of the conversation with the largest value."""
+        """Make one attempt at the task. Return the trajectory of the best conversation that the beam search has found.
+
+        The best conversation is the conversation with the largest value, as the value function of the search predicts
+        it.
+        """
         kept: list[Conversation] = [Conversation()]
         try:
             while any(one.trajectory is None for one in kept):

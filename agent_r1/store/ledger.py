@@ -180,7 +180,11 @@ def write_seal_file(folder: Path, seal: Seal) -> None:
 
 
 def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
-    """Return the reason why a seal does not fit the rows of the database; None if the seal fits."""
+    """Return the reason why a recorded seal does not fit the rows of the database; None if the seal fits.
+
+    A seal is a hash of one row and all rows before it. The seal fits if the row exists, and has the same seal in the
+    database.
+    """
     for table in KEYS:
         found = connection.execute(f"SELECT seal FROM {table} WHERE id = ?", (seal.row,)).fetchone()
         if found is not None:

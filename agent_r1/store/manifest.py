@@ -63,7 +63,8 @@ class Manifest:
 
     Attributes:
         fingerprint: identifies the model.
-        seal: the last seal of the run's ledger when the folder was saved; None if the folder belongs to no run.
+        seal: the seal of the last row that the run's database had when the folder was saved. A seal is a hash of one
+            row and all rows before it. None if the folder belongs to no run.
         files: the files of the folder, by name.
     """
 

@@ -258,7 +258,7 @@ class RunReader:
         return tuple(sorted(found, key=lambda summary: summary.attempt.sort_key))
 
     def fates(self) -> Iterator[AttemptFate]:
-        """Yield the recorded fate of each attempt. An attempt whose fate is not decided yet is left out."""
+        """Yield for each attempt whether it was trained or dropped. Attempts without a decision so far are left out."""
         columns = f"{_ATTEMPT}, fate, step, reason, credit"
         sql = f"SELECT {columns} FROM current_attempts AS attempts WHERE fate IS NOT NULL ORDER BY id"
         for *attempt, fate, step, reason, credit in self._rows(sql):

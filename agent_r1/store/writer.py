@@ -131,7 +131,7 @@ class RunWriter:
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
-        """Commit all waiting submissions in one transaction. Do nothing if no submission waits."""
+        """Write the events of all waiting calls of :meth:`record` in one transaction. Do nothing if no call waits."""
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return

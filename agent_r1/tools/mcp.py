@@ -303,7 +303,7 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PerEpisode:
-    """An opener that opens a separate connection for each episode."""
+    """An :class:`~agent_r1.tools.resources.Opener` that opens a separate connection to ``server`` for each episode."""
 
     server: Server
 

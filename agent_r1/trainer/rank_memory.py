@@ -143,7 +143,9 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Reset the counter, because only this rank begins the same micro-batch again."""
+        """Count from 0 again, because only this rank repeats the micro-batch. The exchanges counted so far will be
+        skipped.
+        """
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:

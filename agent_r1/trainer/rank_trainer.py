@@ -198,7 +198,8 @@ class RankTrainer:
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
         """Replace the tensors of the trainer's state, and the maximum number of tokens in a micro-batch.
 
-        ``tensors`` holds whole tensors by name, or names the files from which each rank reads its parts.
+        ``tensors`` maps names to whole tensors. If the tensors are in files (:class:`TensorFiles`), each rank reads
+        only its own parts.
         """
         self._overwrite(self._tensors(), tensors)
         self._budget.tokens = micro_tokens

@@ -55,8 +55,8 @@ class SelectedGroup:
         group: the group as it was sampled.
         selection: the trainable attempts with their rewards, and the excluded attempts with reasons. The algorithm's
             filters have not been applied.
-        has_signal: whether the algorithm's filters keep at least one attempt of the group, if they see only this group.
-            A filter that compares several groups removes no attempt then.
+        has_signal: whether the algorithm's filters would keep at least one attempt if the batch held only this group.
+            Filters that compare several groups would then remove nothing.
     """
 
     group: Group
@@ -73,9 +73,11 @@ class UpdateReport:
         version: the version of the policy's weights after the update. If the policy was not trained, this is the
             version from before the update.
         metrics: the metrics of the update by name.
-        outcomes: one outcome for each attempt of the groups, including greedy and retried attempts.
+        outcomes: for each attempt of the groups, whether it was trained on, or why it was left out. Greedy attempts,
+            and failed attempts that were tried again, are included.
         micro_tokens: the maximum number of tokens in a micro-batch after the update.
-        token_records: the token records of the attempts of some groups: one record for each turn with action tokens.
+        token_records: the numbers that the update computed for the action tokens, one record for each turn with action
+            tokens. Only the attempts of a few groups have records (setting ``record_tokens``).
     """
 
     step: int

@@ -45,7 +45,7 @@ class SolutionCheck:
     def failure(self, trajectory: Trajectory) -> str | None:
         """Return the reason why the solution fails the check; None if the solution passes.
 
-        ``trajectory`` is the episode in which the solution was played.
+        ``trajectory`` is the record of an episode in which the solution wrote the messages, instead of a model.
         """
         if not trajectory.rewards:
             return f"it was not scored: {trajectory.status}, {trajectory.reason}"
@@ -75,7 +75,13 @@ def _reaches(total: float | None, expected: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckFailure:
-    """A solution or a task that failed the check.
+    """A problem that ``agent-r1 check`` found: a solution earned wrong rewards, or a task lacks something.
+
+    Attributes:
+        task: the id of the task.
+        solution: the name of the solution, or what the task lacks: "gold" (a right solution), "wrong" (a wrong
+            solution) or "expected_rewards".
+        reason: the problem in words.
 
     Example:
         CheckFailure("test/7", "the answer", "gold, but earned em 0 of 1")

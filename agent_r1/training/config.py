@@ -79,8 +79,9 @@ class TasksetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """Questions of task sets that read a file of questions (wikifilm: pages): a file, hf:NAME or, for multihop, the
-    TOML file of a mixture."""
+    """Questions, for task sets that read their questions from a file: the file, or hf:NAME for a data set on the
+    Hugging Face hub. For wikifilm, the file holds the pages from which questions are built. For multihop, a TOML file
+    can list several data sets."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
@@ -158,7 +159,7 @@ class RunConfig(TasksetConfig):
     docs/gateway.md. Empty: the agent loop with the tools of the task set."""
 
     gateway: GatewayConfig = GatewayConfig()
-    """Limits of an agent of your own."""
+    """Limits of the agent program in the setting agent, and what to do if the program raises an exception."""
 
     engine: EngineConfig = EngineConfig()
     """The embedded engine, which generates tokens."""

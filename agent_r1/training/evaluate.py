@@ -1,4 +1,7 @@
-"""Evaluation: each method makes greedy attempts at the tasks of each split, and sampled attempts for pass@k."""
+"""Evaluation of methods: a method is a baseline, the base model or the trained model.
+
+Each method makes greedy attempts at the tasks of each split, and sampled attempts for pass@k.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,10 @@ VALUE_GUIDED = "value-guided"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of the result table: an agent in an environment. With ``search``, a beam search chooses the agent's
-    actions."""
+    """A way to make attempts, which gets a row in the result table: ``agent`` acts in ``env``.
+
+    If ``search`` is given, a beam search chooses the actions of the agent.
+    """
 
     name: str
     agent: Agent
@@ -115,10 +120,10 @@ def with_temperature(agent: Agent, temperature: float) -> Agent:
 
 
 def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
-    """Return the environment of a method for a split.
+    """Return the environment in which ``method``, a row of the result table, makes attempts at the tasks of ``split``.
 
-    A baseline with its own environment uses this environment for every split. Other methods use the environment that
-    the task set has for the split.
+    A baseline with its own environment uses this environment for every split. Every other method uses the environment
+    that the task set has for the split.
     """
     return taskset.env_for_split(split) if method.env is taskset.env else method.env
 
@@ -202,7 +207,11 @@ def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) ->
 
 
 def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeConfig) -> Method:
-    """Return the row of the result table in which ``values`` guide the actions of ``agent``."""
+    """Return the method in which the predictions of ``values`` decide which actions or tokens of ``agent`` are chosen.
+
+    A method is a row of the result table. ``decode`` determines how the choice is made, for example by a beam
+    search.
+    """
     if decode.method == "beam":
         search = BeamSearch(values, decode.beams, decode.candidates, decode.temperature)
         return Method(VALUE_GUIDED, agent, env, search)

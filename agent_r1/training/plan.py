@@ -80,7 +80,8 @@ class Plan:
 
     Attributes:
         machine: the hardware and its division between trainer and engines, as text.
-        memory: lines about the memory of the trainer's GPU and about the KV cache of an engine; () with a recorded run.
+        memory: lines about the memory of the trainer's GPU and about the KV cache of an engine. () if the plan is for
+            the machine on which recorded runs were measured, because no memory is estimated then.
         predictions: the predicted step of synchronous training, then of asynchronous training.
     """
 

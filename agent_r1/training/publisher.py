@@ -63,7 +63,8 @@ class WeightPublisher:
         - If engine and trainer do not share memory, an adapter is merged into the model.
         - If a checksum remains, it becomes the checksum of the model in the engine's data type.
 
-        If the handle of ``update`` is not a model, only the first change applies.
+        ``update.handle`` says where the new weights are. If it is not a model in this process, only the first of these
+        changes is made.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not capabilities.checksum:

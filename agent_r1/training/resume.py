@@ -109,7 +109,10 @@ def recorded_decode_step(reader: RunReader) -> str:
 
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
-    """Raise InvalidInput if ``layers`` change the name or a parameter of the run's algorithm."""
+    """Raise InvalidInput if the new settings ``layers`` change the name or a parameter of the run's algorithm.
+
+    ``config`` holds the settings that the run has stored.
+    """
     # Imported here, because the module imports torch.
     from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters
 

@@ -20,7 +20,8 @@ from heapq import heappop, heappush
 from itertools import count
 
 ROUNDING = 1e-6
-"""A share of a decode step below this number counts as 0, because the share is a rounding error."""
+"""A limit for rounding. A number of decode steps, computed from a time, is rounded up to a whole number. A fraction of
+a step below this limit is a rounding error, and is dropped instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +328,9 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Complete the decode step in progress, and return the time at which this step ends."""
+        """Return the time at which the batch can change: the end of the decode step that is in progress at ``now``. All
+        steps that have begun before ``now`` are counted as complete.
+        """
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned
             self._advance(min(self._planned, max(0, passed)))

@@ -110,7 +110,11 @@ class SmokeChecks:
         return await self._compare_replicas()
 
     async def check_tools(self) -> CheckOutcome:
-        """Check that each tool of the environment answers a call, in scripted episodes at a training task."""
+        """Check that each tool of the environment answers a call.
+
+        Scripts make the calls, not the policy: the right reference solutions of the first training task, and a call
+        with made-up arguments for each tool that these solutions do not call.
+        """
         taskset = self._runtime.taskset
         env, task = taskset.env_for_split("train"), taskset.tasks("train")[0]
         if isinstance(env, AgentProgramEnv):

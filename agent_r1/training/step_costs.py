@@ -125,7 +125,10 @@ def _load_of(trajectory: Trajectory) -> AttemptLoad:
 
 
 def schedule_of(config: Mapping[str, Any]) -> Schedule:
-    """Return the schedule that the settings of a run determine. ``config`` holds the settings in nested tables."""
+    """Return the rules by which a run starts attempts, such as the number of groups per step.
+
+    ``config`` holds the settings of the run in nested tables.
+    """
     return Schedule(config["groups_per_step"], config["max_staleness"], config["concurrency"])
 
 

@@ -43,10 +43,14 @@ MEASURED = ("of all states", "after actions")
 
 @dataclass(frozen=True, slots=True)
 class RecordedReturns:
-    """One branch of an attempt: its tokens up to its last action, and the sum of the rewards that followed each state.
+    """One branch of an attempt, and the sum of the rewards that followed each state in it.
+
+    A branch is a path of turns, in which each turn continues the turn before. An attempt has several branches if its
+    context was rewritten. ``token_ids`` are the tokens of the branch up to its last action.
 
     Each element of ``states`` is the index of a token, and means the state after this token. ``returns`` and ``is_end``
-    have one element per state. ``is_end`` is true if the token is the last token of an action.
+    have one element for each element of ``states``. An element of ``is_end`` is true if this token is the last token of
+    an action.
     """
 
     task_id: str
@@ -128,9 +132,10 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 
 
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
-    """Yield the recorded returns of each branch of an attempt; nothing if the attempt failed or was not scored.
+    """Yield the recorded returns of each branch of an attempt: of each path of turns from a first turn to a last turn.
 
-    ``weights`` maps names of rewards to weights. A reward without a weight has weight 1.
+    Yield nothing if the attempt failed or was not scored. ``weights`` maps names of rewards to weights. A reward
+    without a weight has weight 1.
     """
     total = total_reward(trajectory, weights)
     if total is None:

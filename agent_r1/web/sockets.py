@@ -13,7 +13,8 @@ BACKLOG = 256
 def listen(host: str, port: int, do: str = "choose another --host or --port") -> socket.socket:
     """Return a TCP socket that listens at ``host`` and ``port``. Port 0 means any free port.
 
-    Raise InvalidInput if the address cannot be used. ``do`` is the remedy in the error.
+    Raise InvalidInput if the address cannot be used. The error message contains ``do``, which tells the user what to
+    do.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -33,7 +33,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object that stays in the candidate's process. The tests can only pass it back in a call."""
+    """A placeholder for an object of the tested code. The tests can only pass the placeholder back in a call."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -61,7 +61,7 @@ class AlteredArgument(Exception):
 
 
 def encode_exactly(value: Any) -> Any:
-    """Return a value as JSON data. Raise AlteredArgument if the candidate would receive a different value."""
+    """Return a value as JSON data. Raise AlteredArgument if the tested code would receive a different value."""
     if value is None or type(value) is bool:
         return value
     encoder = find_encoder(value)
@@ -128,7 +128,7 @@ def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a numpy scalar as JSON data of a Python number. A ``longdouble`` is rounded to a float."""
+    """Return a numpy scalar as a Python number, encoded by ``inner``. A ``longdouble`` is rounded to a float."""
     # item() would return a longdouble unchanged
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))

@@ -19,7 +19,7 @@ class Paragraph(BaseModel):
 
 
 class Hop(BaseModel):
-    """One hop in MuSiQue's field ``question_decomposition``."""
+    """One step of the reasoning in MuSiQue's field ``question_decomposition``. Only the answer of the step is read."""
 
     answer: str
 

@@ -50,7 +50,9 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file. Each split has a mapping from the name of a data set to its portion."""
+    """The content of a mixture file: for each split, the data sets by name, and the part of each data set that is
+    used.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

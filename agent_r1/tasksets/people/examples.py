@@ -25,9 +25,11 @@ EXAMPLES: tuple[Message, ...] = (
     *solved_example("Where was the rival of Rose Okafor born?", "Cairo", _ROSE, _IVAN),
     *solved_example("Which animal did the teacher of Ivan Petrov keep?", "spaniel", _IVAN, _ROSS),
 )
-"""Three solved questions: one question of one hop and two questions of two hops.
+"""Three solved questions. One fact leads to the first answer (one hop). Two facts lead to each of the other two answers
+(two hops).
 
-With only one example of two hops, a model would search a second time less often.
+There are two questions with two hops, because with only one such example, a model makes the second search less
+often.
 """
 
 READING_EXAMPLES: tuple[Message, ...] = (

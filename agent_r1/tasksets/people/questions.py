@@ -69,8 +69,8 @@ def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"
     Args:
         split: the name of the split.
         seed: changes only the split ``train``.
-        training_hops: the numbers of hops of the training questions, used in turn. With (1, 2), the questions have
-            1, 2, 1, 2, .. hops. Other splits ignore this argument.
+        training_hops: the numbers of facts that lead to the answers of the training questions, used in turn. With (1,
+            2), the questions need 1, 2, 1, 2, .. facts. Other splits ignore this argument.
     """
     if split not in SPLITS:
         raise InvalidInput("people split", got=split, do=f"give one of {', '.join(SPLITS)}")

@@ -14,7 +14,8 @@ from agent_r1.tasksets.settings_file import read_settings_file
 class Settings(BaseModel):
     """The settings of this task set, from the TOML file of ``--data``.
 
-    Validation and test questions do not depend on ``hops``.
+    The number of hops of a question is the number of facts that lead to its answer. ``hops`` changes only the training
+    questions, and not the questions for validation and test.
 
     Example of a file:
         hops = [1, 2, 2]  # two thirds of the training questions have two hops

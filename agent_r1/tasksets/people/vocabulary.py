@@ -196,4 +196,5 @@ HELD_OUT_VALUED = Relation(
     "Name the dish of {x}.",
     values=DISHES,
 )
-"""A relation to a value that occurs only in the split ``unseen-relation``."""
+"""The relation between a person and the person's favorite dish. Facts with this relation occur only in the split
+``unseen-relation``."""

@@ -24,7 +24,8 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The smallest and the largest number of facts with a different person as the value, on the page of one person."""
+"""The value of some facts is a person, for example the teacher of someone. These are the smallest and the largest
+number of such facts on the page of one person."""
 
 VALUED_FACTS = (1, 3)
 """The smallest and the largest number of facts with a value that is not a person, on the page of one person.

@@ -20,10 +20,10 @@ def who(chain: Chain) -> str:
 
 
 def command(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the training wording "style a", written as a request.
+    """Return a question for the last value of ``chain``: a question in the training wording "style a", as a request.
 
     Example:
-        "Find the capital of the mayor of Alba."
+        "Find the capital of the mayor of Alba." (style a: "What is the capital of the mayor of Alba?")
     """
     return f"Find {_nested(chain)}{chain.start}."
 
@@ -39,11 +39,12 @@ def topic(chain: Chain) -> str:
 
 
 def swapped(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the training wording "style b", with its first two
-    sentences exchanged.
+    """Return a question for the last value of ``chain``: the first two sentences of the training wording "style b" are
+    exchanged.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"
+        (style b: "Start at Alba. Take the mayor, then the capital. Who is it?")
     """
     return "Take " + ", then ".join(f"the {name}" for name in chain.relations) + f". Start at {chain.start}. Who is it?"
 

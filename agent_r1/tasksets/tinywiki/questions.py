@@ -40,7 +40,8 @@ def forward(chain: Chain) -> str:
 
 
 STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
-"""The functions that write a question in a wording of training, by the name of the wording."""
+"""The functions that write a question, by the name of the wording that they use. Training questions have these
+wordings."""
 
 _WORDINGS = {**STYLES, **PARAPHRASES}
 

@@ -19,7 +19,8 @@ vocabularies, modulo 3. A wiki contains only facts of its own class. Therefore w
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""The class name of test wikis in which ``UNSEEN_RELATION`` replaces ``REPLACED_RELATION``."""
+"""The name of a class of wikis. A wiki of this class is a test wiki in which the relation ``REPLACED_RELATION`` is
+renamed to ``UNSEEN_RELATION``."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5

@@ -36,7 +36,8 @@ TITLE = 200
 """The number of characters of a search result that are reserved for the title of each page."""
 
 QUESTION = 400
-"""The number of characters of a search result that are reserved for the question, which follows the pages."""
+"""The number of characters that are reserved for the question. The result of a search shows pages, and then repeats the
+question of the task."""
 
 RECIPE: Mapping[str, Any] = {
     "tool_format": "tags",

@@ -37,10 +37,10 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
 
 
 def class_of(name: str) -> str:
-    """Return the split ("train", "validation" or "test") of a merged family, see :func:`divide_families`.
+    """Return the split ("train", "validation" or "test") of a family: names that must be in the same split.
 
-    ``name`` is the alphabetically first name in the family. A hash of ``name`` decides the split, so the split is the
-    same on every machine.
+    ``name`` is the alphabetically first name in the family, after families with a common name were merged (see
+    :func:`divide_families`). A hash of ``name`` decides the split, so the split is the same on every machine.
     """
     number = int.from_bytes(hashlib.sha256(f"wikifilm|{name}".encode()).digest()[:8], "big") % 100
     if number < SHARES["train"]:

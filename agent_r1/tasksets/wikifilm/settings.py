@@ -40,8 +40,8 @@ class Settings(BaseModel):
     turns: int = Field(default=7, ge=1)
     """The largest number of actions in an episode.
 
-    A question of one hop needs a search and an answer. A question of the kind ``bridge-comparison`` needs four searches
-    and an answer.
+    Each search is an action, and the answer is an action. A question of the kind ``1-hop`` needs one search, and a
+    question of the kind ``bridge-comparison`` needs four searches.
     """
 
 

@@ -22,7 +22,10 @@ _IGNORED_TOKENIZER = {"padding", "truncation"}
 def fingerprint_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights_checksum: str
 ) -> ModelFingerprint:
-    """Return the fingerprint of a model and its tokenizer. ``weights_checksum`` is the checksum of the weights."""
+    """Return the hashes that identify a model: its configuration, tokenizer, chat template and weights.
+
+    ``weights_checksum`` is the checksum of the weights.
+    """
     config = {key: value for key, value in model.config.to_dict().items() if key not in _IGNORED_CONFIG}
     shapes = {name: [str(p.dtype), *p.shape] for name, p in model.named_parameters()}
     return ModelFingerprint(

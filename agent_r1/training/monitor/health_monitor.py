@@ -84,8 +84,8 @@ class HealthMonitor:
         """Check a group before the group is trained on.
 
         Raises:
-            RunStopped: the group is not the requested group; too many recent attempts failed; or a tool always fails.
-                The weights of the last step stay in place.
+            RunStopped: the group is not the group that was requested next, or lacks attempts; too many recent attempts
+                failed; or a tool always fails. The weights of the last step stay in place.
         """
         finding = check_group_integrity(selected.group, self._groups, self._group_size, self._updater.needs_greedy)
         if finding is not None:

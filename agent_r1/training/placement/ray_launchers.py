@@ -114,7 +114,7 @@ class RayServers:
     """A :class:`agent_r1.training.vllm_servers.ServerLauncher` that starts each server in a Ray actor of its own.
 
     Args:
-        cluster: has the resources.
+        cluster: the Ray cluster in which resources are reserved for the servers.
         weights_folder: the setting ``engine.vllm.weights_folder``.
     """
 
