@@ -121,7 +121,9 @@ class Algorithm(Component):
 
     @property
     def token_scope(self) -> TokenScope:
-        """The tokens that a batch must hold: "actions" (action tokens only), or "all" (also observation tokens)."""
+        """The tokens that a training batch needs: "actions" (action tokens only), or "all" (also observation
+        tokens).
+        """
         return "actions" if self.masks == Masks() and not self.observation_nll_coef else "all"
 
     @property

@@ -165,7 +165,9 @@ class PlayerEnv:
         return Transition(question, end=None if question else "terminal")
 
     async def close(self) -> None:
-        """End the player's part in the game. If the game asks the player again, ``ask`` raises PlayerDropped."""
+        """End the player's part in the game. If the game later calls :meth:`Player.ask`, the call raises
+        PlayerDropped.
+        """
         self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _next_question(self) -> tuple[Message, ...]:

@@ -132,9 +132,10 @@ class EpisodeModel:
     def _deliver(
         self, number: int, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer
     ) -> None:
-        """Record the prompt and the samples as turns of the session.
+        """Record that the client receives ``answer``: the prompt and the samples become turns of the session.
 
-        ``number`` is the number of the request. ``answer`` holds the messages that the client receives for the samples.
+        ``number`` is the number of the request in this episode. ``answer`` holds one message for each of the
+        samples.
         """
         self.failure, session = None, self._session
         if prompt.parent is None:

@@ -376,7 +376,8 @@ class _Member:
         return waits and time.monotonic() - self.last_answer > seconds
 
     def check_version(self, piece: Piece, before: int | None) -> None:
-        """Raise ReplicaError if unexpected weights sampled a token of ``piece``.
+        """Raise ReplicaError if the server sampled a token of its answer ``piece`` with weights of an unexpected
+        version.
 
         The weights may have the version ``before``, the version that the server serves now, or a version in between.
         ``before`` is the version that the server had when it got the request. If ``before`` is None, do nothing.

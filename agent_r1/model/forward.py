@@ -28,7 +28,7 @@ from agent_r1.model.tree_attention import (
 from agent_r1.model.vision import PassImages, compute_features, embed_with_images, has_position_rows, text_decoder
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
-"""Types of RoPE whose frequencies depend on the largest position of a pass."""
+"""Types of RoPE in which the rotation frequencies depend on the largest position in a forward pass."""
 
 LOGITS_PER_CHUNK = 1 << 26
 """Maximum number of logits that are computed at once (256 MiB in fp32)."""

@@ -77,6 +77,10 @@ class _Scores(torch.autograd.Function):
 
 
 def _parts(table: Tensor) -> list[slice]:
-    """Return, for each part of the table, the slice of its rows. On a GPU, all rows are one part."""
+    """Divide the rows of ``table`` into parts that fit into a processor's cache, and return the slice of rows of each
+    part.
+
+    On a GPU, all rows are one part.
+    """
     count = max(1, PART_LOGITS // table.shape[1]) if table.device.type == "cpu" else max(1, len(table))
     return [slice(first, first + count) for first in range(0, len(table), count)]

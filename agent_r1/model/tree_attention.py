@@ -138,8 +138,8 @@ def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 class _TreeAttention(torch.autograd.Function):
     """The attention over trees of tokens, part by part: (B, H, T, D).
 
-    The queries (B, H, T, D) are of the T tokens in the trees. The keys and values (B, H, S + T, D) are of the S tokens
-    before the trees, and of the T tokens.
+    The queries (B, H, T, D) belong to the T tokens in the trees. The keys and values (B, H, S + T, D) belong to the S
+    tokens before the trees, and then to the T tokens.
     """
 
     @staticmethod

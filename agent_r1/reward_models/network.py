@@ -34,7 +34,7 @@ Prefixes = tuple[PrefixStates, ...]
 
 
 class Network(Protocol):
-    """A network that computes one score for each turn with action tokens."""
+    """The neural network of a reward model. It computes one score for each turn with action tokens."""
 
     @property
     def backbones(self) -> tuple[PreTrainedModel, ...]:

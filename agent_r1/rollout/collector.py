@@ -121,7 +121,7 @@ class Collector:
     ) -> None:
         """Start the groups in the order of ``requests``, and put each started group into the queue ``started``.
 
-        Before each group, wait for ``acquire``. If the queue is full, wait until the consumer takes a group.
+        A group starts when ``acquire`` allows it. If the queue is full, wait until the consumer takes a group.
         """
         try:
             for request in requests:

@@ -214,8 +214,8 @@ class RunReader:
     ) -> AttemptPage:
         """Return the page of a list that follows the attempt ``after``; the first page if ``after`` is None.
 
-        With ``backwards``, return the page before ``after``. It begins with the attempt nearest to ``after``. A page
-        has at most ``limit`` attempts.
+        A page has at most ``limit`` attempts. With ``backwards``, return the page before ``after``. The attempts are
+        then in reverse order, and the attempt nearest to ``after`` comes first.
         """
         return read_page(self._connection, listed, after, limit, backwards)
 

@@ -292,7 +292,7 @@ def _describe(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Lease:
-    """The use of a connection by one episode. The function ``release`` is called at the end of the episode."""
+    """A connection that one episode uses. At the end of the episode, ``release`` is called with the connection."""
 
     connection: _Connection
     release: Callable[[_Connection], Any]
@@ -384,7 +384,7 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert a content block of the SDK to content parts. Raise InvalidInput if an image cannot be used."""
+    """Convert a content block of an MCP result to content parts. Raise InvalidInput if an image cannot be used."""
     match block.type:
         case "text":
             return (Text(block.text),)

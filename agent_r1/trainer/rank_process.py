@@ -93,7 +93,10 @@ def serve_rank(pipe: Connection) -> None:
 
 
 class _Rank:
-    """The handler of a rank's requests. It holds one object, which each request gets as its argument."""
+    """The handler of a rank's requests. A request is a function that is called with the object that the rank holds.
+
+    A request :class:`Start` makes this object.
+    """
 
     def __init__(self) -> None:
         self._held: Any = None

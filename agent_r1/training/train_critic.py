@@ -49,8 +49,8 @@ class RecordedReturns:
     context was rewritten. ``token_ids`` are the tokens of the branch up to its last action.
 
     Each element of ``states`` is the index of a token, and means the state after this token. ``returns`` and ``is_end``
-    have one element for each element of ``states``. An element of ``is_end`` is true if this token is the last token of
-    an action.
+    have one element for each element of ``states``. ``is_end`` is true for a state after the last token of an
+    action.
     """
 
     task_id: str

@@ -314,9 +314,9 @@ def damage_refused() -> Iterator[None]:
 
 
 def _count_matching(reader: RunReader, query: TableQuery, found: AttemptPage) -> int | None:
-    """Return the number of attempts that meet the conditions of ``query``, but at most MAX_COUNTED + 1.
+    """Return the number of attempts that meet the conditions of ``query``. The count stops at MAX_COUNTED + 1.
 
-    Return None if ``query`` has no conditions, or if it searches for a text.
+    Return None if ``query`` has no conditions, or if it searches for a text, because a search reads every conversation.
 
     Args:
         found: the attempts on the page that ``query`` asks for.

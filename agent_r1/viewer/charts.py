@@ -81,7 +81,7 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart in the form that the template draws. If no line has a finite value, the chart has no lines.
+    """A chart, ready to be drawn by the HTML template. If no line has a finite value, the chart has no lines.
 
     Attributes:
         note: a remark on the vertical axis, beside the unit.

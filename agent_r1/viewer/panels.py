@@ -29,8 +29,8 @@ class Panel:
         title: the title of the chart.
         unit: the unit of the values, as text.
         select: returns the curves of the chart with their labels. Its argument holds all curves of a run.
-        log: as in :func:`~agent_r1.viewer.charts.draw`.
-        from_zero: as in :func:`~agent_r1.viewer.charts.draw`.
+        log: whether the vertical axis is logarithmic, if the values allow it.
+        from_zero: whether the vertical axis must contain 0.
         missing: the text that replaces the chart if a run has no values for it. If ``missing`` is "", the chart is left
             out.
         are_parts: whether the curves are parts of a whole, such as the parts of a step. If there are more parts than

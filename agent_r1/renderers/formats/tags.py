@@ -90,7 +90,9 @@ class _Delimiters:
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
 
     def find(self, text: str, position: int) -> _Element | None:
-        """Return the first element that begins at ``position`` or later, or None if there is no such element."""
+        """Return the first text between these delimiters that begins at ``position`` or later; None if there is
+        none.
+        """
         opened = self.open_pattern.search(text, position)
         if opened is None:
             return None

@@ -39,7 +39,9 @@ class Problem:
     tests: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task. The agent never sees the data of the task, except the examples."""
+        """Return the problem as a task. Of the task's data, the agent sees only the examples, and never the exam or the
+        solution.
+        """
         data = {"examples": self.examples, "exam": self.exam, "solution": self.solution}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 

@@ -57,7 +57,7 @@ class RayRanks:
     def _accept(self, listener: RankListener, processes: Sequence[RayRankProcess]) -> dict[int, Connection]:
         """Wait until all ranks have connected, and return the connections by the number of the rank.
 
-        The exceptions are the same as for :meth:`start`.
+        Raise RankDied if a rank ends before it has connected, and InvalidInput if the time limit is exceeded.
         """
         pipes: dict[int, Connection] = {}
         deadline = time.monotonic() + self._cluster.seconds
