@@ -284,7 +284,7 @@ class _Engine:
 
     Attributes:
         on_action: called with the time and the attempt when an action is complete.
-        at: adds an event to the queue.
+        at: adds an event to the simulation: a time, and a function that is called at this time.
         attempts: the number of attempts that are assigned to this engine.
         busy: the seconds in which the engine computed.
     """
