@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from agent_r1.core.errors import EngineError
+from agent_r1.core.temporary_folders import TemporaryFolder, remove_abandoned
 from agent_r1.core.weights import AdapterFolders, Dtype
 from agent_r1.model.adapter import save_weights, trained_weights, without_adapter
 from agent_r1.model.load import quiet_transformers
@@ -54,7 +53,7 @@ class WeightFolders:
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
         self._parent, self._dtype, self._tied, self._shared_memory = parent, dtype, tied, shared_memory
-        self._root: Path | None = None
+        self._root: TemporaryFolder | None = None
         self._folders: list[Path] = []
         self._base: Path | None = None
 
@@ -84,14 +83,14 @@ class WeightFolders:
     def close(self) -> None:
         """Remove all folders that were written."""
         if self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.remove()
 
     def _write(self, model: PreTrainedModel, name: str, save: Callable[[Path], None]) -> Path:
         """Return the new folder ``name`` with the files that ``save`` writes. A folder of this name is replaced."""
         try:
             if self._root is None:
                 self._root = self._make_root(model)
-            folder = self._root / name
+            folder = self._root.path / name
             temporary = folder.with_suffix(".tmp")
             save(temporary)
             if folder in self._folders:
@@ -117,13 +116,14 @@ class WeightFolders:
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)
         return folder
 
-    def _make_root(self, model: PreTrainedModel) -> Path:
+    def _make_root(self, model: PreTrainedModel) -> TemporaryFolder:
         """Return a new folder in shared memory, or in ``parent`` if shared memory is too small or not used."""
+        if not self._shared_memory or not SHARED_MEMORY.is_dir():
+            return TemporaryFolder(PREFIX, self._parent)
+        remove_abandoned(PREFIX, SHARED_MEMORY)  # before the free memory is read
         needed = (KEPT_VERSIONS + 1) * sum(tensor.nbytes for tensor in model.state_dict().values())
-        fits = self._shared_memory and SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed
-        parent = SHARED_MEMORY if fits else self._parent
-        _remove_abandoned(parent)
-        return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+        fits = shutil.disk_usage(SHARED_MEMORY).free > needed
+        return TemporaryFolder(PREFIX, SHARED_MEMORY if fits else self._parent)
 
     def _weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Return the weights by name, in the data type of the files. Two names of tied weights have the same tensor."""
@@ -159,11 +159,3 @@ def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) 
         if part is not None:
             part["tie_word_embeddings"] = False
     (folder / CONFIG_NAME).write_text(json.dumps(config), "utf-8")
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the weight folders in ``parent`` that a killed process left behind."""
-    for folder in parent.glob(f"{PREFIX}*-*"):
-        process = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():
-            shutil.rmtree(folder, ignore_errors=True)

@@ -23,6 +23,7 @@ import httpx
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.redaction import redact_url
+from agent_r1.core.temporary_folders import TemporaryFolder
 from agent_r1.core.weights import AdapterFolders, PolicyVersion, WeightUpdate
 from agent_r1.inference.canary import PROMPT_LENGTH
 from agent_r1.inference.config import EngineConfig, VllmConfig
@@ -150,7 +151,7 @@ def _start(
         weights = write_weights(folders, policy.model, PolicyVersion(0, step=0), adapters=bool(adapters))
     except EngineError as error:
         raise InvalidInput("model", got=config.model, do=f"make room for its weights ({error})") from error
-    logs = Path(tempfile.mkdtemp(prefix="agent-r1-vllm-"))
+    logs = TemporaryFolder("agent-r1-vllm-")
     context = max(policy.context_length, PROMPT_LENGTH + 1)
     started: list[Server] = []
 
@@ -161,7 +162,9 @@ def _start(
         for server, words in crashed:
             log.warning("a vLLM server ended: %s; its output is in %s", words, _keep(server, run_folder))
         if run_folder is not None or not crashed:
-            shutil.rmtree(logs, ignore_errors=True)
+            logs.remove()
+        else:
+            logs.keep()
 
     try:
         urls = list(vllm.urls)
@@ -171,7 +174,7 @@ def _start(
             policy.tokenizer.save_pretrained(model)  # the servers search for stop strings in the text
             command = partial(_command, engine, model, context, adapters)
             for number in range(engine.replicas):
-                new = launcher.start(number, command, logs / f"server-{number}.log")
+                new = launcher.start(number, command, logs.path / f"server-{number}.log")
                 started.append(new.process)
                 urls.append(new.url)
             _wait(started, urls, vllm.start_seconds)
@@ -183,12 +186,14 @@ def _start(
             return [VllmEngine(url, name, *settings, adapters=bool(adapters)) for url, name in served]
 
         limits = PoolLimits(engine.max_sequences, vllm.update_seconds, vllm.stall_seconds)
-        asyncio.run(send_first_weights(EnginePool(replicas(), limits), weights, logs if started else None))
+        asyncio.run(send_first_weights(EnginePool(replicas(), limits), weights, logs.path if started else None))
     except BaseException as error:
         for server in started:
             server.stop()
-        if not isinstance(error, InvalidInput) or not started:
-            shutil.rmtree(logs, ignore_errors=True)  # a refusal of a server that was started names its log
+        if isinstance(error, InvalidInput) and started:
+            logs.keep()  # the message names the output of the server
+        else:
+            logs.remove()
         raise
     return SharedPool(EnginePool(replicas(), limits), stop, started)
 

@@ -195,6 +195,7 @@ def test_a_server_that_does_not_start_is_refused_with_its_last_error(
     options = ["--engine.backend", "vllm", "--engine.vllm.python", str(python)]
     assert main(["train", *OPTIONS, *options, "--run", str(tmp_path / "run")]) == 2
     assert "a server that ended: ValueError: no such head size; read /" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.glob("agent-r1-vllm-*/*")] == ["server-0.log"]  # no lock: it is kept
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are listed from /proc")

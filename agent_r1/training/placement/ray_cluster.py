@@ -6,10 +6,8 @@ Only this module imports Ray (the extra ``ray``), and only if a run uses Ray.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import import_extra
+from agent_r1.core.temporary_folders import TemporaryFolder
 from agent_r1.training.config import RunConfig, TrainSettings
 from agent_r1.training.devices import Hardware, gpus_per_server
 from agent_r1.training.placement.config import LOOPBACK, PlacementConfig
@@ -198,17 +197,17 @@ def _begin(ray: Any, config: PlacementConfig) -> Callable[[], None]:
     Raise InvalidInput if Ray cannot be reached or does not start.
     """
     options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
-    folder = ""
+    folder: TemporaryFolder | None = None
     if config.address:
         _require_listener(config.address)
     else:
-        folder = tempfile.mkdtemp(prefix="agent-r1-ray-")
-        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "_temp_dir": folder}
+        folder = TemporaryFolder("agent-r1-ray-")
+        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE, "_temp_dir": str(folder.path)}
 
     def end() -> None:
         ray.shutdown()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            folder.remove()
 
     try:
         with _kept_handler(signal.SIGTERM):
