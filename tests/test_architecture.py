@@ -44,6 +44,7 @@ SEES = {
         *("reward_models", "workers"),
     },
     "cli": {"core", "commands", "config"},
+    "__main__": {"cli"},
     "__init__": {"core", "envs", "tools", "rewards", "training", "config"},
 }
 
