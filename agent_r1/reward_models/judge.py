@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.config import read_toml, resolve
+from agent_r1.core.credentials import read_credential
 from agent_r1.core.errors import InvalidInput, shorten
 from agent_r1.core.messages import Message, parts_text
 from agent_r1.core.redaction import REDACTED, redact
@@ -91,10 +91,10 @@ class JudgeConfig(BaseModel):
 def load_judge(file: Path) -> JudgeConfig:
     """Return the settings of a judge that the TOML file ``file`` contains.
 
-    Raise InvalidInput if a setting is wrong, or if the environment variable of the API key is not set.
+    Raise InvalidInput if a setting is wrong, or if the environment variable of the API key is not set or holds no key.
     """
     config = resolve(JudgeConfig, [read_toml(file)])
-    if config.api_key_env and not os.environ.get(config.api_key_env):
+    if config.api_key_env and not read_credential(config.api_key_env):
         do = "set this variable to the API key of the endpoint"
         raise InvalidInput(f"api_key_env ({file})", got=f"{config.api_key_env}, which is not set", do=do)
     return config
@@ -195,7 +195,7 @@ class Judge:
             return _Failure(f"{type(error).__name__}: {error}")
 
     def _key(self) -> str:
-        return os.environ.get(self.config.api_key_env, "") if self.config.api_key_env else ""
+        return read_credential(self.config.api_key_env) if self.config.api_key_env else ""
 
     def _redact(self, reason: str) -> str:
         """Return ``reason`` in one line and without credentials.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from agent_r1.core.credentials import read_credential
 from agent_r1.core.environment import Env, ModelClient, RolloutContext, Transition
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Action, Message
@@ -56,11 +56,6 @@ class RemoteEnvironmentError(AgentR1Error):
     """Raised if an environment on a worker raised an error. The message has the error and the line of its origin."""
 
 
-def read_token() -> str:
-    """Return the token of the workers from the environment variable TOKEN_VARIABLE; "" if the variable is not set."""
-    return os.environ.get(TOKEN_VARIABLE, "")
-
-
 def check_workers(config: EnvironmentConfig, expected: WorkerDescription) -> None:
     """Raise InvalidInput if a worker cannot be reached, or if its description differs from ``expected``."""
     for url in config.workers:
@@ -75,7 +70,7 @@ def check_workers(config: EnvironmentConfig, expected: WorkerDescription) -> Non
 
 
 def _headers() -> dict[str, str]:
-    token = read_token()
+    token = read_credential(TOKEN_VARIABLE)
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

@@ -222,6 +222,16 @@ def test_the_api_key_is_sent_and_appears_nowhere_else(
     assert KEY not in caplog.text and all(KEY not in file.read_text() for file in tmp_path.iterdir())
 
 
+def test_a_key_with_a_line_end_is_sent_without_it(
+    serve: Serve, group: list[Trajectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a secret that was read from a file."""
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\r\n")
+    server = serve(grade_bruno)
+    assert grade(server, group, tmp_path, api_key_env="JUDGE_KEY") == [1.0, 0.0, 1.0]
+    assert server.keys == [f"Bearer {KEY}"]
+
+
 def test_a_missing_key_and_a_wrong_setting_are_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +240,10 @@ def test_a_missing_key_and_a_wrong_setting_are_refused_in_one_line(
     file.write_text('url = "http://127.0.0.1:1/v1"\nmodel = "m"\napi_key_env = "JUDGE_KEY"\n')
     with pytest.raises(InvalidInput, match="JUDGE_KEY, which is not set"):
         load_judge(file)
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\nanother line")
+    with pytest.raises(InvalidInput, match="JUDGE_KEY: got 28 characters, some of which") as refused:
+        load_judge(file)
+    assert KEY not in str(refused.value)
     monkeypatch.setenv("JUDGE_KEY", KEY)
     assert load_judge(file).tries == 3
     file.write_text('url = "http://127.0.0.1:1/v1"\nmodel = "m"\nseconds = 0\n')

@@ -236,6 +236,18 @@ def test_a_worker_that_does_not_fit_is_refused_in_one_line(
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_token_with_a_line_end_is_sent_without_it_and_no_message_repeats_a_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving({}, token="the token") as worker:
+        monkeypatch.setenv(TOKEN_VARIABLE, "the token\n")
+        check_workers(EnvironmentConfig(workers=(worker.url,)), DESCRIPTION)
+        monkeypatch.setenv(TOKEN_VARIABLE, "the token\nanother line")
+        with pytest.raises(InvalidInput, match=f"{TOKEN_VARIABLE}: got 22 characters") as refused:
+            check_workers(EnvironmentConfig(workers=(worker.url,)), DESCRIPTION)
+    assert "the token" not in str(refused.value)
+
+
 def test_requests_that_a_web_page_could_send_are_refused() -> None:
     with serving({}) as worker:
         assert (
