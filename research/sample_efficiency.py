@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
-import random
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
@@ -32,15 +30,9 @@ from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
+from research.attempts_to_goal import GOAL, WINDOW, Curve, median, read_curve
 from research.learning_curve import GRAY
 from research.paper.curves import combine
-
-GOAL = 0.5
-WINDOW = 2
-"""The steps over which exact match is averaged: 32 questions."""
-
-RESAMPLES = 10_000
-"""The number of bootstrap samples of an interval."""
 
 MODEL = "REWARD_MODEL"
 """Stands for the folder of the reward model."""
@@ -86,54 +78,6 @@ ROWS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Exact match, attempts and sampled tokens of each step of a run. Attempts and tokens are those up to the step."""
-
-    em: tuple[float, ...]
-    attempts: tuple[int, ...]
-    tokens: tuple[int, ...]
-
-    def reached(self) -> int | None:
-        """Return the index of the step at which the goal is reached; None if it is not."""
-        ends = range(WINDOW, len(self.em) + 1)
-        return next((end - 1 for end in ends if statistics.fmean(self.em[end - WINDOW : end]) >= GOAL), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Median:
-    """A median over seeds with its 95 % interval; infinite if it is beyond the end of the runs."""
-
-    value: float
-    low: float
-    high: float
-
-
-def median(values: Sequence[float]) -> Median:
-    """Return the median of ``values``, with an interval by a bootstrap over them. Infinity counts as a large value.
-
-    Example:
-        median([3.0, 1.0, math.inf]).value == 3.0
-    """
-    generator = random.Random(0)
-    drawn = sorted(statistics.median_low(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    low, high = (drawn[int(q * (RESAMPLES - 1))] for q in (0.025, 0.975))
-    return Median(statistics.median_low(values), low, high)
-
-
-def read_curve(folder: Path) -> Curve:
-    """Return the curve of a finished run."""
-    with closing(RunReader(folder)) as reader:
-        em, tokens = reader.curve("em"), reader.curve("tokens")
-        size = reader.config()["groups_per_step"] * reader.config()["group_size"]
-    steps = sorted(em)
-    return Curve(
-        tuple(em[step] for step in steps),
-        tuple(size * (number + 1) for number in range(len(steps))),
-        tuple(map(round, itertools.accumulate(tokens[step] for step in steps))),
-    )
-
-
 def is_finished(folder: Path) -> bool:
     if not (folder / "run.db").exists():
         return False
@@ -174,20 +118,13 @@ def table(curves: Mapping[str, Sequence[Curve]]) -> str:
         "|---|---|---|---|---|",
     ]
     for name, runs in curves.items():
-        places = [run.reached() for run in runs]
-        found = [(run, place) for run, place in zip(runs, places, strict=True) if place is not None]
-        missing = [math.inf] * (len(runs) - len(found))
-        attempts = _cell(median([*(run.attempts[place] for run, place in found), *missing]))
-        tokens = _cell(median([*(run.tokens[place] for run, place in found), *missing]))
+        found = sum(run.reached() is not None for run in runs)
+        attempts = median([run.attempts_to_goal() for run in runs])
+        tokens = median([run.tokens_to_goal() for run in runs])
         last = median([statistics.fmean(run.em[-WINDOW:]) for run in runs])
         last_cell = f"{last.value:.2f} ({last.low:.2f}-{last.high:.2f})"
-        lines.append(f"| {name} | {len(found)} of {len(runs)} | {attempts} | {tokens} | {last_cell} |")
+        lines.append(f"| {name} | {found} of {len(runs)} | {attempts} | {tokens} | {last_cell} |")
     return "\n".join(lines)
-
-
-def _cell(one: Median) -> str:
-    value, low, high = ("never" if math.isinf(n) else f"{n:,.0f}" for n in (one.value, one.low, one.high))
-    return value if value == low == high == "never" else f"{value} ({low}-{high})"
 
 
 def draw(curves: Mapping[str, Sequence[Curve]]) -> Figure:

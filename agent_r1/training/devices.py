@@ -80,7 +80,7 @@ def hardware_event() -> LogEvent:
     """Return an event with the processor, the CPU cores, the GPUs and the version of torch of this machine."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     found = {
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "cores": find_hardware().cores,
         "gpus": gpus,
         "torch": str(torch.__version__),
@@ -88,7 +88,8 @@ def hardware_event() -> LogEvent:
     return result_event("hardware", found)
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """Return the name of this machine's processor; "unknown" if the system does not tell it."""
     try:
         names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):  # not Linux

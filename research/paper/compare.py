@@ -18,12 +18,13 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.store.folder import run_folder
 from agent_r1.training.progress import Progress
+from research.paper.bases import prepare_base
 from research.paper.config import PaperConfig, select_experiments
 from research.paper.document import Report, make_document
 from research.paper.experiments import plan_experiment
 from research.paper.methods import METHODS, Method, by_name
-from research.paper.run_experiments import Outcomes, run_experiments
-from research.paper.tables import PAPER_COLUMN, TextTable, comparison_table, gather
+from research.paper.run_experiments import Outcomes, load_finished, run_experiments
+from research.paper.tables import TextTable, exact_match_table, gather
 
 EXPERIMENTS = "paper"
 """The folder below ``runs`` that holds all experiments."""
@@ -48,7 +49,9 @@ class Comparison:
         failures = self.outcomes.failures
         if failures:
             total = len(failures) + len(self.outcomes.results)
-            reasons = "; ".join(f"{failure.method} seed {failure.seed}: {failure.reason}" for failure in failures)
+            reasons = "; ".join(
+                f"{failure.method} base {failure.base} seed {failure.seed}: {failure.reason}" for failure in failures
+            )
             raise ExperimentsFailed(f"{len(failures)} of {total} experiments failed: {reasons}")
 
 
@@ -58,15 +61,20 @@ def compare(config: PaperConfig, progress: Progress, methods: Sequence[Method] =
     Raises:
         InvalidInput: before any experiment runs, if one of them cannot run or if the picture cannot be drawn.
     """
-    pairs = select_experiments(config, methods)
+    selected = select_experiments(config, methods)
     if not config.method:
         _require_matplotlib()
-    experiments = [plan_experiment(method, seed, config.n, config.steps) for method, seed in pairs]
-    outcomes = asyncio.run(run_experiments(experiments, run_folder(EXPERIMENTS), config.jobs, progress))
-    selected = tuple(by_name(method for method, _ in pairs).values())
-    seeds = len({seed for _, seed in pairs})
-    table = comparison_table(selected, gather(outcomes.results, seeds))
-    report = Report(command_of(config), selected, seeds, outcomes, PICTURE)
+    folder = run_folder(EXPERIMENTS)
+    bases = {seed: prepare_base(seed, folder, progress) for seed in sorted({one.base for one in selected})}
+    experiments = [plan_experiment(one.method, bases[one.base], one.seed, config.n, config.steps) for one in selected]
+    if config.finished:
+        outcomes = load_finished(experiments, folder)
+    else:
+        outcomes = asyncio.run(run_experiments(experiments, folder, config.jobs, progress))
+    chosen = tuple(by_name(one.method for one in selected).values())
+    seeds = len({one.seed for one in selected})
+    report = Report(command_of(config), chosen, tuple(bases.values()), seeds, outcomes, PICTURE)
+    table = exact_match_table(chosen, gather(outcomes.results, report.planned))
     return Comparison(outcomes, table, () if config.method else write_report(report, config.out))
 
 
@@ -95,7 +103,7 @@ def write_report(report: Report, out: Path) -> tuple[Path, ...]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return ``{"experiments": [{..}], "failed": [{"method", "seed", "reason"}], "written": ["path"]}``."""
+    """Return ``{"experiments": [{..}], "failed": [{"method", "base", "seed", "reason"}], "written": ["path"]}``."""
     return {
         "experiments": [asdict(result) for result in comparison.outcomes.results],
         "failed": [asdict(failure) for failure in comparison.outcomes.failures],
@@ -104,11 +112,10 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def render_comparison(comparison: Comparison) -> Group:
-    """Return the comparison for a terminal: our columns of the table, and the paths that were written."""
-    ours = comparison.table.header.index(PAPER_COLUMN)
-    grid = Table(*(escape(title) for title in comparison.table.header[:ours]), box=box.SIMPLE_HEAD)
+    """Return the comparison for a terminal: exact match, and the paths that were written."""
+    grid = Table(*(escape(title) for title in comparison.table.header), box=box.SIMPLE_HEAD)
     for row in comparison.table.rows:
-        grid.add_row(*(escape(text) for text in row[:ours]))
+        grid.add_row(*map(escape, row))
     return Group(grid, *(escape(str(path)) for path in comparison.written))
 
 
@@ -117,7 +124,8 @@ def command_of(config: PaperConfig) -> str:
 
     Example:
         >>> command_of(PaperConfig(steps=5, jobs=2))
-        'python -m research.paper --seeds 3 --steps 5'
+        'python -m research.paper --seeds 3 --bases 3 --steps 5'
     """
-    names = [name for name in PaperConfig.model_fields if name in {"seeds", *config.model_fields_set} - {"jobs"}]
+    given = {"seeds", "bases", *config.model_fields_set} - {"jobs", "finished"}
+    names = [name for name in PaperConfig.model_fields if name in given]
     return " ".join(["python -m research.paper", *(f"--{name} {config.model_dump()[name]}" for name in names)])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
+from research.attempts_to_goal import GOAL
 from research.paper.experiments import Result
 from research.paper.methods import Method
 
@@ -20,6 +20,9 @@ COLUMNS = 3
 
 REWARD, VALIDATION, FULL = "#0072B2", "#D55E00", "#7F7F7F"
 """Colors that color-blind readers can distinguish (Okabe and Ito)."""
+
+BASES = (REWARD, VALIDATION, "#009E73", "#CC79A7", "#E69F00")
+"""The colors of the bases; further bases begin again."""
 
 Points = Sequence[tuple[int, float]]
 
@@ -55,23 +58,30 @@ def combine(curves: Sequence[Points]) -> Band:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The curves of a method. ``full`` is the validation curve of the method that it ablates, if any."""
+    """The curves of a method by the seed of the base. ``full`` is the curve of the method that it ablates, if any."""
 
     title: str
-    reward: Band
-    validation: Band
+    bases: Mapping[int, Band]
     full: Band | None
 
 
 def make_panels(methods: Sequence[Method], results: Sequence[Result]) -> list[Panel]:
     """Return a panel for each method that was trained."""
-    curves = {method.name: [r.curve for r in results if r.method == method.name and r.curve] for method in methods}
-    rewards = {name: combine([curve.reward for curve in of_method]) for name, of_method in curves.items()}
-    validations = {name: combine([curve.validation for curve in of_method]) for name, of_method in curves.items()}
+    curves: dict[str, dict[int, list[Points]]] = {}
+    for result in results:
+        if result.training is not None:
+            curve = result.training.curve
+            points = tuple(zip(curve.attempts, curve.em, strict=True))
+            curves.setdefault(result.method, {}).setdefault(result.base, []).append(points)
+    full = {name: combine([one for seeds in of.values() for one in seeds]) for name, of in curves.items()}
     return [
-        Panel(method.title, rewards[method.name], validations[method.name], validations.get(method.ablates or ""))
+        Panel(
+            method.title,
+            {base: combine(seeds) for base, seeds in sorted(curves[method.name].items())},
+            full.get(method.ablates or ""),
+        )
         for method in methods
-        if curves[method.name]
+        if method.name in curves
     ]
 
 
@@ -86,11 +96,11 @@ def draw(methods: Sequence[Method], results: Sequence[Result]) -> bytes:
         for index, axes in enumerate(grid.flat):
             if index < len(panels):
                 _draw_panel(axes, panels[index])
-                # A panel with no panel below it shows the step numbers.
+                # A panel with no panel below it shows the numbers of attempts.
                 axes.tick_params(labelbottom=index + COLUMNS >= len(panels))
             else:
                 axes.set_visible(False)
-        _add_legend(figure)
+        _add_legend(figure, sorted({base for panel in panels for base in panel.bases}))
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
@@ -99,22 +109,22 @@ def draw(methods: Sequence[Method], results: Sequence[Result]) -> bytes:
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=9)
     axes.set_ylim(-0.03, 1.03)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+    axes.axhline(GOAL, color=FULL, linestyle=":", linewidth=1)
     if panel.full is not None:
         axes.plot(panel.full.steps, panel.full.mean, color=FULL, linestyle="--", linewidth=1.2, zorder=3)
-    for curve, color, marker in ((panel.reward, REWARD, ""), (panel.validation, VALIDATION, "o")):
-        axes.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
-        axes.plot(curve.steps, curve.mean, color=color, marker=marker, markersize=3, linewidth=1.4)
+    for base, band in panel.bases.items():
+        axes.fill_between(band.steps, band.low, band.high, color=_color(base), alpha=0.15, linewidth=0)
+        axes.plot(band.steps, band.mean, color=_color(base), linewidth=1.4)
 
 
-def _add_legend(figure: Figure) -> None:
+def _color(base: int) -> str:
+    return BASES[base % len(BASES)]
+
+
+def _add_legend(figure: Figure, bases: Sequence[int]) -> None:
     """Add one legend for all panels."""
-    lines = [
-        Line2D([], [], color=REWARD, label="reward in training"),
-        Line2D([], [], color=VALIDATION, marker="o", markersize=3, label="exact match on validation"),
-        Line2D([], [], color=FULL, linestyle="--", label="validation with all masks"),
-    ]
+    lines = [Line2D([], [], color=_color(base), label=f"base {base}") for base in bases]
+    lines.append(Line2D([], [], color=FULL, linestyle="--", label="with all masks, mean of all bases"))
     figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), frameon=False)
-    figure.supxlabel("optimizer step", fontsize=9)

@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from research.paper.experiments import Provenance
-from research.paper.methods import SOURCE, Method
+from research.attempts_to_goal import GOAL, WINDOW
+from research.paper.bases import Base
+from research.paper.experiments import SAMPLES, Result
+from research.paper.methods import BASE_TOOL_CALL, GRPO, NAIVE_RAG, SOURCE, Method, by_name
 from research.paper.run_experiments import Failure, Outcomes
-from research.paper.tables import TextTable, ablation_table, comparison_table, gather
+from research.paper.tables import (
+    CRITIC_GOAL,
+    Compared,
+    Results,
+    TextTable,
+    compare_with,
+    counted,
+    difference_table,
+    efficiency_table,
+    exact_match_table,
+    gather,
+)
 
 INTRODUCTION = f"""\
 # The paper's comparison in miniature
 
 Agent-R1's paper ({SOURCE}) trains Qwen2.5-3B-Instruct to answer questions of HotpotQA and 2WikiMultihopQA with a
-search over Wikipedia. Here the same methods train tiny-base, a model of 0.2M parameters, on TinyWiki, a generated
-encyclopedia with a search tool. The paper's figures stand beside ours for reference only. Neither the order of the
-methods nor their ratios can be compared. The multiple of Naive RAG is bounded by construction: Naive RAG answers
-exactly the one-hop questions, a quarter of two splits and none of the third, so no model can exceed 6.0.
+search over Wikipedia. Here the same methods train models of 0.2M parameters on TinyWiki, a generated encyclopedia with
+a search tool. The paper's figures are for reference only: neither the order of the methods nor their ratios can be
+compared.
 
-The pretraining of tiny-base holds no right transcript of two hops, and no stage asks for three: three-hop measures
-whether the trained agent generalizes to longer questions.
+The models are tiny-base (base 0) and bases that were pretrained in the same way with other seeds. Their pretraining
+holds no right transcript of two hops, and no stage asks for three: three-hop measures whether the trained agent
+generalizes to longer questions. Naive RAG, the simplest baseline, cannot answer more than the one-hop questions, which
+are a quarter of style-a and of style-b, and none of three-hop.
 """
 
-READING = """\
-- A figure is the mean of greedy exact match over {seeds}, on {questions} questions per split, ± half the width of its
-  95 % interval by Student's t over seeds. The interval estimates the mean over all possible seeds, for these questions
-  and this base model. The paper reports one run each, without a spread.
-- A seed determines the training questions, the sampling and any newly initialized weights. The test questions and the
-  base model are the same for all seeds, so a method without training gives the same figure each time. ± 0.000 means
-  that seeds agree, not that a figure is exact: a share p of n questions has an error of about 2 sqrt(p (1 - p) / n).
-- A difference whose interval includes 0 is not resolved by these seeds: it may be zero, or too small or too noisy to
-  see. Differences and multiples are paired by seed.
-- Each batch is used once, so all importance ratios are 1 and no clip acts. Methods that differ in their clip only are
-  identical here. StepPO differs from PPO by its credit per turn.
-- The critic of PPO and StepPO explained nothing of the returns at the time of these runs, so these two rows do not
-  test a critic.
-- Exact match is greedy. Sampled at temperature 1, the same weights are much worse: see docs/performance.md.
-- Training keeps the weights that were best on a validation encyclopedia: a method that learns and then forgets shows
-  this in the learning curves, not in the tables.
-"""
-
-ABLATED = """\
-## Table 4: masks switched off
-
-Each ablation is compared with its full method under the same seeds. With gamma and lambda 1, in the paper's scripts as
-here, GAE is the return minus the value, whatever tokens are between. The advantage mask then changes only which values
-are whitened, so the comparison cannot show its effect. With lambda 0.95 the effect has the direction of the paper: in a
-separate trial without the mask, sampled exact match over the last five steps was lower by 0.11 and 0.16 (two seeds).
+SETTING = """\
+- **Runs.** Each method that trains has {seeds} on each of {bases}. A seed determines the training questions, the
+  sampling and newly initialized weights. A method without training is measured once on each base.
+- **Not saturated.** A run has {steps} steps of 16 questions with 16 attempts, fewer than the demo, so that runs end
+  while they still learn. Its last weights are measured.
+- **Algorithms differ.** A batch is divided into two optimizer steps, so that the importance ratios of the second are
+  not 1 and clips act: the column of clipped tokens shows how much.
+- **Attempts to {goal}.** Exact match of the training attempts, which are sampled at temperature 1 at questions that are
+  each asked once, first has a mean of {goal} over {window} steps. Tokens are the sampled ones. Medians over runs, with
+  95 % intervals by a bootstrap over runs; a run that does not get there counts as "never".
+- **Exact match** is measured on {questions} questions per split, with one greedy attempt and {samples} attempts sampled
+  at temperature 1. A figure is a mean over runs ± half the width of its 95 % interval by Student's t. Runs count as
+  independent draws although some share a base, so an interval says little about bases in general.
+- **Differences** are paired: same base, same seed. A difference whose interval includes 0 is not resolved: it may be
+  zero, or too small or too noisy to see. Of twenty differences that are zero, one is resolved by chance. In differences
+  of attempts, a run that never gets there counts with all its attempts.
+- **Critics.** A method with a critic is compared only if its critic explains more than {critic} of the variance of the
+  returns (predicted before the update, mean over the last third of the steps and over runs). Masks that are switched
+  off count with the critic of their full method.
 """
 
 CURVES = """\
@@ -55,8 +63,8 @@ CURVES = """\
 
 ![Learning curves]({picture})
 
-Lines are means over seeds; bands reach from the lowest seed to the highest. The reward is that of the training
-attempts, sampled from one- and two-hop questions; validation is greedy, and a third of its questions is three-hop.
+Exact match of the training attempts over attempts. Lines are means over the seeds of a base, bands reach from the
+lowest seed to the highest, and the dotted line is the goal. Methods that are not compared have curves too.
 """
 
 MIXED = " It changed between experiments; remove runs/paper to run all of them again."
@@ -64,32 +72,148 @@ MIXED = " It changed between experiments; remove runs/paper to run all of them a
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The contents of a report. ``picture`` is the path of the learning curves relative to the report."""
+    """The contents of a report.
+
+    Attributes:
+        command: the command that makes the report.
+        methods: the methods of the comparison.
+        bases: the base models.
+        seeds: the number of seeds of a method that trains.
+        outcomes: the results, and the experiments that failed.
+        picture: the path of the learning curves relative to the report.
+    """
 
     command: str
     methods: tuple[Method, ...]
+    bases: tuple[Base, ...]
     seeds: int
     outcomes: Outcomes
     picture: str
 
+    @property
+    def planned(self) -> Mapping[str, int]:
+        """The number of runs that each method should have."""
+        return {method.name: len(self.bases) * (self.seeds if method.trains else 1) for method in self.methods}
+
 
 def make_document(report: Report) -> str:
     """Return the whole report as Markdown."""
-    results = gather(report.outcomes.results, report.seeds)
-    table = comparison_table([method for method in report.methods if method.ablates is None], results)
+    results = gather(report.outcomes.results, report.planned)
+    methods = counted(report.methods, results)
     parts = [
         INTRODUCTION,
         f"Made by\n\n    {report.command}\n",
         *([_failed(report.outcomes.failures)] if report.outcomes.failures else []),
-        "## Table 3: methods\n",
-        markdown(table),
-        READING.format(seeds=_seeds(report.seeds), questions=_questions(report)),
-        ABLATED,
-        markdown(ablation_table(report.methods, results)),
+        "## Setting\n",
+        _setting(report),
+        *_missing(report, results),
+        *_methods_section([method for method in methods if method.table == 3], results),
+        *_masks_section(methods, results),
+        *_left_out([method for method in report.methods if method not in methods], results),
         CURVES.format(picture=report.picture),
         _provenance(report),
     ]
     return "\n".join(parts)
+
+
+def _setting(report: Report) -> str:
+    results = report.outcomes.results
+    questions = {score.n for result in results for score in result.scores.values()}
+    steps = {len(result.training.curve.em) for result in results if result.training is not None}
+    return SETTING.format(
+        seeds=_count(report.seeds, "seed"),
+        bases=_count(len(report.bases), "base"),
+        steps=" or ".join(map(str, sorted(steps))),
+        goal=GOAL,
+        window=WINDOW,
+        questions=" or ".join(map(str, sorted(questions))),
+        samples=SAMPLES,
+        critic=CRITIC_GOAL,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"one {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _missing(report: Report, results: Results) -> list[str]:
+    """Return a paragraph on runs that were planned and not made; [] if there are none."""
+    planned, made = sum(report.planned.values()), len(report.outcomes.results)
+    if made == planned:
+        return []
+    text = f"{made} of {planned} were made; a method that has fewer than planned has their number beside its name."
+    return [f"**Fewer runs than planned.** {text}\n"]
+
+
+def _methods_section(methods: Sequence[Method], results: Results) -> list[str]:
+    trained = [method for method in methods if method.trains]
+    baselines = [compare_with(trained, other, results) for other in (NAIVE_RAG, BASE_TOOL_CALL)]
+    to_grpo = compare_with(trained, by_name(methods).get("grpo", GRPO), results)
+    return [
+        "## Table 3: methods\n",
+        "Attempts and tokens until half of the sampled attempts are right:\n",
+        markdown(efficiency_table(trained, results)),
+        "Exact match of the last weights:\n",
+        markdown(exact_match_table(methods, results)),
+        "Differences, in the averages over splits for exact match:\n",
+        markdown(difference_table([one for compared in (*baselines, to_grpo) for one in compared])),
+        *(_findings(compared) for compared in (*baselines, to_grpo) if compared),
+    ]
+
+
+def _masks_section(methods: Sequence[Method], results: Results) -> list[str]:
+    known = by_name(methods)
+    fulls = dict.fromkeys(method.ablates for method in methods if method.ablates in known)
+    shown = [method for method in methods if method.ablates in known or method.name in fulls]
+    compared = [
+        one
+        for name in fulls
+        if name is not None
+        for one in compare_with([method for method in methods if method.ablates == name], known[name], results)
+    ]
+    return [
+        "## Table 4: masks switched off\n",
+        "The masks are switched off one after the other. PPO has lambda 0.95 here: with lambda 1, GAE is the return "
+        "minus\nthe value, whatever tokens are between, so that the advantage mask could not show its effect.\n",
+        markdown(efficiency_table(shown, results)),
+        markdown(exact_match_table(shown, results)),
+        markdown(difference_table(compared)),
+        *(_findings([one for one in compared if one.other.name == name]) for name in fulls),
+    ]
+
+
+def _findings(compared: Sequence[Compared]) -> str:
+    """Return one sentence per measure that says in which direction the differences are resolved."""
+    if not compared:
+        return ""
+    lines = []
+    measures = {
+        "attempts to the goal": [(one.method, one.attempts) for one in compared],
+        "sampled exact match": [(one.method, one.sampled) for one in compared],
+        "greedy exact match": [(one.method, one.greedy) for one in compared],
+    }
+    for name, differences in measures.items():
+        verdicts: dict[str, list[str]] = {}
+        for method, difference in differences:
+            if difference is not None:
+                verdicts.setdefault(difference.verdict, []).append(method.title)
+        texts = [f"{verdict} with {'; '.join(titles)}" for verdict, titles in verdicts.items()]
+        if texts:
+            lines.append(f"- Compared with {compared[0].other.title}, {name}: {'. '.join(texts)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _left_out(methods: Sequence[Method], results: Results) -> list[str]:
+    """Return the section on methods whose critics explain too little; [] if there are none."""
+    if not methods:
+        return []
+    return [
+        "## Not compared\n",
+        f"The critics of these methods, or of their full methods, did not explain more than {CRITIC_GOAL} of "
+        "the\nvariance, so these figures do not test a critic.\n",
+        markdown(efficiency_table(methods, results)),
+        markdown(exact_match_table(methods, results)),
+    ]
 
 
 def markdown(table: TextTable) -> str:
@@ -106,36 +230,31 @@ def markdown(table: TextTable) -> str:
 
 
 def _failed(failures: Sequence[Failure]) -> str:
-    lines = "\n".join(f"- {failure.method}, seed {failure.seed}: {failure.reason}" for failure in failures)
+    lines = "\n".join(
+        f"- {failure.method}, base {failure.base}, seed {failure.seed}: {failure.reason}" for failure in failures
+    )
     return f"## Failed experiments\n\nThe tables do not include them.\n\n{lines}\n"
 
 
-def _seeds(count: int) -> str:
-    return "seed 0 (a single seed has no interval)" if count == 1 else f"seeds 0 to {count - 1}"
-
-
-def _questions(report: Report) -> str:
-    counts = {score.n for result in report.outcomes.results for score in result.scores.values()}
-    return " or ".join(str(count) for count in sorted(counts))
-
-
 def _provenance(report: Report) -> str:
-    """Return the section with the command of each method, the versions and the hash of the code."""
+    """Return the section with the commands of each method, the bases, the versions and the hash of the code."""
     results = report.outcomes.results
-    commands = dict.fromkeys(result.command for result in results if result.seed == 0)
+    first = [result for result in results if (result.base, result.seed) == (0, 0)]
     codes = dict.fromkeys(result.provenance.code for result in results)
-    versions = dict.fromkeys(_versions(result.provenance) for result in results)
+    versions = dict.fromkeys(_versions(result) for result in results)
+    processors = dict.fromkeys(result.provenance.processor for result in results)
     lines = [
         "## Commands\n",
-        "These are the commands for seed 0; all other settings come from TinyWiki's recipe.\n",
-        *(f"    {command}" for command in commands),
+        "These are the commands for base 0 and seed 0; all other settings come from TinyWiki's recipe.\n",
+        *(f"    {command}" for result in first for command in result.commands),
         "",
+        *(f"- Base {base.seed}: {base.model}, weights {base.digest}." for base in report.bases),
+        f"- Processor: {'; '.join(processors)}, one thread.",
         f"- Versions: {'; '.join(versions)}.",
         f"- Hash of the code: {', '.join(codes)}.{MIXED if len(codes) > 1 else ''}",
-        "- Seconds measure the training loop; other processes ran on the machine at the same time.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _versions(provenance: Provenance) -> str:
-    return ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
+def _versions(result: Result) -> str:
+    return ", ".join(f"{name} {version}" for name, version in result.provenance.versions.items())

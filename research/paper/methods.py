@@ -8,7 +8,7 @@ from typing import Literal
 
 Command = Literal["train", "eval"]
 
-Setting = str | int | bool | tuple[str, ...]
+Setting = str | int | float | bool | tuple[str, ...]
 
 SOURCE = "arXiv 2511.14460v1"
 
@@ -36,6 +36,7 @@ class Method:
         settings: the settings that differ from the defaults.
         figures: the paper's figures, None if the paper does not have this method.
         ablates: the name of the method that this one is an ablation of.
+        table: the paper's table to which the method belongs.
 
     Example:
         Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
@@ -47,6 +48,12 @@ class Method:
     settings: Mapping[str, Setting]
     figures: Figures | None = None
     ablates: str | None = None
+    table: Literal[3, 4] = 3
+
+    @property
+    def trains(self) -> bool:
+        """Whether the method trains a model. If not, its seed would only draw other samples."""
+        return self.command == "train"
 
     @property
     def table_key(self) -> str:
@@ -58,17 +65,22 @@ NAIVE_RAG = Method(
     "naive-rag", "Naive RAG", "eval", {"methods": ("naive-rag",)}, Figures(0.1916, 0.1792, 0.0277, 0.1328)
 )
 
+BASE_TOOL_CALL = Method(
+    "base-tool-call",
+    "Base Tool Call",
+    "eval",
+    {"methods": ("base-tool-call",)},
+    Figures(0.1372, 0.0891, 0.0277, 0.0847),
+)
+"""The base model with its tool, before training."""
+
+GRPO = Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
+
 COMPARED = (
     NAIVE_RAG,
-    Method(
-        "base-tool-call",
-        "Base Tool Call",
-        "eval",
-        {"methods": ("base-tool-call",)},
-        Figures(0.1372, 0.0891, 0.0277, 0.0847),
-    ),
+    BASE_TOOL_CALL,
     Method("ppo", "PPO", "train", {"algorithm": "ppo"}, Figures(0.4136, 0.5468, 0.1552, 0.3719)),
-    Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877)),
+    GRPO,
     Method(
         "reinforce++", "REINFORCE++", "train", {"algorithm": "reinforce++"}, Figures(0.3768, 0.4796, 0.1336, 0.3300)
     ),
@@ -84,22 +96,29 @@ COMPARED = (
 )
 """Table 3. StepPO is newer than the paper, so it has no figures."""
 
+LAMBDA_95: Mapping[str, Setting] = {"algorithm": "ppo", "algorithm.advantage.lam": 0.95}
+"""With lambda 1, GAE is the return minus the value, whatever tokens are between, so that the advantage mask could only
+change which values are whitened."""
+
 ABLATIONS = (
+    Method("ppo-95", "PPO, lambda 0.95", "train", LAMBDA_95, Figures(0.4136, 0.5468, 0.1552, 0.3719), table=4),
     Method(
-        "ppo-no-advantage-mask",
-        "PPO, no advantage mask",
+        "ppo-95-no-advantage-mask",
+        "PPO, lambda 0.95, no advantage mask",
         "train",
-        {"algorithm": "ppo", "algorithm.masks.advantage": False},
+        {**LAMBDA_95, "algorithm.masks.advantage": False},
         Figures(0.3630, 0.4641, 0.1138, 0.3136),
-        ablates="ppo",
+        ablates="ppo-95",
+        table=4,
     ),
     Method(
-        "ppo-no-masks",
-        "PPO, no advantage mask, no loss mask",
+        "ppo-95-no-masks",
+        "PPO, lambda 0.95, no advantage mask, no loss mask",
         "train",
-        {"algorithm": "ppo", "algorithm.masks.advantage": False, "algorithm.masks.loss": False},
+        {**LAMBDA_95, "algorithm.masks.advantage": False, "algorithm.masks.loss": False},
         Figures(0.3429, 0.4631, 0.1005, 0.3022),
-        ablates="ppo",
+        ablates="ppo-95",
+        table=4,
     ),
     Method(
         "grpo-no-loss-mask",
@@ -108,6 +127,7 @@ ABLATIONS = (
         {"algorithm": "grpo", "algorithm.masks.loss": False},
         Figures(0.4260, 0.5485, 0.1422, 0.3722),
         ablates="grpo",
+        table=4,
     ),
 )
 """Table 4: the masks are switched off one after the other."""

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,12 +19,13 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.store import RunReader
 from agent_r1.store.atomic_fs import atomic_write
 from agent_r1.training.progress import Progress
+from research.attempts_to_goal import read_curve
 from research.paper.experiments import (
-    Curve,
     Experiment,
     Provenance,
     Result,
     Score,
+    Training,
     current_provenance,
     load_result,
     result_file,
@@ -36,6 +38,7 @@ class Failure:
     """An experiment that failed, and the reason in one line."""
 
     method: str
+    base: int
     seed: int
     reason: str
 
@@ -86,6 +89,12 @@ async def run_experiments(experiments: Sequence[Experiment], folder: Path, jobs:
     )
 
 
+def load_finished(experiments: Sequence[Experiment], folder: Path) -> Outcomes:
+    """Return the results that ``folder`` holds already. Raises InvalidInput if a saved result cannot be read."""
+    saved = (load_result(result_file(folder, experiment)) for experiment in experiments)
+    return Outcomes(tuple(result for result in saved if result is not None), ())
+
+
 def _print_saved(saved: Sequence[Result | None], progress: Progress) -> None:
     results = [result for result in saved if result is not None]
     current = current_provenance()
@@ -97,29 +106,34 @@ def _print_saved(saved: Sequence[Result | None], progress: Progress) -> None:
 def _summary(outcome: Result | Failure) -> str:
     if isinstance(outcome, Failure):
         return f"failed: {outcome.reason}"
-    return ", ".join(f"{split} {score.em:.3f}" for split, score in outcome.scores.items())
+    return ", ".join(
+        f"{split} {score.greedy:.2f} greedy, {score.sampled:.2f} sampled" for split, score in outcome.scores.items()
+    )
 
 
 async def _run(experiment: Experiment, folder: Path, progress: Progress) -> Result | Failure:
-    progress.print_line(f"{experiment.title}: agent-r1 {' '.join(experiment.arguments)}")
-    try:
-        return await _run_command(experiment, folder)
-    except (OSError, AgentR1Error) as error:  # a full disk, an unreadable run
-        return Failure(experiment.method.name, experiment.seed, str(error))
-
-
-async def _run_command(experiment: Experiment, folder: Path) -> Result | Failure:
-    run = _unused_folder(folder / experiment.name) if experiment.method.command == "train" else None
-    run_option = () if run is None else ("--run", str(run))
+    run = _unused_folder(folder / experiment.name)
+    commands = experiment.commands(str(run))
     provenance = current_provenance()
-    process = await _execute(*experiment.arguments, *run_option, "--json", "--quiet")
-    if process.code != 0:
-        log = folder / f"{experiment.name}.log"
-        atomic_write(log, process.stderr)
-        return Failure(experiment.method.name, experiment.seed, f"{_reason(process)} (full output: {log})")
-    result = _make_result(experiment, run, provenance, json.loads(process.last_line))
-    save_result(result_file(folder, experiment), result)
+    report: dict[str, Any] = {}
+    try:
+        for command in commands:
+            progress.print_line(f"{experiment.title}: agent-r1 {' '.join(command)}")
+            process = await _execute(*command, "--json", "--quiet")
+            if process.code != 0:
+                log = folder / f"{experiment.name}.log"
+                atomic_write(log, process.stderr)
+                return _failure(experiment, f"{_reason(process)} (full output: {log})")
+            report = json.loads(process.last_line)
+        result = _make_result(experiment, run, provenance, report)
+        save_result(result_file(folder, experiment), result)
+    except (OSError, AgentR1Error) as error:  # a full disk, an unreadable run
+        return _failure(experiment, str(error))
     return result
+
+
+def _failure(experiment: Experiment, reason: str) -> Failure:
+    return Failure(experiment.method.name, experiment.base.seed, experiment.seed, reason)
 
 
 def _unused_folder(folder: Path) -> Path:
@@ -153,26 +167,25 @@ def _reason(process: FinishedProcess) -> str:
     return lines[-1].removeprefix("agent-r1: ") if lines else f"exit code {process.code}"
 
 
-def _make_result(experiment: Experiment, run: Path | None, provenance: Provenance, report: dict[str, Any]) -> Result:
-    """Return the result in the JSON object ``report`` that ``train`` or ``eval`` printed."""
-    scores = report["table"][experiment.method.table_key]
+def _make_result(experiment: Experiment, run: Path, provenance: Provenance, report: dict[str, Any]) -> Result:
+    """Return the result in the JSON object ``report`` that ``eval`` printed last."""
+    key = experiment.method.table_key
+    greedy, sampled = report["table"][key], report["pass_at_k"][key]["cells"]
     return Result(
         method=experiment.method.name,
+        base=experiment.base.seed,
         seed=experiment.seed,
-        command=f"agent-r1 {' '.join(experiment.arguments)}",
-        scores={split: Score(values["em"], values["n"]) for split, values in scores.items()},
+        commands=tuple(f"agent-r1 {' '.join(command)}" for command in experiment.commands(str(run))),
+        scores={split: Score(cell["em"], sampled[split]["one"], cell["n"]) for split, cell in greedy.items()},
         provenance=provenance,
-        run=None if run is None else str(run),
-        seconds=None if run is None else report["train_seconds"],
-        curve=None if run is None else read_curve(run),
+        training=read_training(run) if experiment.method.trains else None,
     )
 
 
-def read_curve(run: Path) -> Curve:
-    """Return the learning curve of a run, read from its store."""
+def read_training(run: Path) -> Training:
+    """Return what the run in the folder ``run`` recorded of its training."""
     with closing(RunReader(run)) as reader:
-        steps = list(reader.metrics())
-    return Curve(
-        reward=tuple((step.step, step.values["reward"]) for step in steps),
-        validation=tuple((step.step, step.values["validation_em"]) for step in steps if "validation_em" in step.values),
-    )
+        clipped, explained = reader.curve("clip_fraction"), reader.curve("critic/explained_variance")
+        last = [value for step, value in explained.items() if step > reader.last_step() * 2 / 3]
+    variance = statistics.fmean(last) if last else None
+    return Training(str(run), read_curve(run), statistics.fmean(clipped.values()), variance)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1.tasksets import build
-from research.sample_efficiency import MODEL, ROWS, Curve, Options, Row, config_of, draw, median, table
+from research.attempts_to_goal import Curve, median
+from research.sample_efficiency import MODEL, ROWS, Options, Row, config_of, draw, table
 
 
 def curve(*em: float) -> Curve:
