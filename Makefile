@@ -83,8 +83,8 @@ algorithms: $(INSTALLED)  ## train with every algorithm on a small task set
 faults: $(INSTALLED)  ## kills and failures on purpose, and checks of what must still hold
 	$(BIN)/python tests/faults --jobs 2
 
-paper: $(INSTALLED_DEV)  ## the paper's tables in miniature, over three seeds
-	$(BIN)/python -m research.paper --seeds 3 --jobs 2
+paper: $(INSTALLED_DEV)  ## the paper's tables in miniature, over three seeds on each of three bases (over an hour)
+	$(BIN)/python -m research.paper --seeds 3 --bases 3 --jobs 2
 
 controls: $(INSTALLED)  ## controls of the demo: seeds, algorithms, shuffled rewards
 	$(BIN)/python benchmarks/controls.py

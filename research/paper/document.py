@@ -197,9 +197,9 @@ def _findings(compared: Sequence[Compared]) -> str:
         for method, difference in differences:
             if difference is not None:
                 verdicts.setdefault(difference.verdict, []).append(method.title)
-        texts = [f"{verdict} with {'; '.join(titles)}" for verdict, titles in verdicts.items()]
+        texts = [f"{verdict} with {', '.join(titles)}" for verdict, titles in verdicts.items()]
         if texts:
-            lines.append(f"- Compared with {compared[0].other.title}, {name}: {'. '.join(texts)}.")
+            lines.append(f"- Compared with {compared[0].other.title}, {name}: {'; '.join(texts)}.")
     return "\n".join(lines) + "\n"
 
 

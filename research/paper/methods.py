@@ -37,6 +37,7 @@ class Method:
         figures: the paper's figures, None if the paper does not have this method.
         ablates: the name of the method that this one is an ablation of.
         table: the paper's table to which the method belongs.
+        critic: whether the method has a critic.
 
     Example:
         Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
@@ -49,6 +50,7 @@ class Method:
     figures: Figures | None = None
     ablates: str | None = None
     table: Literal[3, 4] = 3
+    critic: bool = False
 
     @property
     def trains(self) -> bool:
@@ -79,7 +81,7 @@ GRPO = Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.
 COMPARED = (
     NAIVE_RAG,
     BASE_TOOL_CALL,
-    Method("ppo", "PPO", "train", {"algorithm": "ppo"}, Figures(0.4136, 0.5468, 0.1552, 0.3719)),
+    Method("ppo", "PPO", "train", {"algorithm": "ppo"}, Figures(0.4136, 0.5468, 0.1552, 0.3719), critic=True),
     GRPO,
     Method(
         "reinforce++", "REINFORCE++", "train", {"algorithm": "reinforce++"}, Figures(0.3768, 0.4796, 0.1336, 0.3300)
@@ -92,7 +94,7 @@ COMPARED = (
         Figures(0.3966, 0.5406, 0.1485, 0.3619),
     ),
     Method("rloo", "RLOO", "train", {"algorithm": "rloo"}, Figures(0.4089, 0.5641, 0.1419, 0.3716)),
-    Method("steppo", "StepPO", "train", {"algorithm": "steppo"}),
+    Method("steppo", "StepPO", "train", {"algorithm": "steppo"}, critic=True),
 )
 """Table 3. StepPO is newer than the paper, so it has no figures."""
 
@@ -101,28 +103,32 @@ LAMBDA_95: Mapping[str, Setting] = {"algorithm": "ppo", "algorithm.advantage.lam
 change which values are whitened."""
 
 ABLATIONS = (
-    Method("ppo-95", "PPO, lambda 0.95", "train", LAMBDA_95, Figures(0.4136, 0.5468, 0.1552, 0.3719), table=4),
+    Method(
+        "ppo-95", "PPO (lambda 0.95)", "train", LAMBDA_95, Figures(0.4136, 0.5468, 0.1552, 0.3719), table=4, critic=True
+    ),
     Method(
         "ppo-95-no-advantage-mask",
-        "PPO, lambda 0.95, no advantage mask",
+        "PPO (lambda 0.95) without advantage mask",
         "train",
         {**LAMBDA_95, "algorithm.masks.advantage": False},
         Figures(0.3630, 0.4641, 0.1138, 0.3136),
         ablates="ppo-95",
         table=4,
+        critic=True,
     ),
     Method(
         "ppo-95-no-masks",
-        "PPO, lambda 0.95, no advantage mask, no loss mask",
+        "PPO (lambda 0.95) without both masks",
         "train",
         {**LAMBDA_95, "algorithm.masks.advantage": False, "algorithm.masks.loss": False},
         Figures(0.3429, 0.4631, 0.1005, 0.3022),
         ablates="ppo-95",
         table=4,
+        critic=True,
     ),
     Method(
         "grpo-no-loss-mask",
-        "GRPO, no loss mask",
+        "GRPO without loss mask",
         "train",
         {"algorithm": "grpo", "algorithm.masks.loss": False},
         Figures(0.4260, 0.5485, 0.1422, 0.3722),

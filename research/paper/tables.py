@@ -95,7 +95,7 @@ def counted(methods: Sequence[Method], results: Results) -> list[Method]:
 
     def explains(method: Method) -> bool:
         explained = results.explained_variance(method)
-        return explained is None or explained.mean > CRITIC_GOAL
+        return not method.critic or (explained is not None and explained.mean > CRITIC_GOAL)
 
     known = by_name(methods)
     return [method for method in methods if explains(known.get(method.ablates or method.name, method))]

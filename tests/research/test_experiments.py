@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,18 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
+from agent_r1.training.inactive_settings import inactive_settings
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
-from research.paper.config import PaperConfig, select_experiments
+from research.attempts_to_goal import Curve
+from research.paper.bases import Base
+from research.paper.config import PaperConfig, Selected, select_experiments
 from research.paper.experiments import (
-    Curve,
     Experiment,
     Provenance,
     Result,
     Score,
+    Training,
     current_provenance,
     load_result,
     plan_experiment,
@@ -29,10 +33,12 @@ from research.paper.experiments import (
 )
 from research.paper.methods import ABLATIONS, COMPARED, METHODS, Method, by_name
 
+TINY = Base(0, "tiny-base", "09af259c")
+
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_an_experiment_can_be_planned(method):
-    assert plan_experiment(method, 0, 200, None).name.startswith(f"{method.name}-seed0-")
+    assert plan_experiment(method, TINY, 0, 200, 24).name.startswith(f"{method.name}-base0-seed0-")
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method.figures], ids=lambda method: method.name)
@@ -43,10 +49,13 @@ def test_the_papers_averages_match_its_figures(method):
 
 def test_an_ablation_adds_settings_to_its_full_method():
     known = by_name(METHODS)
-    assert len(known) == len(METHODS) == 11
-    for method in ABLATIONS:
+    assert len(known) == len(METHODS) == 12
+    ablations = [method for method in ABLATIONS if method.ablates is not None]
+    assert len(ablations) == 3
+    for method in ablations:
         full = known[method.ablates]
-        assert full in COMPARED and full.settings.items() < method.settings.items()
+        assert full.settings.items() < method.settings.items() and full.critic == method.critic
+        assert full in COMPARED or full.settings["algorithm.advantage.lam"] == 0.95
 
 
 def typed_settings(arguments: Sequence[str]) -> Layer:
@@ -56,43 +65,56 @@ def typed_settings(arguments: Sequence[str]) -> Layer:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_the_command_line_gives_the_settings_of_the_experiment(method):
-    experiment = plan_experiment(method, 3, 20, 5)
-    command = experiment.arguments[0]
-    config_class = TrainConfig if command == "train" else EvalConfig
+    experiment = plan_experiment(method, TINY, 3, 20, 5)
+    first, *later = experiment.commands("runs/x")
+    config_class = TrainConfig if method.trains else EvalConfig
     taskset = build("tinywiki", None, None, 3)
-    config = resolve_config(config_class, [typed_settings(experiment.arguments)], taskset)
-    assert config == resolve_config(config_class, [Layer("test", experiment.settings)], taskset)
-    assert config.seed == 3 and (config.n if command == "eval" else config.evaluate_n) == 20
+    config = resolve_config(config_class, [typed_settings(first)], taskset)
+    added = {"run": "runs/x"} if method.trains else experiment.sampling
+    assert config == resolve_config(config_class, [Layer("test", {**experiment.settings, **added})], taskset)
+    assert (config.seed, config.model) == (3, "tiny-base")
+    assert [typed_settings(command).values["model"] for command in later] == ["runs/x"] * method.trains
+    last = resolve_config(EvalConfig, [typed_settings([first, *later][-1])], taskset)
+    assert (last.n, last.pass_k, last.pass_attempts) == (20, 1, 2)
+
+
+def test_runs_have_two_optimizer_steps_per_batch_so_that_clips_act():
+    experiment = plan_experiment(by_name(METHODS)["grpo"], TINY, 0, 4, 5)
+    config = resolve_config(TrainConfig, [Layer("test", experiment.settings)], build("tinywiki", None, None, 0))
+    assert list(inactive_settings(config)) == []
+    once = config.model_copy(update={"trainer": config.trainer.model_copy(update={"minibatches": 1})})
+    assert any("algorithm.loss" in found.keys for found in inactive_settings(once))
 
 
 def test_booleans_and_lists_are_written_as_the_command_line_reads_them():
     masks = Method("x", "X", "train", {"algorithm": "grpo", "algorithm.masks.loss": False})
-    experiment = plan_experiment(Method("y", "Y", "eval", {"methods": ("naive-rag", "base-tool-call")}), 0, 4, None)
-    assert "naive-rag,base-tool-call" in experiment.arguments
+    both = Method("y", "Y", "eval", {"methods": ("naive-rag", "base-tool-call")})
+    assert "naive-rag,base-tool-call" in plan_experiment(both, TINY, 0, 4, 24).commands("")[0]
     settings = {"taskset": "tinywiki", "checkpoint_every": 0, **masks.settings}
-    arguments = Experiment(masks, 0, settings, "").arguments
-    assert typed_settings(arguments).values == {**settings, "algorithm.masks.loss": "false"}
+    arguments = Experiment(masks, TINY, 0, settings, {}, "").commands("runs/x")[0]
+    assert typed_settings(arguments).values == {**settings, "algorithm.masks.loss": "false", "run": "runs/x"}
 
 
-def test_other_settings_or_other_defaults_give_another_experiment(monkeypatch):
+def test_other_settings_other_defaults_or_another_base_give_another_experiment(monkeypatch):
     grpo = by_name(METHODS)["grpo"]
-    experiment = plan_experiment(grpo, 0, 200, None)
-    assert plan_experiment(grpo, 0, 200, None) == experiment
-    assert plan_experiment(grpo, 0, 200, 36).config_hash == experiment.config_hash, "36 is the recipe's number of steps"
+    experiment = plan_experiment(grpo, TINY, 0, 200, 24)
+    assert plan_experiment(grpo, TINY, 0, 200, 24) == experiment
     others = [
-        plan_experiment(grpo, 1, 200, None),
-        plan_experiment(grpo, 0, 100, None),
-        plan_experiment(grpo, 0, 200, 5),
+        plan_experiment(grpo, TINY, 1, 200, 24),
+        plan_experiment(grpo, TINY, 0, 100, 24),
+        plan_experiment(grpo, TINY, 0, 200, 5),
+        plan_experiment(grpo, replace(TINY, digest="other"), 0, 200, 24),
     ]
 
     monkeypatch.setitem(ALGORITHMS, "grpo", ALGORITHMS["grpo"].model_copy(update={"entropy_coef": 0.1}))
-    others.append(plan_experiment(grpo, 0, 200, None))
-    assert len({experiment.config_hash, *(other.config_hash for other in others)}) == 5
+    others.append(plan_experiment(grpo, TINY, 0, 200, 24))
+    assert len({experiment.config_hash, *(other.config_hash for other in others)}) == 6
 
 
 def test_a_saved_result_is_loaded_unchanged(tmp_path):
-    curve = Curve(reward=((1, 0.1), (2, math.nan)), validation=((2, 0.3),))
-    result = Result("grpo", 0, "agent-r1 train", {"a": Score(0.1, 4)}, current_provenance(), "runs/paper/x", 1.5, curve)
+    training = Training("runs/paper/x", Curve((0.1, math.nan), (8, 16), (90, 170)), 0.01, None)
+    scores = {"a": Score(0.5, 0.25, 4)}
+    result = Result("grpo", 1, 0, ("agent-r1 train", "agent-r1 eval"), scores, current_provenance(), training)
     path = tmp_path / "new" / "experiment.json"
     assert load_result(path) is None
     save_result(path, result)
@@ -103,14 +125,22 @@ def test_a_saved_result_is_loaded_unchanged(tmp_path):
 
 
 def test_the_average_is_the_mean_over_splits():
-    scores = {"a": Score(0.2, 4), "b": Score(0.4, 4), "c": Score(0.9, 4)}
-    assert Result("grpo", 0, "", scores, Provenance("", {})).average == pytest.approx(0.5)
+    scores = {"a": Score(0.2, 0.1, 4), "b": Score(0.4, 0.2, 4), "c": Score(0.9, 0.3, 4)}
+    result = Result("grpo", 0, 0, (), scores, Provenance("", {}, ""))
+    assert (result.greedy, result.sampled) == (pytest.approx(0.5), pytest.approx(0.2))
 
 
-def test_experiments_are_ordered_by_seed():
-    pairs = select_experiments(PaperConfig(seeds=2), METHODS)
-    assert [seed for _, seed in pairs] == [0] * len(METHODS) + [1] * len(METHODS)
-    assert select_experiments(PaperConfig(method="grpo", seed=7)) == ((by_name(METHODS)["grpo"], 7),)
+def test_experiments_are_ordered_by_seed_and_baselines_are_measured_once_on_each_base():
+    selected = select_experiments(PaperConfig(seeds=2, bases=2), METHODS)
+    assert [(one.seed, one.base) for one in selected] == [
+        *[(0, 0)] * 12,
+        *[(0, 1)] * 12,
+        *[(1, 0)] * 10,
+        *[(1, 1)] * 10,
+    ]
+    grpo = by_name(METHODS)["grpo"]
+    assert select_experiments(PaperConfig(method="grpo", seed=7)) == (Selected(grpo, 0, 7),)
+    assert select_experiments(PaperConfig(method="grpo", seed=7, base=2)) == (Selected(grpo, 2, 7),)
 
 
 def test_baselines_evaluated_alone_equal_those_of_a_training_run(tmp_path: Path):

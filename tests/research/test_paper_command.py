@@ -16,6 +16,8 @@ BAD_INPUT = {
     "--method gprpo --seed 1": "--method: got 'gprpo'; did you mean 'grpo'? there are: naive-rag,",
     "--method grpo": "--method: got 'grpo' without a seed; add --seed K",
     "--seed 3": "--seed: got 3 without --method",
+    "--base 1": "--base: got 1 without --method; add --method NAME, or give --bases N",
+    "--method grpo --seed 1 --finished true": "--finished: got it together with --method",
     "--method grpo --seed 1 --seeds 2": "--seeds: got it together with --method; leave one of them out",
     "--seeds 0": "seeds (command line): got 0",
     "--jobz 1": "unknown option: got --jobz; did you mean '--jobs'?",
@@ -46,14 +48,30 @@ def test_a_single_experiment_runs_without_a_report(run, tmp_path: Path) -> None:
     arguments = ["--method", "base-tool-call", "--seed", "7", "--n", "2", "--quiet"]
     (result,) = json.loads(run(*arguments, "--json")[1].splitlines()[-1])["experiments"]
     assert (result["method"], result["seed"], result["scores"]["style-a"]["n"]) == ("base-tool-call", 7, 2)
-    assert "Base Tool" in run(*arguments)[1]
+    assert "Base" in run(*arguments)[1]
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"], "no report is written"
 
 
 def test_help_shows_every_setting(run) -> None:
     code, out, _ = run("--help")
     assert code == 0 and out.startswith("Usage: python -m research.paper")
-    assert all(f"--{name}" in out for name in ("seeds", "jobs", "method", "seed", "steps", "n", "out", "json", "quiet"))
+    assert all(
+        f"--{name}" in out
+        for name in (
+            "seeds",
+            "bases",
+            "jobs",
+            "finished",
+            "method",
+            "seed",
+            "base",
+            "steps",
+            "n",
+            "out",
+            "json",
+            "quiet",
+        )
+    )
 
 
 def test_the_command_imports_torch_only_to_compare() -> None:

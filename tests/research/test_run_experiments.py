@@ -1,6 +1,7 @@
 """The comparison end to end, with short training runs: finished, continued, cancelled and partly failed."""
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training.progress import SilentProgress
+from research.paper.bases import Base
 from research.paper.compare import ExperimentsFailed, command_of, compare, comparison_json
 from research.paper.config import PaperConfig
 from research.paper.experiments import (
@@ -27,10 +30,11 @@ from research.paper.methods import NAIVE_RAG, Method
 from research.paper.run_experiments import run_experiments
 
 ROOT = Path(__file__).parents[2]
+TINY = Base(0, "tiny-base", hashlib.sha256((TINY_BASE_FOLDER / "model.safetensors").read_bytes()).hexdigest()[:8])
 SMALL = {"algorithm": "grpo", "groups_per_step": 2, "group_size": 2}
 GRPO = Method("grpo", "GRPO", "train", SMALL)
 BROKEN = Method("broken", "Broken", "train", {**SMALL, "model": "./none"})
-CONFIG = PaperConfig(seeds=1, steps=1, n=4, jobs=2, out=Path("docs/results.md"))
+CONFIG = PaperConfig(seeds=1, bases=1, steps=1, n=4, jobs=2, out=Path("docs/results.md"))
 
 INTERRUPTED = """
 from pathlib import Path
@@ -40,7 +44,7 @@ from research.paper.methods import NAIVE_RAG, Method
 from agent_r1.training.progress import SilentProgress
 
 grpo = Method("grpo", "GRPO", "train", {"algorithm": "grpo", "groups_per_step": 2, "group_size": 2})
-compare(PaperConfig(seeds=1, steps=2, n=4), SilentProgress(), (NAIVE_RAG, grpo))
+compare(PaperConfig(seeds=1, bases=1, steps=2, n=4), SilentProgress(), (NAIVE_RAG, grpo))
 """
 
 
@@ -68,12 +72,12 @@ def test_a_failure_does_not_stop_the_other_experiments(here):
     comparison = compare(CONFIG, SilentProgress(), (BROKEN, NAIVE_RAG))
     assert [result.method for result in comparison.outcomes.results] == ["naive-rag"]
     (failure,) = comparison.outcomes.failures
-    assert (failure.method, failure.seed) == ("broken", 0) and "./none" in failure.reason
-    with pytest.raises(ExperimentsFailed, match=r"1 of 2 experiments failed: broken seed 0: .*none"):
+    assert (failure.method, failure.base, failure.seed) == ("broken", 0, 0) and "./none" in failure.reason
+    with pytest.raises(ExperimentsFailed, match=r"1 of 2 experiments failed: broken base 0 seed 0: .*none"):
         comparison.raise_failures()
     text = (here / "docs" / "results.md").read_text()
-    assert "python -m research.paper --seeds 1 --steps 1 --n 4 --out docs/results.md\n" in text
-    assert "- broken, seed 0: " in text and "| Broken (0 of 1 seeds) | - |" in text
+    assert "python -m research.paper --seeds 1 --bases 1 --steps 1 --n 4 --out docs/results.md\n" in text
+    assert "- broken, base 0, seed 0: " in text and "| Broken (0 of 1 runs) | - |" in text
     assert (here / "docs" / "learning_curves.svg").stat().st_size > 1000
     assert json.loads(json.dumps(comparison_json(comparison)))["written"] == [
         "docs/results.md",
@@ -82,10 +86,10 @@ def test_a_failure_does_not_stop_the_other_experiments(here):
 
 
 def test_a_killed_comparison_continues_and_runs_no_experiment_twice(here):
-    experiment = plan_experiment(NAIVE_RAG, 0, 4, 2)
+    experiment = plan_experiment(NAIVE_RAG, TINY, 0, 4, 2)
     done = here / "runs" / "paper" / f"{experiment.name}.json"
-    scores = dict.fromkeys(("style-a", "style-b", "three-hop"), Score(0.25, 4))
-    save_result(done, Result("naive-rag", 0, "agent-r1 eval", scores, current_provenance()))
+    scores = dict.fromkeys(("style-a", "style-b", "three-hop"), Score(0.25, 0.2, 4))
+    save_result(done, Result("naive-rag", 0, 0, ("agent-r1 eval",), scores, current_provenance()))
     finished = files(done.parent)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", INTERRUPTED], env=environment, start_new_session=True) as running:
@@ -96,13 +100,14 @@ def test_a_killed_comparison_continues_and_runs_no_experiment_twice(here):
     (interrupted,) = here.glob("runs/paper/grpo-*")
     assert list(here.glob("runs/paper/*.json")) == [done], "the interrupted experiment has no result"
     before = files(interrupted)
-    progress, config = RecordingProgress(), PaperConfig(seeds=1, steps=2, n=4)
+    progress, config = RecordingProgress(), PaperConfig(seeds=1, bases=1, steps=2, n=4)
     comparison = compare(config, progress, (NAIVE_RAG, GRPO))
     assert progress.lines[0] == "1 of 2 experiments are done already"
     grpo = comparison.outcomes.results[1]
-    assert grpo.run == f"runs/paper/{interrupted.name}-2" and grpo.seconds > 0
-    assert [step for step, _ in grpo.curve.reward] == [1, 2] and grpo.curve.validation[-1][0] == 2
-    assert (here / grpo.run / "run.db").is_file()
+    assert grpo.training.run == f"runs/paper/{interrupted.name}-2"
+    assert grpo.training.curve.attempts == (4, 8) and grpo.training.explained_variance is None
+    assert all(0 <= score.sampled <= 1 and score.n == 4 for score in grpo.scores.values())
+    assert (here / grpo.training.run / "run.db").is_file()
     assert files(interrupted) == before and finished.items() < files(done.parent).items()
 
     before, progress = files(here / "runs"), RecordingProgress()
@@ -113,8 +118,16 @@ def test_a_killed_comparison_continues_and_runs_no_experiment_twice(here):
     assert again.outcomes.results == comparison.outcomes.results
 
 
+def test_a_report_of_what_is_finished_runs_nothing(here):
+    compare(CONFIG, SilentProgress(), (NAIVE_RAG,))
+    finished = compare(CONFIG.model_copy(update={"finished": True}), SilentProgress(), (NAIVE_RAG, GRPO))
+    assert [result.method for result in finished.outcomes.results] == ["naive-rag"]
+    assert not list(here.glob("runs/paper/grpo*"))
+    assert "1 of 2 were made" in (here / "docs" / "results.md").read_text()
+
+
 def test_cancelling_ends_the_processes_and_keeps_no_partial_result(here):
-    experiment = plan_experiment(GRPO, 0, 4, 300)
+    experiment = plan_experiment(GRPO, TINY, 0, 4, 300)
 
     run = here / "experiments" / experiment.name
 
@@ -140,5 +153,6 @@ def test_without_matplotlib_no_experiment_runs(here, monkeypatch):
 
 
 def test_the_command_in_the_report_reproduces_it():
-    assert command_of(PaperConfig(jobs=2)) == "python -m research.paper --seeds 3"
-    assert command_of(PaperConfig(steps=5, n=20, seeds=2)) == "python -m research.paper --seeds 2 --steps 5 --n 20"
+    assert command_of(PaperConfig(jobs=2, finished=True)) == "python -m research.paper --seeds 3 --bases 3"
+    small = command_of(PaperConfig(steps=5, n=20, seeds=2))
+    assert small == "python -m research.paper --seeds 2 --bases 3 --steps 5 --n 20"
