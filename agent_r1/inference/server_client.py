@@ -46,6 +46,8 @@ class ServerClient:
     async def _send(
         self, method: str, path: str, body: object, params: Mapping[str, str] | None, seconds: float | None
     ) -> httpx.Response:
+        if self._client.is_closed:  # httpx would raise RuntimeError
+            raise ReplicaError(f"{path} failed: the engine was closed")
         limit = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
         try:
             response = await self._client.request(method, path, json=body, params=params, timeout=limit)

@@ -74,6 +74,10 @@ class _Generated(Answer):
     prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
 
 
+class _CacheReset(Answer):
+    success: bool
+
+
 class VllmEngine:
     """An ``InferenceEngine`` over the vLLM server at ``url``.
 
@@ -203,7 +207,7 @@ class VllmEngine:
         self._served = self._staged
         await self._client.post("/update_weight_version", {"new_version": str(version.number)})
         reset = await self._client.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
-        if reset.json() != {"success": True}:
+        if not read_answer(_CacheReset, reset, "vLLM").success:
             raise ReplicaError("it keeps the keys and values of older weights")
         await self._client.post("/resume")
         await self._unload_adapters(KEPT_ADAPTERS)

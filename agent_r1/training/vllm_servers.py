@@ -255,20 +255,24 @@ def server_environment(gpus: str | None) -> dict[str, str]:
 
 
 def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
-    """Wait until all servers are healthy. Raise ServerRefused if a server ends, or is not healthy after ``seconds``.
+    """Wait until all servers are healthy.
+
+    Raise ServerRefused as soon as a server ends, or if a server is not healthy after ``seconds``.
 
     ``urls`` are the addresses of the servers, in the order of ``servers``.
     """
     deadline = time.monotonic() + seconds
-    for server, url in zip(servers, urls, strict=True):
-        while not _is_healthy(url):
+    starting = list(zip(servers, urls, strict=True))
+    while starting := [(server, url) for server, url in starting if not _is_healthy(url)]:
+        for server, _ in starting:
             if not server.is_running:
                 got = f"a server that ended: {server.last_words()}"
                 raise ServerRefused("vLLM", got=got, do=f"read {server.log}, and change engine.vllm.arguments")
-            if time.monotonic() > deadline:
-                got = f"a server that did not start within {seconds:g} s: {server.last_words()}"
-                raise ServerRefused("vLLM", got=got, do=f"read {server.log}, or raise engine.vllm.start_seconds")
-            time.sleep(POLL_SECONDS)
+        if time.monotonic() > deadline:
+            server, _ = starting[0]
+            got = f"a server that did not start within {seconds:g} s: {server.last_words()}"
+            raise ServerRefused("vLLM", got=got, do=f"read {server.log}, or raise engine.vllm.start_seconds")
+        time.sleep(POLL_SECONDS)
 
 
 def _is_healthy(url: str) -> bool:

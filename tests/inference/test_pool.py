@@ -251,3 +251,16 @@ def test_a_server_that_works_again_serves_after_the_next_update(versions: list[W
         return [fenced, pool.num_serving]
 
     assert serve(versions, use) == [1, 2]
+
+
+def test_a_generation_in_a_pool_that_is_closed_ends_with_an_engine_error(versions: list[WeightUpdate]) -> None:
+    async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> None:
+        servers[0].faults.add(Fault.HANG)
+        asked = asyncio.ensure_future(pool.generate(PROMPT, PARAMS))
+        while not requests(servers[0]):
+            await asyncio.sleep(0.01)
+        await pool.close()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            await asked
+
+    serve(versions, use, size=1)

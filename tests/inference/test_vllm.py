@@ -48,6 +48,18 @@ def test_an_answer_that_contradicts_itself_is_a_failure_of_the_server(
         VLLM.serve(versions, use)
 
 
+def test_an_update_fails_if_the_server_does_not_say_whether_it_reset_its_cache(versions: list[WeightUpdate]) -> None:
+    async def use(engine: VllmEngine, server: FakeVllm) -> None:
+        answer = server.answer
+        server.answer = lambda path, *rest: (  # type: ignore[method-assign]
+            (200, b"<html>") if path == "/reset_prefix_cache" else answer(path, *rest)
+        )
+        await engine.update_weights(versions[1])
+
+    with pytest.raises(ReplicaError, match="its answer is not vLLM's"):
+        VLLM.serve(versions, use)
+
+
 def test_a_head_tied_to_the_embeddings_is_written_as_a_tensor_of_its_own(versions: list[WeightUpdate]) -> None:
     model = load_model(str(versions[0].handle), torch.float32)
     assert not model.config.tie_word_embeddings

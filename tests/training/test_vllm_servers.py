@@ -187,15 +187,19 @@ def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_the
             os.killpg(server.pid, 0)
 
 
-def test_a_server_that_does_not_start_is_refused_with_its_last_error(
-    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_server_that_does_not_start_is_refused_with_its_last_error_while_another_one_still_starts(
+    number: int, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the log, which is kept
-    python.write_text("#!/bin/sh\n[ $1 = -c ] && exit 0\necho 'ValueError: no such head size'\necho bye\nexit 1\n")
-    options = ["--engine.backend", "vllm", "--engine.vllm.python", str(python)]
+    fail = f"*server-{number}.log) echo 'ValueError: no such head size'; echo bye; exit 1"
+    python.write_text(f"#!/bin/sh\n[ $1 = -c ] && exit 0\ncase $(readlink /proc/$$/fd/1) in {fail};; esac\nsleep 600\n")
+    options = ["--engine.backend", "vllm", "--engine.replicas", "2", "--engine.vllm.python", str(python)]
+    options += ["--engine.vllm.start_seconds", "60"]
     assert main(["train", *OPTIONS, *options, "--run", str(tmp_path / "run")]) == 2
     assert "a server that ended: ValueError: no such head size; read /" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.glob("agent-r1-vllm-*/*")] == ["server-0.log"]  # no lock: it is kept
+    logs = sorted(file.name for file in tmp_path.glob("agent-r1-vllm-*/*"))
+    assert logs == ["server-0.log", "server-1.log"]  # no lock: they are kept
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are listed from /proc")
