@@ -88,6 +88,8 @@ def test_the_recipe_of_code_repair_has_valid_settings() -> None:
     settings = read_settings(RECIPES.parent / config.data)
     assert settings.data == RECIPES / "mbpp" and settings.proposals == 6
     assert set(config.reward_weights) == {"fixed", "gained", *config.extra_rewards}
+    control = read_settings(RECIPES / "code_repair_shuffled.toml")
+    assert control == settings.model_copy(update={"shuffle_feedback": True})
 
 
 def test_an_unknown_setting_is_refused() -> None:

@@ -232,8 +232,31 @@ def test_the_measures_count_corrected_failures(make: Callable[..., TaskSet], pla
     ways = [("right",), ("wrong", "right"), ("wrong", "wrong"), ("same",)]
     found = [trajectory for way in ways for trajectory in play(taskset, [task], attempt(bug_of(task), *way))]
     assert taskset.measures is not None
-    assert taskset.measures(found) == pytest.approx({"first_fix_rate": 1 / 4, "corrected_rate": 1 / 3})
+    assert taskset.measures(found) == pytest.approx(
+        {"first_fix_rate": 1 / 4, "corrected_rate": 1 / 3, "kept_after_fail": 1 / 2}
+    )
     assert taskset.measures([]) == {}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_measures_say_whether_an_agent_keeps_what_passed(
+    shuffle: bool, make: Callable[..., TaskSet], play: Play
+) -> None:
+    """An agent that keeps an edit only if the tool says that it passes is seen as such, also with false results."""
+    taskset = make(bugs=9, proposals=3, shuffle_feedback=shuffle)
+    tasks = taskset.tasks("train")
+
+    def heed(text: str, turn: int) -> str:
+        passed = "1 of 1" in text.rsplit("<|im_start|>user", 1)[-1].rsplit("<|im_start|>tool", 1)[-1]
+        return f"<answer>{1 if passed else 2}</answer>" if turn else tool_call("1")
+
+    assert taskset.measures is not None
+    heeding = taskset.measures(play(taskset, tasks, heed))
+    assert (heeding["kept_after_pass"], heeding["kept_after_fail"]) == (1, 0)
+    deaf = taskset.measures(play(taskset, tasks, [tool_call("1"), "<answer>1</answer>"]))
+    assert (deaf["kept_after_pass"], deaf["kept_after_fail"]) == (1, 1)
+    unheard = taskset.measures(play(taskset, tasks, [tool_call("9"), "<answer>1</answer>"]))
+    assert not {"kept_after_pass", "kept_after_fail"} & set(unheard)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Rewards, Trajectory
 from agent_r1.rewards.answers import final_answer
 from agent_r1.sandbox import Sandbox
 from agent_r1.tasksets.code_repair.bugs import Bug
 from agent_r1.tasksets.code_repair.edits import apply_edit
+from agent_r1.tasksets.code_repair.examples import PASSED
 from agent_r1.tasksets.code_repair.tool import TRY, bug_of
 
 _log = logging.getLogger(__name__)
@@ -84,18 +87,42 @@ def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
     return final_function(trajectory, bug)
 
 
+def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
+    """Return what the tool said about the first try of an attempt, and whether the attempt ends with the tried edit.
+
+    The first value is True if the tool said that the visible test passes. The second value is True if the final answer
+    is the edit that was tried first. Return None if no try ran to its end, or if every try was an invalid edit.
+    """
+    for turn in trajectory.env_turns:
+        for call, result in zip(turn.action.message.calls, turn.results, strict=False):
+            edit = (call.arguments or {}).get("edit")
+            if call.name == TRY and isinstance(edit, str) and result.ok:
+                text = "".join(part.text for part in result.parts if isinstance(part, Text))
+                return text.startswith(PASSED), (final_answer(trajectory) or "").strip() == edit.strip()
+    return None
+
+
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return how often the first edit of an attempt was right, and how often a failed first edit was corrected.
+    """Return how often the first edit of an attempt was right, and how attempts use the results of the tool.
 
     - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
     - ``corrected_rate``: of the attempts whose first edit failed, the share whose final answer repairs the function.
+    - ``kept_after_pass``: of the attempts whose first try passed the visible test, according to the tool, the share
+      whose final answer is this edit.
+    - ``kept_after_fail``: the same share of the attempts whose first try failed. An agent that ignores what the tool
+      says has the same share after both.
 
     Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
     """
     judged = [t for t in trajectories if None not in (_of(t, "fixed"), _of(t, "first_fixed"))]
-    failed = [t for t in judged if _of(t, "first_fixed") == 0]
-    rates = {"first_fix_rate": 1 - len(failed) / len(judged)} if judged else {}
-    return rates | ({"corrected_rate": sum(_of(t, "fixed") == 1 for t in failed) / len(failed)} if failed else {})
+    tries = [found for found in map(first_try, judged) if found is not None]
+    shares = {
+        "first_fix_rate": [_of(t, "first_fixed") == 1 for t in judged],
+        "corrected_rate": [_of(t, "fixed") == 1 for t in judged if _of(t, "first_fixed") == 0],
+        "kept_after_pass": [kept for passed, kept in tries if passed],
+        "kept_after_fail": [kept for passed, kept in tries if not passed],
+    }
+    return {name: fmean(found) for name, found in shares.items() if found}
 
 
 def _of(trajectory: Trajectory, name: str) -> Any:
