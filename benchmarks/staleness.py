@@ -1,6 +1,6 @@
 """Predict how busy an engine is if the durations of tools have a long tail, by staleness.
 
-    python benchmarks/staleness.py
+    python -m benchmarks.staleness
 
 It uses the discrete-event simulation behind ``agent-r1 plan``, which follows the rules of the training loop, so the
 results do not depend on the machine: ``benchmarks/plan.py`` compares this simulation with measured runs. Each attempt
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from statistics import fmean, stdev
 
 from agent_r1.training.simulation import (
     Cluster,
@@ -28,6 +27,7 @@ from agent_r1.training.simulation import (
     TurnLoad,
     simulate,
 )
+from research.paper.intervals import estimate
 
 MEDIAN, P99 = 0.05, 5.0
 """The median and the 99th percentile of the duration of a tool, in seconds."""
@@ -79,8 +79,8 @@ def main() -> None:
             cells = ""
             for limit in tools.values():
                 found = [utilization(groups, staleness, limit, seed) for seed in range(options.seeds)]
-                margin = 1.96 * stdev(found) / math.sqrt(len(found))
-                cells += f"{f'{fmean(found):.3f} +- {margin:.3f}':<18}"
+                mean = estimate(found)
+                cells += f"{f'{mean.mean:.3f} +- {mean.half or math.nan:.3f}':<18}"
             print(f"{groups:<8}{work:<21.1f}{staleness:<11}{cells}", flush=True)
 
 

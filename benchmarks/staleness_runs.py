@@ -1,6 +1,6 @@
 """Measure how busy the embedded engine is if the durations of tools have a long tail, by staleness.
 
-    python benchmarks/staleness_runs.py --folder runs/staleness
+    python -m benchmarks.staleness_runs --folder runs/staleness
 
 It trains a Llama of 2 million random weights. Engine and trainer compute in threads of their own, if there are two
 cores. Each attempt has three turns of at most 150 tokens. After each turn but the last, the environment sleeps as long
@@ -20,25 +20,24 @@ Printed are, for each staleness, with and without slow tools:
   one group per step.
 
 The first steps are left out, and as many of the last ones as the largest staleness, because nothing is sampled ahead in
-them. Runs that the folder already holds are not made again.
+them. Runs that the folder already holds are not made again. Runs with other options are in other folders inside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
-from staleness import GROUP_SIZE, TURNS, draw_seconds
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.config import Layer
@@ -64,6 +63,8 @@ from agent_r1.training.step_costs import (
     schedule_of,
     slower,
 )
+from benchmarks.staleness import GROUP_SIZE, TURNS, draw_seconds
+from research.paper.intervals import Estimate, estimate
 
 MAX_TOKENS, CONTEXT, TOOL_LIMIT = 150, 640, 10.0
 
@@ -134,16 +135,14 @@ class Measured:
 
     Attributes:
         load: the factor by which other programs slowed the run.
-        seconds: the seconds of a step.
-        margin: half of the 95 % interval of ``seconds``.
+        seconds: the seconds of a step: the mean over cycles of steps, with its 95 % interval.
         busy: the share of the time in which the engine had a request.
         running: the number of requests in this time.
     """
 
     run: RecordedRun
     load: float
-    seconds: float
-    margin: float
+    seconds: Estimate
     busy: float
     running: float
 
@@ -176,6 +175,17 @@ def record(place: Path, model: Path, limit: float, groups: int, staleness: int, 
         unfinished.rename(place)
 
 
+def mean_step(laps: Sequence[float], cycle: int) -> Estimate:
+    """Return the mean of ``laps``, the seconds of each step, with its 95 % interval over cycles of ``cycle`` steps."""
+    return estimate([fmean(laps[first : first + cycle]) for first in range(0, len(laps), cycle)])
+
+
+def runs_folder(options: argparse.Namespace) -> Path:
+    """Return the folder of the runs with these options. ``options.folder`` holds the folders of all options."""
+    name = f"groups {options.groups}, steps {options.steps}, seed {options.seed}"
+    return Path(options.folder, f"{name}, staleness at most {max(options.staleness)}")
+
+
 def measure(place: Path, ahead: int) -> Measured:
     """Return the figures of the run in the folder ``place``. ``ahead`` is the largest staleness of all runs."""
     found = read_profiled_run(place)
@@ -183,11 +193,9 @@ def measure(place: Path, ahead: int) -> Measured:
         shares, running = reader.curve("engine/utilization"), reader.curve("engine/running")
     steps, cycle = window(found, ahead), found.config["max_staleness"] + 1
     laps = [found.profiles[n].total.seconds for n in steps]
-    cycles = [fmean(laps[first : first + cycle]) for first in range(0, len(laps), cycle)]
     busy = [shares[n + 1] * lap for n, lap in zip(steps, laps, strict=True)]
     requests = sum(running[n + 1] * seconds for n, seconds in zip(steps, busy, strict=True)) / sum(busy)
-    margin = 1.96 * stdev(cycles) / math.sqrt(len(cycles))
-    return Measured(found, load_factor(found, "cpu"), fmean(laps), margin, sum(busy) / sum(laps), requests)
+    return Measured(found, load_factor(found, "cpu"), mean_step(laps, cycle), sum(busy) / sum(laps), requests)
 
 
 def predict(found: RecordedRun, cluster: Cluster, ahead: int) -> float:
@@ -208,12 +216,13 @@ def main() -> None:
     if options.steps < 3 * (ahead + 1):
         parser.error(f"--steps {options.steps}: give at least {3 * (ahead + 1)}, two cycles besides the steps left out")
     model = make_model(options.folder / "model")
-    small = options.folder / "instant, one group"
+    runs_of_options = runs_folder(options)
+    small = runs_of_options / "instant, one group"
     record(small, model, 0.0, 1, 0, options)
     runs = {}
     for staleness in options.staleness:  # with and without slow tools in turn, because the machine's load changes
         for name, limit in (("instant", 0.0), ("slow", TOOL_LIMIT)):
-            place = options.folder / f"{name} {staleness}"
+            place = runs_of_options / f"{name} {staleness}"
             record(place, model, limit, options.groups, staleness, options)
             runs[name, staleness] = measure(place, ahead)
     known = [runs["instant", 0].run, read_profiled_run(small)]
@@ -223,9 +232,9 @@ def main() -> None:
     for (name, staleness), found in sorted(runs.items()):
         loaded = slower(cluster, found.load)
         seconds, least = (predict(run, loaded, ahead) for run in (found.run, ideal.run))
-        share = ideal.seconds / ideal.load * found.load / found.seconds
+        share = ideal.seconds.mean / ideal.load * found.load / found.seconds.mean
         print(
-            f"{name:<9}{staleness:<11}{found.load:<6.2f}{f'{found.seconds:.2f} +- {found.margin:.2f}':<18}"
+            f"{name:<9}{staleness:<11}{found.load:<6.2f}{f'{found.seconds.mean:.2f} +- {found.seconds.half:.2f}':<18}"
             f"{found.busy:<13.3f}{found.running:<10.1f}{share:<7.2f}{seconds:<20.2f}{least / seconds:.2f}"
         )
 
