@@ -49,17 +49,10 @@ def train_reward(runs: tuple[str, ...], settings: Layer, config_file: Any, as_js
 
 
 def _to_json(report: RewardModelReport) -> dict[str, Any]:
-    found: dict[str, Any] = _without_nan({**asdict(report), "out": str(report.out)})
+    from agent_r1.reward_models.evaluation import without_nan
+
+    found: dict[str, Any] = without_nan({**asdict(report), "out": str(report.out)})
     return found
-
-
-def _without_nan(value: Any) -> Any:
-    """Return a value for JSON, with None in place of each number that is NaN."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _render(report: RewardModelReport) -> RenderableType:
@@ -68,6 +61,8 @@ def _render(report: RewardModelReport) -> RenderableType:
         f"{report.out}: trained on {report.training_traces:,} attempts at {report.training_tasks:,} tasks; held out: "
         f"{found.traces:,} attempts at {found.tasks:,} other tasks, {found.successes:.0%} successes"
     )
+    if found.calibration_error is None:
+        return Group(Text(first), _separations(found))
     last = f"expected calibration error {found.calibration_error:.3f}"
     return Group(Text(first), _separations(found), Text(last), _calibration(found))
 
@@ -76,7 +71,7 @@ def _separations(found: Evaluation) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("score", "AUC (95 % interval)", "AUC within tasks", "accuracy"):
         table.add_column(name, justify="left" if name == "score" else "right", no_wrap=True)
-    table.add_row("reward model", *_cells(found.model), f"{found.accuracy:.3f}")
+    table.add_row("reward model", *_cells(found.model), "-" if found.accuracy is None else f"{found.accuracy:.3f}")
     for name, separation in found.baselines.items():
         table.add_row(name, *_cells(separation), "")
     table.add_row("majority", "0.500", "0.500", f"{found.majority:.3f}")

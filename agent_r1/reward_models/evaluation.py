@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
+from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.rewards.terms import grounded, logprob
 
 RESAMPLES = 500
@@ -64,12 +66,14 @@ class Evaluation:
         successes: the share of successes.
         model: how well the reward model separates successes from failures.
         baselines: how well the scores in ``BASELINES``, which need no model, separate successes from failures, by name.
-        accuracy: the share of traces that are predicted correctly: a success with a prediction above 0.5, or a failure
-            with a prediction of at most 0.5.
+        accuracy: the share of traces that are predicted correctly: a success with a prediction above a limit, or a
+            failure with a prediction of at most this limit. The limit is 0.5 for the loss "outcome", and the setting
+            ``success`` for the loss "regression". None for the loss "pairs", which only orders the traces of a group.
         majority: the accuracy of always predicting the more frequent outcome.
         calibration_error: the expected calibration error (ECE). The error of a bin is the distance between its mean
             prediction and its share of successes. The ECE is the mean over all traces of the error of the trace's bin.
-        bins: all bins with at least one trace.
+            None if the predictions are not probabilities, which is so for all losses except "outcome".
+        bins: all bins with at least one trace; () if the predictions are not probabilities.
     """
 
     traces: int
@@ -77,9 +81,9 @@ class Evaluation:
     successes: float
     model: Separation
     baselines: Mapping[str, Separation]
-    accuracy: float
+    accuracy: float | None
     majority: float
-    calibration_error: float
+    calibration_error: float | None
     bins: tuple[CalibrationBin, ...]
 
 
@@ -105,33 +109,43 @@ def evaluate_scores(
     successes: Sequence[bool],
     tasks: Sequence[str],
     baselines: Mapping[str, Sequence[float]],
-    seed: int,
+    config: RewardModelConfig,
 ) -> Evaluation:
-    """Return the evaluation of predictions in [0, 1] on held-out traces.
+    """Return the evaluation of predictions on held-out traces.
 
     Args:
-        predictions: the prediction for each trace.
+        predictions: the prediction for each trace: for the loss "outcome" a probability, for "regression" a reward.
         successes: whether each trace is a success.
         tasks: the id of the task of each trace.
         baselines: other scores of the traces, by name.
-        seed: the seed of the bootstrap.
+        config: the settings of the reward model: its loss, the least reward of a success, the seed of the bootstrap.
     """
     labels = torch.tensor(successes)
     share = float(labels.double().mean())
-    bins = tuple(_calibration_bins(predictions, successes))
-    error = math.fsum(one.count * abs(one.prediction - one.successes) for one in bins) / len(predictions)
-    right = [(value > 0.5) == success for value, success in zip(predictions, successes, strict=True)]
+    bins = tuple(_calibration_bins(predictions, successes)) if config.loss == "outcome" else ()
+    errors = [one.count * abs(one.prediction - one.successes) for one in bins]
+    limit = config.success if config.loss == "regression" else 0.5
+    right = [(value > limit) == success for value, success in zip(predictions, successes, strict=True)]
     return Evaluation(
         traces=len(predictions),
         tasks=len(set(tasks)),
         successes=share,
-        model=separation(predictions, labels, tasks, seed),
-        baselines={name: separation(scores, labels, tasks, seed) for name, scores in baselines.items()},
-        accuracy=fmean(right),
+        model=separation(predictions, labels, tasks, config.seed),
+        baselines={name: separation(scores, labels, tasks, config.seed) for name, scores in baselines.items()},
+        accuracy=None if config.loss == "pairs" else fmean(right),
         majority=max(share, 1 - share),
-        calibration_error=error,
+        calibration_error=math.fsum(errors) / len(predictions) if errors else None,
         bins=bins,
     )
+
+
+def without_nan(value: Any) -> Any:
+    """Return a value for JSON, with None in place of each number that is NaN."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], seed: int) -> Separation:

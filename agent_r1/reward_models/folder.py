@@ -15,7 +15,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
 from agent_r1.model.value_head import load_value_model, save_value_model
 from agent_r1.reward_models.config import ImplicitReward, Kind, LossName, RewardModelConfig
-from agent_r1.reward_models.evaluation import Evaluation
+from agent_r1.reward_models.evaluation import Evaluation, without_nan
 from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, Network, RewardModel, find_sharing
 from agent_r1.store.atomic_fs import atomic_dir
 
@@ -62,7 +62,7 @@ def save_reward_model(
         "format": FORMAT,
         **config.model_dump(mode="json", exclude={"out"}),
         "runs": list(runs),
-        "evaluation": asdict(evaluation),
+        "evaluation": without_nan(asdict(evaluation)),
     }
     try:
         with atomic_dir(folder) as temporary:

@@ -220,4 +220,4 @@ def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) 
         sign = 1.0 if auc(known, trained) >= 0.5 else -1.0
         baselines[name] = [sign * compute(trajectory) for trajectory in trajectories]
     tasks = [trajectory.task_id for trajectory in trajectories]
-    return evaluate_scores(predictions, successes, tasks, baselines, config.seed)
+    return evaluate_scores(predictions, successes, tasks, baselines, config)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from agent_r1.reward_models.config import LossName, RewardModelConfig
 from agent_r1.reward_models.evaluation import CalibrationBin, auc, evaluate_scores, separation
+
+CONFIG = RewardModelConfig(out=Path("rm"))
 
 
 def area_by_pairs(scores: list[float], labels: list[bool]) -> float:
@@ -47,7 +51,19 @@ def test_the_interval_draws_tasks_and_not_attempts() -> None:
 
 
 def test_bins_hold_every_prediction_and_the_error_is_their_weighted_distance() -> None:
-    found = evaluate_scores([0.0, 0.95, 1.0, 0.25], [False, True, False, True], list("abcd"), {}, seed=0)
+    found = evaluate_scores([0.0, 0.95, 1.0, 0.25], [False, True, False, True], list("abcd"), {}, CONFIG)
     assert found.bins == (CalibrationBin(1, 0.0, 0.0), CalibrationBin(1, 0.25, 1.0), CalibrationBin(2, 0.975, 0.5))
     assert found.calibration_error == pytest.approx((0.75 + 2 * 0.475) / 4)
     assert (found.accuracy, found.majority, found.successes) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(("loss", "accuracy"), [("regression", 1.0), ("pairs", None)])
+def test_predicted_rewards_are_compared_with_the_reward_of_a_success_and_have_no_calibration(
+    loss: LossName, accuracy: float | None
+) -> None:
+    """Each reward from 0 to 4 is predicted exactly, and a success has a reward above 3."""
+    rewards = [0.0, 1.0, 2.0, 2.5, 3.5, 4.0]
+    config = CONFIG.model_copy(update={"loss": loss, "success": 3.0})
+    found = evaluate_scores(rewards, [reward > 3 for reward in rewards], list("abcdef"), {}, config)
+    assert (found.accuracy, found.model.auc) == (accuracy, 1.0)
+    assert found.calibration_error is None and found.bins == ()

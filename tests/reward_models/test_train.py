@@ -56,8 +56,14 @@ def test_without_a_name_the_weighted_sum_of_the_run_is_predicted(run: Path) -> N
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"loss": "pairs"}, {"kind": "turns"}, {"kind": "implicit", "beta": 1.0, "loss": "pairs"}],
-    ids=["outcome", "pairs", "turns", "implicit"],
+    [
+        {},
+        {"loss": "pairs"},
+        {"loss": "regression"},
+        {"kind": "turns"},
+        {"kind": "implicit", "beta": 1.0, "loss": "pairs"},
+    ],
+    ids=["outcome", "pairs", "regression", "turns", "implicit"],
 )
 def test_a_reward_model_tells_successes_from_failures_at_tasks_that_it_has_not_seen(
     run: Path, tmp_path: Path, make: Make, settings: dict[str, object]
@@ -76,7 +82,7 @@ def test_a_reward_model_tells_successes_from_failures_at_tasks_that_it_has_not_s
     if "kind" in settings:
         assert isinstance(first, tuple) and len(first) == 2  # one number per turn
     else:
-        assert isinstance(first, float) and 0 <= first <= 1
+        assert isinstance(first, float) and (0 <= first <= 1 or settings.get("loss") == "regression")
 
 
 @pytest.mark.parametrize("kind", ["turns", "implicit"])

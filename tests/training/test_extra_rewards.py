@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = build_value_model(load_model(str(TINY_BASE_FOLDER), torch.float32))
     torch.nn.init.normal_(model.head.weight)
-    evaluation = evaluate_scores([0.2, 0.8], [False, True], ["a", "b"], {}, seed=0)
+    evaluation = evaluate_scores([0.2, 0.8], [False, True], ["a", "b"], {}, RewardModelConfig(out=folder))
     save_reward_model(
         folder,
         RewardModel(HeadNetwork(model), "trajectory", "outcome"),
@@ -45,6 +46,13 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         evaluation,
     )
     return folder
+
+
+def test_the_description_of_a_reward_model_is_valid_json_although_an_area_is_not_defined(reward_model: Path) -> None:
+    """No task has a success and a failure, so there is no AUC within tasks."""
+    text = (reward_model / "reward_model.json").read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert found["evaluation"]["model"]["within_tasks"] is None
 
 
 @pytest.fixture(scope="module")
