@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.renderers.template_budget import Budget, BudgetExceeded
 from agent_r1.renderers.template_environment import LimitedEnvironment
+from agent_r1.renderers.template_locality import find_locality
 
 MAX_TEMPLATE = 200_000
 """The largest number of characters of a template. The templates of current models have up to 30,000 characters."""
@@ -44,12 +45,6 @@ def apply_chat_template(
         UnsupportedChat: the tokenizer has no default template, or the template is invalid or fails.
         InvalidInput: the template is too long, or needs too many steps, too many characters or too much time.
     """
-    try:
-        source = tokenizer.get_chat_template(tools=[*tools] or None)
-    except ValueError as error:
-        raise UnsupportedChat(f"the tokenizer has several chat templates and no default: {error}") from error
-    if not isinstance(source, str):
-        raise UnsupportedChat(f"the tokenizer's chat_template is not a text but of type {type(source).__name__}")
     variables = {
         **tokenizer.special_tokens_map,
         "messages": [_with_thinking(message) for message in messages],
@@ -57,7 +52,23 @@ def apply_chat_template(
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
     }
-    return _compile(source).render(variables)
+    return chat_template(tokenizer, with_tools=bool(tools)).render(variables)
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool) -> ChatTemplate:
+    """Return the chat template of the tokenizer. Some tokenizers have another template for conversations with tools.
+
+    Raises:
+        UnsupportedChat: the tokenizer has no default template, or the template is invalid.
+        InvalidInput: the template is too long.
+    """
+    try:
+        source = tokenizer.get_chat_template(tools=[{}] if with_tools else None)
+    except ValueError as error:
+        raise UnsupportedChat(f"the tokenizer has several chat templates and no default: {error}") from error
+    if not isinstance(source, str):
+        raise UnsupportedChat(f"the tokenizer's chat_template is not a text but of type {type(source).__name__}")
+    return _compile(source)
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,6 +85,9 @@ def _compile(source: str) -> ChatTemplate:
 class ChatTemplate:
     """A compiled chat template.
 
+    Attributes:
+        locality: how far the text of a message can depend on other messages; None if this is not known.
+
     Raises:
         UnsupportedChat: the template cannot be compiled.
         InvalidInput: the template has more than MAX_TEMPLATE characters.
@@ -85,6 +99,7 @@ class ChatTemplate:
             raise InvalidInput("chat template", got=f"{len(source)} characters", do=f"use at most {MAX_TEMPLATE}")
         try:
             self._template = self._environment.from_string(source)
+            self.locality = find_locality(self._environment.syntax_tree(source))
         except Exception as error:  # a template that is nested too deeply causes exceptions of several types
             raise UnsupportedChat(f"the chat template is not valid: {_describe(error)}") from error
         # Attempts at one task have the same opening, and often the same first actions and results. The text of a

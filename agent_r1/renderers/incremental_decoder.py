@@ -1,8 +1,10 @@
-"""Decode a growing generation. Each token is decoded only a few times, even in a long generation."""
+"""Decode a growing generation, in which each token is decoded only a few times, and find the token of a character."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -98,3 +100,22 @@ class IncrementalDecoder:
             self._previous = self._pending[:end]
         self._pending = self._pending[end:]
         return text
+
+
+def token_indices(decode: Decode, ids: Sequence[int], lengths: Iterable[int]) -> tuple[int, ...]:
+    """Convert lengths of text to indices of tokens.
+
+    For each of ``lengths``, return the index of the token that completes that many characters of the text of ``ids``.
+    Example: with tokens "ab", "c" and "de", the lengths (2, 4) -> indices (0, 2).
+    """
+    total = len(decode(ids))
+
+    @cache
+    def num_characters(index: int) -> int:
+        """Return the length of the text up to and including the token at ``index``.
+
+        If the last bytes of a character are missing, this character is not counted.
+        """
+        return len(decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
+
+    return tuple(bisect_left(range(len(ids)), length, key=num_characters) for length in lengths)

@@ -46,6 +46,18 @@ def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Mess
     return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
 
 
+def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_reasoning: bool) -> Message:
+    """Return the action of a probe: a call if a tool result follows (``boundary``), and an answer if a user follows.
+
+    With ``thinking``, the action has reasoning, which is a part of its text if the template renders no reasoning.
+    """
+    reasoning = "I see." if thinking and renders_reasoning else None
+    inline = "<think>\nI see.\n</think>\n\n" if thinking and not renders_reasoning else ""
+    if boundary == "user":
+        return Message.assistant(inline + "A page.", (), reasoning)
+    return probe_call("there", inline, reasoning)
+
+
 def comparable(message: Message) -> tuple[object, ...]:
     """Return (calls, reasoning, text) of a message. If two messages have equal results, their content is the same.
 

@@ -78,6 +78,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def budget(self, budget: Budget) -> None:
         self._state.budget = budget
 
+    def syntax_tree(self, source: str) -> nodes.Template:
+        """Return the syntax tree of a template, without the filters that count."""
+        return super()._parse(source, None, None)
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         macros = template.find_all((nodes.Macro, nodes.CallBlock))

@@ -2,14 +2,15 @@
 
 Sampled tokens are never tokenized again. The text between two actions consists of the end of a turn, tool results and
 the header of the next turn. The renderer finds the tokens of this text as the difference between two renders of the
-template. When messages are added, some templates change earlier text, for example because they drop earlier reasoning.
-Then the difference cannot be computed, and the next turn starts a new branch of the trajectory.
+template: of the whole conversation or, if the template is local, of a conversation without its middle. When messages
+are added, some templates change earlier text, for example because they drop earlier reasoning. Then the difference
+cannot be computed, and the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Literal
@@ -19,11 +20,12 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import StopCondition
 from agent_r1.core.messages import Action, Message, Text, ToolCall
-from agent_r1.renderers.chat_template import apply_chat_template
+from agent_r1.renderers.chat_template import apply_chat_template, chat_template
 from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
 from agent_r1.renderers.images import PromptEncoder
+from agent_r1.renderers.incremental_decoder import token_indices
 from agent_r1.renderers.probes import (
     MARKER,
     PROBE_TOOL,
@@ -31,11 +33,12 @@ from agent_r1.renderers.probes import (
     comparable,
     find_result_tags,
     find_turn_ends,
-    probe_call,
+    probe_message,
 )
 from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
 from agent_r1.renderers.special_tokens import ShownTools, break_tokens, special_tokens
 from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
+from agent_r1.renderers.template_locality import lacks_one_part
 
 Messages = tuple[Message, ...]
 
@@ -190,13 +193,35 @@ class TemplateRenderer:
         If the policy sampled no end token, the new tokens begin with the rest of the turn: the end token, or text of
         the action's message that was not sampled. Text that was sampled after the end of the action is not repeated.
         Return None if the template changes earlier text, or does not write the end token that was sampled.
+
+        If the template is local, the new tokens are found in a conversation without the middle of ``messages``.
         """
+        locality = chat_template(self.tokenizer, with_tools=bool(tools)).locality
+        ends = messages if locality is None else locality.without_middle(messages)
+        if ends is not messages:
+            with suppress(UnsupportedChat):  # a template can refuse a conversation without its middle
+                before = self.render_text(ends, tools, add_generation_prompt=True)
+                if lacks_one_part(before, prompt.text):  # if not, the prompt was not rendered with these tools
+                    bridge = self._bridge(before, ends, action, action_ids, observation, tools)
+                    return None if bridge is None else replace(bridge, text=prompt.text + bridge.text[len(before) :])
+        return self._bridge(prompt.text, messages, action, action_ids, observation, tools)
+
+    def _bridge(
+        self,
+        before: str,
+        messages: Messages,
+        action: Action,
+        action_ids: tuple[int, ...],
+        observation: Messages,
+        tools: Tools,
+    ) -> RenderedPrompt | None:
+        """Return the prompt of :meth:`bridge_to_next_turn`, if ``before`` is the text of the prompt of ``messages``."""
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
-        if not text.startswith(prompt.text):
+        if not text.startswith(before):
             return None
-        rest = text.removeprefix(prompt.text)
+        rest = text.removeprefix(before)
         sampled_end = self.decode(action_ids[len(self._without_end(action_ids)) :])
         if len(action.message.text) > len(action.text):
             is_written = not sampled_end and rest.startswith(action.message.text)
@@ -204,7 +229,7 @@ class TemplateRenderer:
             return self._encoder.prompt(marked, end, observation, messages) if is_written else None
         wording = self._sampled_wording(action.text, action_ids, rest, tools)
         if wording is None:
-            wording = self._template_wording(rest, prompt, with_action, tools)
+            wording = self._template_wording(rest, before, with_action, tools)
         bridge = "" if wording is None else rest[len(wording) :]
         if not bridge.startswith(sampled_end or self._breaks):
             return None
@@ -222,18 +247,18 @@ class TemplateRenderer:
         complete = text[: self._text_end(ids, tools)]
         return complete if self._is_written(complete, rest) else None
 
-    def _template_wording(self, rest: str, prompt: RenderedPrompt, with_action: Messages, tools: Tools) -> str | None:
+    def _template_wording(self, rest: str, before: str, with_action: Messages, tools: Tools) -> str | None:
         """Return the text that the template writes for an action. This text can differ from the sampled text.
 
-        ``with_action`` is the conversation with the action as its last message. ``rest`` is from a longer conversation:
-        the text after ``prompt`` if messages follow the action. Return None if the text of ``with_action`` does not
-        begin with ``prompt``, or if ``rest`` does not begin with the returned text and a text that ends a turn.
+        ``with_action`` is the conversation with the action as its last message; ``before`` is the text of its prompt.
+        ``rest`` is the text after this prompt if messages follow the action. Return None if the text of ``with_action``
+        does not begin with ``before``, or if ``rest`` does not begin with the returned text and the end of a turn.
         """
         alone = self.render_text(with_action, tools)
-        written = alone.removeprefix(prompt.text)
+        written = alone.removeprefix(before)
         ends = [index for end in self._turn_ends if (index := written.find(end)) >= 0]
         wording = written[: min(ends, default=len(written))]
-        return wording if alone.startswith(prompt.text) and self._is_written(wording, rest) else None
+        return wording if alone.startswith(before) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
         """Return whether ``rest`` begins with the action text ``wording``, followed directly by the end of the turn."""
@@ -267,7 +292,7 @@ class TemplateRenderer:
     def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
         """Return, for each call of an action, the index in ``action_ids`` of the token that completes the call."""
         start, output = self._parse_output(action_ids, tools)
-        return self._token_indices(action_ids, [start + call.end for call in output.calls])
+        return token_indices(self.decode, self._without_end(action_ids), [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
         """Return how many tokens at the beginning of ``sampled_ids`` belong to the action.
@@ -278,8 +303,9 @@ class TemplateRenderer:
         end = self._text_end(sampled_ids, tools)
         if end is None:
             return len(sampled_ids)
-        count = self._token_indices(sampled_ids, [end])[0] + 1
-        return len(sampled_ids) if count == len(self._without_end(sampled_ids)) else count
+        ids = self._without_end(sampled_ids)
+        (last,) = token_indices(self.decode, ids, [end])
+        return len(sampled_ids) if last + 1 == len(ids) else last + 1
 
     def spoken_text(self, action: Action, tools: Tools) -> str:
         """Return the text of an action without its reasoning and its calls.
@@ -303,25 +329,6 @@ class TemplateRenderer:
         text = self.decode(self._without_end(action_ids))
         _, rest = self._split_reasoning(text, self._opens_reasoning)
         return len(text) - len(rest), self.tool_format.parse(rest, tools)
-
-    def _token_indices(self, action_ids: tuple[int, ...], ends: Iterable[int]) -> tuple[int, ...]:
-        """Convert lengths of text to indices of tokens.
-
-        For each length in ``ends``, return the index of the token that completes that many characters of the action's
-        text. Example: with tokens "ab", "c" and "de", the lengths (2, 4) -> indices (0, 2).
-        """
-        ids = self._without_end(action_ids)
-        total = len(self.decode(ids))
-
-        @cache
-        def num_characters(index: int) -> int:
-            """Return the length of the text up to and including the token at ``index``.
-
-            If the last bytes of a character are missing, this character is not counted.
-            """
-            return len(self.decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
-
-        return tuple(bisect_left(range(len(ids)), end, key=num_characters) for end in ends)
 
     def _without_end(self, action_ids: tuple[int, ...]) -> tuple[int, ...]:
         return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_token_ids else action_ids
@@ -358,7 +365,7 @@ class TemplateRenderer:
         prompt = self.render(messages, tools)
         if tools and PROBE_TOOL.name not in prompt.text:
             return TemplateBehavior("unsupported", "the chat template does not show tools to the model")
-        probe = self._probe_message(boundary, thinking)
+        probe = probe_message(boundary, thinking, self._renders_reasoning)
         observation = (Message.tool("A page.", "call_0_0") if tools else Message.user("And then?"),)
         followed = self.render_text((*messages, probe, *observation), tools, add_generation_prompt=True)
         ids = self._read_back(followed, prompt, probe, tools)
@@ -391,10 +398,3 @@ class TemplateRenderer:
         written = self.decode(self._without_end(ids))
         parsed = self._parse(written, 0, tools, self._opens_reasoning and appended).message
         return ids if comparable(parsed) == comparable(probe) else None
-
-    def _probe_message(self, boundary: Literal["tool", "user"], thinking: bool) -> Message:
-        reasoning = "I see." if thinking and self._renders_reasoning else None
-        inline = "<think>\nI see.\n</think>\n\n" if thinking and not self._renders_reasoning else ""
-        if boundary == "user":
-            return Message.assistant(inline + "A page.", (), reasoning)
-        return probe_call("there", inline, reasoning)

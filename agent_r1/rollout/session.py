@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from agent_r1.core.attempt_id import AttemptId
@@ -23,7 +23,7 @@ from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind, TurnTiming
 from agent_r1.renderers.protocol import RenderedPrompt, Renderer
 from agent_r1.renderers.stop_strings import with_stop_strings
-from agent_r1.rollout.session_values import Messages, Sample, SessionPrompt, Stopped
+from agent_r1.rollout.session_values import KnownConversation, Messages, Sample, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 from agent_r1.tools.execution import run_detached
 
@@ -48,30 +48,6 @@ class Rollout(Protocol):
         status that names the failure, and raises no exception.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownConversation:
-    """A conversation that ends with an action of this attempt, so that later requests can continue from the action.
-
-    ``has_end`` is true if the action ends with an end token.
-    """
-
-    messages: Messages
-    action: Action
-    tools: tuple[ToolSpec, ...]
-    has_end: bool
-
-    def begins(self, messages: Messages) -> bool:
-        """Return whether ``messages`` begin with the messages of this conversation, which ends with an action.
-
-        If ``has_end`` is False, the action was cut off. Then the text of the action may be longer in ``messages`` than
-        in this conversation.
-        """
-        given = messages[: len(self.messages)]
-        if given and not self.has_end and given[-1].text.startswith(self.action.text):
-            given = (*given[:-1], replace(given[-1], parts=self.messages[-1].parts))
-        return given == self.messages
 
 
 class Session:
@@ -106,7 +82,8 @@ class Session:
         self._context_length, self._attempt, self._seed = context_length, attempt, seed
         self._started = time.perf_counter()
         self._turns: list[Turn] = []
-        self._known: list[_KnownConversation] = []  # one for each turn, and one for the sample in _pending
+        self._known: list[KnownConversation] = []  # one for each turn, and one for the sample in _pending
+        self._longest = (0, 0)  # the length of the longest known conversation
         self._pending: Sample | None = None  # a sample whose outcome is not known yet
         self._accepted = 0.0  # when the sample in _pending was accepted
         self._newest: SessionPrompt | None = None  # the prompt of the newest known conversation
@@ -158,15 +135,15 @@ class Session:
     def _longest_match(self, messages: Messages) -> int | None:
         """Return the index of the turn that matches ``messages`` with the longest conversation; None: no turn matches.
 
-        To save time, the search begins with the last turn. If the conversation of a turn is not longer than the longest
-        match so far, this conversation is not compared with ``messages``.
+        To save time, only conversations that are longer than the match so far are compared, from the last turn on.
         """
         longest, match = (0, 0), None
         for index in reversed(range(len(self._known))):
             known = self._known[index]
-            length = (len(known.messages), len(known.action.text))
-            if length > longest and known.begins(messages):
-                longest, match = length, index
+            if known.length > longest and known.begins(messages):
+                longest, match = known.length, index
+                if longest == self._longest:
+                    break
         return match
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
@@ -249,7 +226,9 @@ class Session:
         self._pending, self._accepted = sample, self._seconds()
         has_end = not set(sample.completion.token_ids[-1:]).isdisjoint(self._renderer.stop_token_ids)
         messages = (*sample.prompt.messages, sample.action.message)
-        self._known.append(_KnownConversation(messages, sample.action, sample.prompt.tools, has_end))
+        known = KnownConversation(messages, sample.action, sample.prompt.tools, has_end)
+        self._longest = max(self._longest, known.length)
+        self._known.append(known)
         self._newest = sample.prompt
         return sample.action
 
@@ -347,6 +326,8 @@ class Session:
 
     def _tokens_through(self, index: int) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
         """Return (tokens, images) from the beginning of the branch of turn ``index`` to the end of its action."""
+        if index == len(self._known) - 1 and self._newest is not None:
+            return self._newest.token_ids + self._turns[index].action_ids, self._newest.media
         path: list[Turn] = []
         current: int | None = index
         while current is not None:

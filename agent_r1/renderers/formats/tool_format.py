@@ -137,7 +137,11 @@ class ToolFormat(ABC):
         return lambda part: True
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages as the dictionaries that chat templates of this format expect."""
+        """Return the messages as the dictionaries that chat templates of this format expect.
+
+        The dictionaries of messages before an action must not depend on the action or on later messages, and not the
+        other way round. Each message of the assistant becomes one dictionary.
+        """
         return [to_openai(message) for message in messages]
 
     def tool_instructions(self, tools: Tools) -> str | None:

@@ -1,0 +1,277 @@
+"""Find out from the source of a chat template how far the text of a message can depend on other messages.
+
+A chat template is *local* if the text that it writes for a conversation is
+
+    opening + text of message 1 + text of message 2 + .. + ending,
+
+and only the first few messages and a few neighbors can change the text of a message. If a template is local, the text
+that it adds for new messages is the same after the whole conversation and after a conversation without its middle. So
+the tokens of a further turn take a time that does not grow with the number of turns.
+
+The proof reads the syntax tree. A template is local if one loop over the messages writes the text, and if the body of
+the loop reads only the message, its neighbors, fixed messages at the beginning, and whether the message is the first or
+the last. Everything else makes a template not local: a variable that keeps a value from one message to the next, the
+number of a message, the number of messages, the clock, a second loop over the messages, and any statement that this
+module does not know.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jinja2 import nodes
+
+from agent_r1.core.messages import Message
+
+_COMPARISONS = frozenset({"eq", "ne", "lt", "lteq", "gt", "gteq"})
+
+_STATEFUL = frozenset({"caller", "cycler", "joiner", "self", "strftime_now", "super"})
+"""Names whose values can differ between two equal uses, or that stand for parts of the template."""
+
+# fmt: off
+_ITERATORS = frozenset({
+    "batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "unique",
+})
+# fmt: on
+"""Filters whose result gives each value once, so that a variable with this result changes when it is read."""
+
+_UNKNOWN_EXPRESSIONS = (
+    nodes.ContextReference,
+    nodes.DerivedContextReference,
+    nodes.EnvironmentAttribute,
+    nodes.ExtensionAttribute,
+    nodes.ImportedName,
+    nodes.InternalName,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """How far the text that a local template writes for a message can depend on other messages.
+
+    Attributes:
+        first: the number of messages at the beginning that the text of any message, and the opening, can depend on.
+        near: the number of neighbors before and after a message that its text, or the ending, can depend on.
+    """
+
+    first: int
+    near: int
+
+    def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return a conversation without the messages in its middle, after which new messages have the same text.
+
+        The result has at least ``first`` messages from the beginning and ``2 * near`` from the end: the texts of the
+        last ``near`` messages can change when messages are added, and each of them has ``near`` neighbors. The middle
+        begins and ends before an action, so a tool format that joins messages of the user joins the same messages
+        without the middle. If less than two thirds would be left out, return ``messages`` unchanged.
+        """
+        actions = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        if len(actions) <= self.first + 2 * self.near:
+            return messages
+        shortened = (*messages[: actions[self.first]], *messages[actions[-2 * self.near] :])
+        return shortened if 3 * len(shortened) <= len(messages) else messages
+
+
+def find_locality(template: nodes.Template) -> Locality | None:
+    """Return the locality of a chat template, or None if it cannot be proved that the template is local."""
+    proof = _Proof()
+    try:
+        proof.visit(template, _Place("top"))
+    except _NotLocal:
+        return None
+    return Locality(proof.first + proof.shift, proof.near + proof.shift) if proof.is_after_loop else None
+
+
+def lacks_one_part(short: str, whole: str) -> bool:
+    """Return whether ``short`` is ``whole`` without one part of it, such as "abef" without the "cd" of "abcdef"."""
+    lengths = range(len(short) + 1)
+    same = bisect_left(lengths, True, key=lambda length: not whole.startswith(short[:length])) - 1
+    return len(short) <= len(whole) and whole.endswith(short[same:])
+
+
+class _NotLocal(Exception):
+    """Raised if a part of a template is not known to be local."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of a node in a template.
+
+    Attributes:
+        part: "top" if the node runs once; "loop" in the loop over the messages; "other" in any other loop and in a
+            text that is kept in a variable; "macro" in a macro.
+        in_inner_loop: whether the name ``loop`` stands for a loop inside the loop over the messages.
+        is_later: whether the node is evaluated only for messages that are not the first.
+    """
+
+    part: Literal["top", "loop", "other", "macro"]
+    in_inner_loop: bool = False
+    is_later: bool = False
+
+
+class _Proof:
+    """A walk over a syntax tree in the order of the program. It raises _NotLocal at the first unknown part.
+
+    Attributes:
+        first: the number of messages at the beginning that are read by their index, or told apart by it.
+        near: the largest distance of a neighbor that is read.
+        shift: the number of messages that the slices ``messages[n:]`` of the template leave out together.
+        is_after_loop: whether the walk is behind the loop over the messages.
+    """
+
+    def __init__(self) -> None:
+        self.first, self.near, self.shift, self.is_after_loop = 1, 1, 0, False
+        self._conversations = {"messages"}  # the variables that stand for the messages from some index on
+
+    def visit(self, node: nodes.Node, place: _Place) -> None:
+        """Check a node and the nodes below it."""
+        match node:
+            case nodes.If():
+                self._visit_if(node, place)
+            case nodes.For():
+                self._visit_for(node, place)
+            case nodes.Macro():
+                self._visit_all(node.iter_child_nodes(), _Place("macro"))
+            case nodes.Assign(target=nodes.Name(name=name), node=value) if (start := self._start(value)) is not None:
+                self._require(place.part == "top" and not self.is_after_loop)
+                self._conversations.add(name)
+                self.shift += start
+            case nodes.Assign(node=value) if place.part != "loop" and any(
+                each.name in _ITERATORS
+                for each in (value, *value.find_all(nodes.Filter))
+                if isinstance(each, nodes.Filter)
+            ):
+                raise _NotLocal
+            case nodes.AssignBlock():
+                self._visit_all(node.iter_child_nodes(), replace(place, part="other") if place.part == "top" else place)
+            case nodes.Break():
+                self._require(place.part != "loop" or place.in_inner_loop)
+            case nodes.Template() | nodes.Output() | nodes.Assign() | nodes.Continue():
+                self._visit_all(node.iter_child_nodes(), place)
+            case nodes.Stmt():
+                raise _NotLocal
+            case _:
+                self._visit_expression(node, place)
+
+    def _visit_all(self, children: Iterable[nodes.Node], place: _Place) -> None:
+        for child in children:
+            self.visit(child, place)
+
+    def _visit_if(self, node: nodes.If, place: _Place) -> None:
+        """Check the branches of a condition. One of them runs, so each can have the loop over the messages."""
+        self.visit(node.test, place)
+        before, after = self.is_after_loop, []
+        for branch in (node.body, node.elif_, node.else_):
+            self.is_after_loop = before
+            self._visit_all(branch, place)
+            after.append(self.is_after_loop)
+        self.is_after_loop = any(after)
+
+    def _visit_for(self, node: nodes.For, place: _Place) -> None:
+        self._require(not node.recursive)
+        start = self._start(node.iter)
+        if start is not None:
+            self._require(place.part == "top" and not self.is_after_loop and node.test is None)
+            self.shift += start
+            body = _Place("loop")
+        else:
+            self.visit(node.iter, place)
+            body = replace(place, part="other") if place.part == "top" else replace(place, in_inner_loop=True)
+        self._visit_all([node.target, *node.body], body)
+        if node.test is not None:
+            self.visit(node.test, body)
+        self.is_after_loop = self.is_after_loop or start is not None
+        self._visit_all(node.else_, place)
+
+    def _visit_expression(self, node: nodes.Node, place: _Place) -> None:
+        in_loop = place.part == "loop" and not place.in_inner_loop
+        match node:
+            case nodes.Name(name=name):
+                is_outer = place.part in ("loop", "macro") and not place.in_inner_loop
+                self._require(not (name == "loop" and (is_outer or node.ctx != "load")))
+                self._require(name not in self._conversations and name not in _STATEFUL)
+            case nodes.NSRef():  # a namespace keeps its values from one message to the next
+                self._require(place.part in ("top", "other"))
+            case nodes.Getattr(node=nodes.Name(name="loop"), attr=attribute) if in_loop:
+                self._require(attribute in ("first", "last", "previtem", "nextitem"))
+            case nodes.Compare(expr=left, ops=[nodes.Operand(op=op, expr=nodes.Const(value=int(value)))]) if (
+                op in _COMPARISONS and (self._is_length(left) or (in_loop and _offset(left) is not None))
+            ):
+                self.first = max(self.first, value + 1)
+            case nodes.Getitem(node=nodes.Name(name=name), arg=index) if name in self._conversations:
+                self._read(index, place, in_loop)
+            case nodes.Or(left=left, right=right):
+                self.visit(left, place)
+                self.visit(right, replace(place, is_later=place.is_later or (in_loop and _is_first(left))))
+            case nodes.Test(node=nodes.Name(name=name), name="defined") if name in self._conversations:
+                pass
+            case _:
+                self._require(not isinstance(node, _UNKNOWN_EXPRESSIONS))
+                self._visit_all(node.iter_child_nodes(), place)
+
+    def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
+        """Check the expression ``messages[index]``.
+
+        The index of a neighbor before the first message would be -1, which is the last message. So the expression has
+        to be in the right operand of ``loop.first or ..``.
+        """
+        match index, _offset(index):
+            case nodes.Const(value=int(value)), _:
+                self.first = max(self.first, value + 1)
+            case nodes.Neg(node=nodes.Const(value=int(value))), _:
+                self._require(place.part == "top" and self.is_after_loop)
+                self.near = max(self.near, value)
+            case _, int(offset):
+                self._require(in_loop and (offset >= 0 or (offset == -1 and place.is_later)))
+                self.near = max(self.near, abs(offset))
+            case _:
+                raise _NotLocal
+
+    def _start(self, node: nodes.Node) -> int | None:
+        """Return n if an expression is ``messages[n:]``, 0 if it is ``messages``, and None otherwise."""
+        match node:
+            case nodes.Name(name=name) if name in self._conversations:
+                return 0
+            case nodes.Getitem(
+                node=nodes.Name(name=name), arg=nodes.Slice(start=nodes.Const(value=int(start)), stop=None, step=None)
+            ) if name in self._conversations:
+                return start
+        return None
+
+    def _is_length(self, node: nodes.Node) -> bool:
+        """Return whether an expression is ``messages | length``."""
+        match node:
+            case nodes.Filter(node=nodes.Name(name=name), name="length" | "count"):
+                return name in self._conversations
+        return False
+
+    def _require(self, is_local: bool) -> None:
+        if not is_local:
+            raise _NotLocal
+
+
+def _offset(node: nodes.Node) -> int | None:
+    """Return n if an expression equals ``loop.index0 + n``, such as 1 for ``loop.index``; None for any other."""
+    match node:
+        case nodes.Getattr(node=nodes.Name(name="loop"), attr="index0" | "index" as attribute):
+            return int(attribute == "index")
+        case nodes.Add(left=left, right=nodes.Const(value=int(value))) if (offset := _offset(left)) is not None:
+            return offset + value
+        case nodes.Sub(left=left, right=nodes.Const(value=int(value))) if (offset := _offset(left)) is not None:
+            return offset - value
+    return None
+
+
+def _is_first(node: nodes.Node) -> bool:
+    """Return whether a condition of the loop over the messages is true for the first message."""
+    match node:
+        case nodes.Getattr(node=nodes.Name(name="loop"), attr="first"):
+            return True
+        case nodes.Compare(expr=left, ops=[nodes.Operand(op="eq", expr=nodes.Const(value=int(value)))]):
+            return _offset(left) == value
+        case nodes.Or(left=left, right=right):
+            return _is_first(left) or _is_first(right)
+    return False
