@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from agent_r1.core.errors import AgentR1Error
+from agent_r1.trainer.allocator import FreedMemory
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ class TokenBudget:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
+        self._freed_memory = FreedMemory()
 
     def run(self, work: Callable[[int], T | RanOut], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
         """Return the result of ``work(self.tokens)``.
@@ -56,6 +58,7 @@ class TokenBudget:
                 if not is_oom(error):
                     raise
                 result = RanOut(first_line(error))
+            self._freed_memory.give_back()
             if not isinstance(result, RanOut):
                 return result
             undo()

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from agent_r1.data.micro_batches import MicroBatch
+from agent_r1.trainer.allocator import FreedMemory
 from agent_r1.trainer.oom_retry import RanOut, explain_oom, first_line, is_oom
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class MemoryAgreement:
     def __init__(self, roots: Collection[nn.Module], device: torch.device) -> None:
         self._device = device
         self._exchanges = _Exchanges()
+        self._freed_memory = FreedMemory()
         self._called: set[nn.Module] = set()  # the roots that FSDP has prepared for passes
         self._in_micro_batch = False
         for root in roots:
@@ -84,7 +86,9 @@ class MemoryAgreement:
         """
         with explain_oom(f"rank {dist.get_rank()} of the trainer"):
             try:
-                return work()
+                result = work()
+                self._freed_memory.give_back()
+                return result
             except PassAborted as aborted:
                 return aborted.failure
             except (RuntimeError, MemoryError) as error:

@@ -1,0 +1,50 @@
+"""The process does not keep the freed memory of passes over batches of different sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from agent_r1.trainer import allocator
+from agent_r1.trainer.oom_retry import TokenBudget
+
+GROWTH = """
+import threading
+import torch
+from agent_r1.trainer.oom_retry import TokenBudget
+
+def resident():  # MB
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
+
+def work(tokens):
+    torch.ones(7_500_000)  # a freed tensor of 30 MB, after which glibc keeps freed tensors of up to 30 MB
+    freed, kept = [], []
+    for size in range(1, 61):  # 1 to 60 times 256 kB, all of them used; small tensors between them stay
+        freed.append(torch.ones(size, 65_536))
+        kept.append(torch.ones(200))
+    return kept
+
+def learn():
+    kept.append(TokenBudget(1).run(work, lambda tokens: tokens, lambda: None))
+
+kept = []
+thread = threading.Thread(target=learn)
+before = resident()
+thread.start()
+thread.join()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(allocator._malloc_trim() is None, reason="the C library is not glibc")
+def test_a_pass_returns_the_memory_of_its_freed_tensors() -> None:
+    grown = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True).stdout
+    assert float(grown) < 100  # MB; 460 without the return of freed memory
+
+
+def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_malloc_trim", lambda: None)
+    assert TokenBudget(1).run(lambda tokens: 7, lambda tokens: tokens, lambda: None) == 7
