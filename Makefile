@@ -71,7 +71,7 @@ $(INSTALLED_PEERS): requirements-peers.lock
 	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-peers.lock
 	touch $@
 
-bench-check: $(INSTALLED)  ## fail if ratios of speed are 20 % below the last recorded ones (a minute)
+bench-check: $(INSTALLED)  ## fail if ratios of speed are 20 % below the last ones of this processor (a minute)
 	$(BIN)/python benchmarks/check.py
 
 bench-peers: $(INSTALLED) $(INSTALLED_PEERS)  ## speed of training beside TRL, on the same work, in one run

@@ -1,16 +1,22 @@
 """Fail if the framework has become slower: compare ratios of speed with the last ones in benchmarks/ratios.json.
 
     make bench-check
+    python benchmarks/check.py --record     # the first record of a processor
 
 Each ratio is the CPU seconds of a fixed baseline divided by ours, for the same work, in turns in one process. So it
-depends little on how busy the machine is. The baselines are plain PyTorch code that does not change. A loss of 20 % of
-a ratio fails with exit code 1. Otherwise the ratios are added to the file, under the current commit.
+depends little on how busy the machine is, but it depends on the processor. Only records of processors with the same
+name are compared. The baselines are plain PyTorch code that does not change.
+
+Exit code 0: no ratio has lost more than 20 %, and the ratios are added to the file, under the current commit. Exit code
+1: a ratio has lost more. Exit code 2: the file has no record of this processor, so nothing was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -30,6 +36,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.trajectory import Group
 from agent_r1.model.forward import token_scores
+from agent_r1.training.devices import processor_name
 
 RATIOS = Path(__file__).parent / "ratios.json"
 LOSS = 0.2
@@ -37,10 +44,21 @@ LOSS = 0.2
 
 
 @dataclass(frozen=True)
+class Machine:
+    """The machine of a record. Records are compared if their processors are equal."""
+
+    processor: str
+    cores: int
+    python: str
+    torch: str
+
+
+@dataclass(frozen=True)
 class Record:
-    """The ratios of a commit, by name: CPU seconds of the baseline divided by ours."""
+    """The ratios of a commit on a machine, by name: CPU seconds of the baseline divided by ours."""
 
     commit: str
+    machine: Machine
     ratios: Mapping[str, float]
 
 
@@ -56,20 +74,27 @@ def find_losses(last: Mapping[str, float], now: Mapping[str, float]) -> list[str
 
 
 def read_records(file: Path) -> list[Record]:
-    return [Record(**record) for record in json.loads(file.read_text())] if file.exists() else []
+    records = json.loads(file.read_text()) if file.exists() else []
+    return [Record(record["commit"], Machine(**record["machine"]), record["ratios"]) for record in records]
 
 
-def check(file: Path, commit: str, ratios: Mapping[str, float]) -> list[str]:
-    """Compare ``ratios`` with the last record in ``file``, and return the losses. Without a loss, add a record.
+def last_record(file: Path, machine: Machine, commit: str) -> Record | None:
+    """Return the last record of the machine's processor in ``file``; None if there is none.
 
-    A record of the same commit is replaced. It is compared with the record before it.
+    Records of other commits than ``commit`` come first, so that a commit is not compared with itself.
     """
-    records = [record for record in read_records(file) if record.commit != commit]
-    losses = find_losses(records[-1].ratios, ratios) if records else []
-    if not losses:
-        made = [*records, Record(commit, {name: round(ratio, 3) for name, ratio in ratios.items()})]
-        file.write_text(json.dumps([asdict(record) for record in made], indent=1) + "\n")
-    return losses
+    found = [each for each in read_records(file) if each.machine.processor == machine.processor]
+    return max(found, key=lambda each: (each.commit != commit, found.index(each)), default=None)
+
+
+def add_record(file: Path, record: Record) -> None:
+    """Add a record to ``file``. It replaces a record of the same commit and processor."""
+
+    def is_other(other: Record) -> bool:
+        return (other.commit, other.machine.processor) != (record.commit, record.machine.processor)
+
+    records = [*filter(is_other, read_records(file)), record]
+    file.write_text(json.dumps([asdict(each) for each in records], indent=1) + "\n")
 
 
 def ratio_of(baseline: Callable[[], float], ours: Callable[[], float], repeats: int) -> float:
@@ -144,21 +169,35 @@ def current_commit() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def current_machine() -> Machine:
+    return Machine(processor_name(), os.cpu_count() or 1, platform.python_version(), torch.__version__)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--file", type=Path, default=RATIOS, help="the ratios of earlier commits")
+    parser.add_argument("--record", action="store_true", help="record the ratios without a comparison")
     options = parser.parse_args()
+    commit, machine = current_commit(), current_machine()
+    last = None if options.record else last_record(options.file, machine, commit)
+    if last is None and not options.record:
+        print(
+            f"{options.file} has no record of this processor, {machine.processor}; to make one, check out the commit "
+            "to compare with, and run 'python benchmarks/check.py --record'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     torch.set_num_threads(1)
-    ratios = {name: measure(options.repeats) for name, measure in RATIO_OF.items()}
-    before = read_records(options.file)
+    ratios = {name: round(measure(options.repeats), 3) for name, measure in RATIO_OF.items()}
     table = Table("ours / baseline", "ratio", "last recorded")
     for name, ratio in ratios.items():
-        table.add_row(name, f"{ratio:.2f}", f"{before[-1].ratios.get(name, 0):.2f}" if before else "")
+        table.add_row(name, f"{ratio:.2f}", "" if last is None else f"{last.ratios.get(name, 0):.2f}")
     Console().print(table)
-    losses = check(options.file, current_commit(), ratios)
-    if losses:
-        sys.exit("\n".join([f"more than {LOSS:.0%} slower than {before[-1].commit}:", *losses]))
+    losses = [] if last is None else find_losses(last.ratios, ratios)
+    if last is not None and losses:
+        sys.exit("\n".join([f"more than {LOSS:.0%} slower than {last.commit} on {machine.processor}:", *losses]))
+    add_record(options.file, Record(commit, machine, ratios))
 
 
 if __name__ == "__main__":
