@@ -20,7 +20,7 @@ from agent_r1.config import read_toml, resolve
 from agent_r1.core.credentials import read_credential
 from agent_r1.core.errors import InvalidInput, shorten
 from agent_r1.core.messages import Message, parts_text
-from agent_r1.core.redaction import REDACTED, redact
+from agent_r1.core.redaction import REDACTED, redact, redact_url
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scores, Trajectory, Unscored
 from agent_r1.store.atomic_fs import atomic_write
@@ -84,8 +84,8 @@ class JudgeConfig(BaseModel):
     """Maximum number of requests at the same time."""
 
     cache: Path = Path("~/.cache/agent-r1/judge")
-    """Folder in which answers are kept. If a request is repeated with the same model, rubric and attempts, its answer
-    comes from this folder."""
+    """Folder in which answers are kept. If a request is repeated with the same address, model, rubric and attempts, its
+    answer comes from this folder."""
 
 
 def load_judge(file: Path) -> JudgeConfig:
@@ -154,7 +154,8 @@ class Judge:
         ``body`` is the request.
         """
         data = json.dumps(body, sort_keys=True).encode()
-        file = self.config.cache.expanduser() / f"{hashlib.sha256(data).hexdigest()}.json"
+        asked = f"{redact_url(self.config.url)}\n".encode() + data  # endpoints can give different models the same name
+        file = self.config.cache.expanduser() / f"{hashlib.sha256(asked).hexdigest()}.json"
         cached = _read(file, count)
         if cached is not None:
             return cached

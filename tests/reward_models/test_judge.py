@@ -128,6 +128,14 @@ def test_an_equal_group_is_answered_from_the_cache_in_any_order(
     assert len(server.bodies) == 2
 
 
+def test_another_endpoint_with_the_same_name_of_a_model_is_asked_again(
+    serve: Serve, group: list[Trajectory], tmp_path: Path
+) -> None:
+    assert grade(serve(grade_bruno), group, tmp_path) == [1.0, 0.0, 1.0]
+    equal = serve(failing(completion('{"scores": [0.5, 0.5]}')))
+    assert grade(equal, group, tmp_path) == [0.5, 0.5, 0.5] and len(equal.bodies) == 1
+
+
 def test_a_damaged_file_in_the_cache_is_replaced(serve: Serve, group: list[Trajectory], tmp_path: Path) -> None:
     server = serve(grade_bruno)
     grade(server, group, tmp_path)
