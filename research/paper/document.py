@@ -40,22 +40,27 @@ are a quarter of style-a and of style-b, and none of three-hop.
 SETTING = """\
 - **Runs.** Each method that trains has {seeds} on each of {bases}. A seed determines the training questions, the
   sampling and newly initialized weights. A method without training is measured once on each base.
-- **Not saturated.** A run has {steps} steps of 16 questions with 16 attempts, fewer than the demo, so that runs end
-  while they still learn. Its last weights are measured.
 - **Algorithms differ.** A batch is divided into two optimizer steps, so that the importance ratios of the second are
   not 1 and clips act: the column of clipped tokens shows how much.
 - **Attempts to {goal}.** Exact match of the training attempts, which are sampled at temperature 1 at questions that are
-  each asked once, first has a mean of {goal} over {window} steps. Tokens are the sampled ones. Medians over runs, with
-  95 % intervals by a bootstrap over runs; a run that does not get there counts as "never".
-- **Exact match** is measured on {questions} questions per split, with one greedy attempt and {samples} attempts sampled
-  at temperature 1. A figure is a mean over runs ± half the width of its 95 % interval by Student's t. Runs count as
-  independent draws although some share a base, so an interval says little about bases in general.
+  each asked once, first has a mean of {goal} over {window} steps. This measure is not saturated if all methods end at
+  the ceiling. Tokens are the sampled ones. Figures are medians over runs, with 95 % intervals by a bootstrap over runs;
+  a run that does not get there counts as "never". A run has {steps} steps of 16 questions with 16 attempts.
+- **Exact match** of the last weights is measured on {questions} questions per split, with one greedy attempt and
+  {samples} attempts sampled at temperature 1. A figure is a mean over runs ± half the width of its 95 % interval by
+  Student's t. Runs count as independent draws although some share a base, so an interval says little about bases in
+  general.
 - **Differences** are paired: same base, same seed. A difference whose interval includes 0 is not resolved: it may be
   zero, or too small or too noisy to see. Of twenty differences that are zero, one is resolved by chance. In differences
   of attempts, a run that never gets there counts with all its attempts.
 - **Critics.** A method with a critic is compared only if its critic explains more than {critic} of the variance of the
   returns (predicted before the update, mean over the last third of the steps and over runs). Masks that are switched
   off count with the critic of their full method.
+"""
+
+MASKS = """\
+The masks are switched off one after the other. PPO has lambda 0.95 here: with lambda 1, GAE is the return minus the
+value, whatever tokens are between, so that the advantage mask could not show its effect.
 """
 
 CURVES = """\
@@ -99,7 +104,8 @@ class Report:
 def make_document(report: Report) -> str:
     """Return the whole report as Markdown."""
     results = gather(report.outcomes.results, report.planned)
-    methods = counted(report.methods, results)
+    made = [method for method in report.methods if results.of(method)]
+    methods = counted(made, results)
     parts = [
         INTRODUCTION,
         f"Made by\n\n    {report.command}\n",
@@ -109,7 +115,7 @@ def make_document(report: Report) -> str:
         *_missing(report, results),
         *_methods_section([method for method in methods if method.table == 3], results),
         *_masks_section(methods, results),
-        *_left_out([method for method in report.methods if method not in methods], results),
+        *_left_out([method for method in made if method not in methods], results),
         CURVES.format(picture=report.picture),
         _provenance(report),
     ]
@@ -141,8 +147,10 @@ def _missing(report: Report, results: Results) -> list[str]:
     planned, made = sum(report.planned.values()), len(report.outcomes.results)
     if made == planned:
         return []
+    without = [method.title for method in report.methods if not results.of(method)]
+    none = f" There are no runs of: {'; '.join(without)}." if without else ""
     text = f"{made} of {planned} were made; a method that has fewer than planned has their number beside its name."
-    return [f"**Fewer runs than planned.** {text}\n"]
+    return [f"**Fewer runs than planned.** {text}{none}\n"]
 
 
 def _methods_section(methods: Sequence[Method], results: Results) -> list[str]:
@@ -171,10 +179,11 @@ def _masks_section(methods: Sequence[Method], results: Results) -> list[str]:
         if name is not None
         for one in compare_with([method for method in methods if method.ablates == name], known[name], results)
     ]
+    heading = ["## Table 4: masks switched off\n", MASKS]
+    if not compared:
+        return [*heading, "None of these methods is compared: see below.\n"]
     return [
-        "## Table 4: masks switched off\n",
-        "The masks are switched off one after the other. PPO has lambda 0.95 here: with lambda 1, GAE is the return "
-        "minus\nthe value, whatever tokens are between, so that the advantage mask could not show its effect.\n",
+        *heading,
         markdown(efficiency_table(shown, results)),
         markdown(exact_match_table(shown, results)),
         markdown(difference_table(compared)),
@@ -184,8 +193,6 @@ def _masks_section(methods: Sequence[Method], results: Results) -> list[str]:
 
 def _findings(compared: Sequence[Compared]) -> str:
     """Return one sentence per measure that says in which direction the differences are resolved."""
-    if not compared:
-        return ""
     lines = []
     measures = {
         "attempts to the goal": [(one.method, one.attempts) for one in compared],

@@ -1,4 +1,4 @@
-"""Means over seeds with their confidence intervals, by Student's t."""
+"""Means over runs with their confidence intervals, by Student's t."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over ``count`` seeds. ``half`` is half the width of its 95 % interval, None for a single seed.
+    """A mean over ``count`` runs. ``half`` is half the width of its 95 % interval, None for a single run.
 
     Example:
         Estimate(mean=0.5, half=0.2484, count=3)
@@ -22,9 +22,9 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """The direction of a difference; "not resolved" if its interval includes 0, "equal" if all seeds agree on 0."""
+        """The direction of a difference; "not resolved" if its interval includes 0, "equal" if all runs agree on 0."""
         if self.half is None:
-            return "one seed is not enough"
+            return "one run is not enough"
         if self.mean == self.half == 0:
             return "equal"
         if abs(self.mean) <= self.half:

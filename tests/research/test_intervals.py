@@ -33,7 +33,7 @@ def test_one_seed_has_no_interval():
         ([-0.10, -0.11, -0.12], "lower"),
         ([0.10, 0.11, 0.12], "higher"),
         ([0.0, 0.0, 0.0], "equal"),
-        ([-0.1], "one seed is not enough"),
+        ([-0.1], "one run is not enough"),
     ],
 )
 def test_a_difference_whose_interval_includes_zero_is_no_difference(differences, verdict):
