@@ -53,7 +53,7 @@ def exists(option: str) -> bool:
     first, *rest = option.removeprefix("--").split(".")
     if first == "algorithm":
         return all(part in PARAMETERS or part == "KEY" for part in rest)
-    if first == "reward_weights":
+    if first in ("extra_rewards", "reward_weights"):
         return True  # the rest is the name of a reward
     return option in OPTIONS or any(name.startswith(f"{option}.") for name in OPTIONS)
 
