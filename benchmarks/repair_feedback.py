@@ -134,7 +134,9 @@ def main() -> None:
     table = Table("", *COLUMNS, "functions")
     rows = [row for run in arguments.run for row in of_run(run_folder(run), arguments.steps)]
     for model in arguments.model:
-        rows += asyncio.run(of_model(model, arguments.config, arguments.data, arguments.sampled, arguments.temperature))
+        rows += asyncio.run(
+            of_model(model, arguments.config, arguments.data, arguments.attempts, arguments.temperature)
+        )
     for label, trajectories in rows:
         found = shares(trajectories)
         table.add_row(label, *(str(found[name]) for name in COLUMNS), str(found["fixed"].functions))
