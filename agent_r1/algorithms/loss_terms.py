@@ -51,8 +51,8 @@ class Kl(Component):
     """Weight of the penalty. If ``target`` is given, this is only the initial weight, which later updates change."""
 
     estimator: KlEstimator = "k3_plus"
-    """Estimator of the KL divergence (see the functions kl_k1, kl_k2, .. of algorithms/ops.py). As a term of the loss,
-    k1 has the expected gradient 0, and k3 has the gradient of KL(ref || pi)."""
+    """Estimator of KL(pi || ref) (see the functions kl_k1, kl_k2, .. of algorithms/ops.py). The expected gradient is 0
+    for k1, the gradient of KL(ref || pi) for k3, and the gradient of KL(pi || ref) for all other estimators."""
 
     bound: float | None = Field(default=None, gt=0)
     """Largest value of the estimate k3 of the KL divergence at a token (10 in verl). A larger value is reduced to this

@@ -192,8 +192,8 @@ class Sapo(PolicyLoss):
     ratio moves away from 1."""
 
     tau_negative: float = Field(default=1.05, gt=0)
-    """tau for all other tokens. A larger tau makes the gradient decrease faster when the importance ratio moves away
-    from 1."""
+    """tau for tokens with a negative advantage. A larger tau makes the gradient decrease faster when the importance
+    ratio moves away from 1."""
 
     @property
     def formula(self) -> str:

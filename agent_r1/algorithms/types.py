@@ -151,10 +151,10 @@ class TokenOutputs:
     sampler_logprobs: Tensor | None = None
     """(n,) log-probabilities that the sampler recorded. An observation token has log pi instead, without gradient."""
     trajectory: Tensor | None = None
-    """(n,) int64: for each token, the number of its unit, for ``off_policy_mask``; None without this mask.
+    """(n,) int64: the number of the set of tokens over which ``off_policy_mask`` averages; None without this mask.
 
-    The action tokens of a trajectory form one unit, and its observation tokens form another unit. All tokens of a
-    trajectory are in the micro-batch.
+    Each trajectory has two sets: its action tokens and its observation tokens. All tokens of a trajectory are in the
+    micro-batch.
     """
     top_logprobs: Tensor | None = None
     """(n, k) log pi of the k tokens that the teacher finds most likely; None without ``distillation``."""

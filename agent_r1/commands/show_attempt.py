@@ -1,4 +1,4 @@
-"""The report of an attempt: its conversation with tools and rewards, its group, and the numbers of each token."""
+"""The report of an attempt: its conversation with tools and rewards, its group, and a table of its tokens."""
 
 from __future__ import annotations
 

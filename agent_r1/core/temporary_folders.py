@@ -1,9 +1,10 @@
 """Temporary folders that do not stay behind, even if their process is killed.
 
 A process holds a lock on a file in each of its temporary folders. When the process ends, even by SIGKILL, the kernel
-releases the lock. The next process that makes a folder with the same prefix removes the folders whose lock is free. A
-process id in the name of the folder would not be enough, because a process on another machine or in another container
-can use the same place, and its id says nothing here.
+releases the lock. The next process that makes a folder with the same prefix removes the folders whose lock is free.
+
+A process id in the name of the folder would not be enough: processes on several machines or in several containers can
+make folders in one parent folder, and two of these processes can have equal ids.
 """
 
 from __future__ import annotations

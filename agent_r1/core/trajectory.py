@@ -231,10 +231,10 @@ class Trajectory:
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return the new messages of ``turn`` if a reader cannot know them from the earlier turns; otherwise ().
+        """Return the new messages of ``turn`` if a display of the attempt must show them; otherwise ().
 
-        A reader knows the observation after the parent turn. If there is no parent, a reader knows the opening messages
-        (see :meth:`known_messages`).
+        A display shows the opening messages first, and the observation after each turn. So it must show the new
+        messages of ``turn`` only if they differ from these messages (see :meth:`known_messages`).
         """
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 

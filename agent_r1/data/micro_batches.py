@@ -225,7 +225,7 @@ def _join(sequences: Block, prefix: int) -> MicroBatch:
     starts = [0, *accumulate(map(len, sequences))]
 
     def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
-        """Return the indices ``name(sequence)`` of all sequences, converted to indices in the micro-batch's row."""
+        """Return the indices ``name(sequence)`` of all sequences, each converted to an index in the row."""
         return torch.cat([start + name(sequence) for start, sequence in zip(starts, sequences, strict=False)])
 
     media = tuple(one.moved(start) for start, each in zip(starts, sequences, strict=False) for one in each.media)

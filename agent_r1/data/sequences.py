@@ -1,8 +1,9 @@
 """Packing: the conversion of a trajectory to token sequences for the model.
 
-If every turn continues the turn before, the trajectory is one causal sequence. If several turns continue the same turn,
-the turns form a tree. The tree is written into one sequence in depth-first order, so that shared prefixes are computed
-only once. An attention mask then lets each token attend only to the tokens on its path in the tree.
+If every turn continues the turn before, the trajectory becomes one causal sequence: each token attends to all tokens
+before it. If several turns continue one turn, the turns form a tree. The tree becomes one sequence in depth-first
+order, so that tokens that several turns have in common are computed only once. In this sequence, an attention mask lets
+each token attend only to the tokens on its path in the tree.
 """
 
 from __future__ import annotations
@@ -151,8 +152,9 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
     """Return a packing function like ``packing``, but with a maximum length for sequences with branches.
 
-    If ``packing`` returns a sequence with branches that has more than ``max_tokens()`` tokens, the trajectory is packed
-    by :func:`pack_per_turn` instead. This does not change the loss or the gradient.
+    A sequence has branches if it holds several turns that continue one turn. If ``packing`` returns such a sequence
+    with more than ``max_tokens()`` tokens, the trajectory is packed by :func:`pack_per_turn` instead. This does not
+    change the loss or the gradient.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:

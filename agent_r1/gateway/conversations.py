@@ -1,11 +1,12 @@
-"""Recognition of sampled actions in the conversations that clients send.
+"""Recognition of the policy's earlier actions in the conversations that clients send.
 
-A client sends the whole conversation with each request. The client may have changed the assistant messages in it:
+A client sends the whole conversation with each request. The client may have changed details of the assistant messages:
 arguments of calls were parsed and written again, texts were stripped, calls got new ids.
 
-- A message with the same meaning as a sampled action is replaced by this action, so that the session continues with the
-  sampled tokens.
-- A message that begins with the text of a sampled action becomes the sampled action, followed by the added text.
+- An assistant message that differs from an earlier action only in such details is replaced by the action as the policy
+  sampled it. So the session continues with the sampled tokens.
+- If an assistant message begins with the text of an earlier action, this text is replaced in the same way, and the text
+  that the client added is kept.
 - Any other assistant message is treated like a message of the user, and starts a new branch.
 """
 
@@ -66,11 +67,11 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether the client sent an assistant message of its own where the policy had acted.
+    """Return whether ``messages`` have an assistant message at the place of an action that the client received.
 
-    The result is true if ``messages`` begin with the conversation before a sent action, and the next message is an
-    assistant message. This message is not compared with the action. So call this function only if ``messages`` start a
-    new branch, that is, if they do not continue the tokens of the action.
+    That is, ``messages`` begin with the conversation before this action, and the next message is an assistant message.
+    Call this function only if ``messages`` start a new branch. Then the client has changed the action, or the
+    tools of the request. This function compares neither of them.
     """
     return any(
         messages[: len(action.before)] == action.before
@@ -82,8 +83,8 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
     """Return the sent action (an action that the client has received) that ``message`` repeats, or None.
 
-    A message repeats a sent action if both have the same words and calls, and if the conversation before the action
-    equals ``before``. If several sent actions match, :func:`restore_sampled` says which of them is returned.
+    ``message`` repeats a sent action if both are the same (see :func:`_is_same`), and if the conversation before the
+    action equals ``before``. If several sent actions match, :func:`restore_sampled` says which of them is returned.
     """
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
     if not same:
@@ -101,14 +102,14 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return the sampled action with which ``message`` begins, followed by the text that the message adds.
+    """Return the earlier action with whose text ``message`` begins, followed by the text that the client added.
 
-    Return None if there is no such action, or if ``message`` has calls or reasoning. ``before`` is the conversation
-    before ``message``. A sent action counts only if the conversation before the action is also ``before``. Whitespace
-    around the sampled text is ignored.
+    ``before`` is the conversation before ``message``, and must equal the conversation before the action. Whitespace
+    around the text of the action is ignored. Return None if there is no such action, or if ``message`` has calls or
+    reasoning.
 
-    Example: the policy sampled "<search>Alba", and the agent added the stop string. The message "<search>Alba</search>"
-    then becomes the sampled action, followed by "</search>".
+    Example: the policy sampled "<search>Alba", and the client added the stop string. The message
+    "<search>Alba</search>" then becomes the sampled action, followed by "</search>".
     """
     if message.calls or message.reasoning is not None:
         return None

@@ -67,7 +67,8 @@ class VllmConfig(BaseModel):
     until a later update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """A server that has requests and answers nothing for this time, in seconds, is left out."""
+    """Time limit for the next answer of a server that has requests, in seconds. A server that answers none of its
+    requests in this time gets no further requests until a later update succeeds."""
 
     @field_validator("urls")
     @classmethod
@@ -99,7 +100,8 @@ class SglangConfig(BaseModel):
     until a later update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """A server that has requests and answers nothing for this time, in seconds, is left out."""
+    """Time limit for the next answer of a server that has requests, in seconds. A server that answers none of its
+    requests in this time gets no further requests until a later update succeeds."""
 
 
 class EngineConfig(BaseModel):

@@ -246,10 +246,10 @@ class ModelRunner:
     def _prefill_images(
         self, chunks: Sequence[PrefillChunk], token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PrefillCache
     ) -> None:
-        """Run a forward pass over tokens (R, T), some of which stand for features of images.
+        """Run a prefill pass over tokens (R, T). A negative token stands for a feature of an image.
 
-        ``positions`` (R, T) are the ordinary positions of the tokens. A model with three positions per token ignores
-        them. ``mask`` and ``cache`` are as in any prefill pass.
+        ``positions`` (R, T) are the positions of the tokens, for a model with one position per token. For a model with
+        three positions per token, this method computes the positions itself.
         """
         assert self._images is not None
         first = torch.zeros(len(token_ids), dtype=torch.long)  # (R,)

@@ -95,9 +95,10 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Add the time since the last call to the busy time and to the total time of requests, if requests are running.
+        """Count the time since the last call, if requests are running. The caller must hold the lock.
 
-        The caller must hold the lock.
+        The time is added once to the busy time. For each running request, it is also added to the total time of
+        requests.
         """
         now = self._clock()
         if self._running:

@@ -21,9 +21,11 @@ from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 class Request:
     """One call of ``generate``: its prompt and parameters, and the tokens that were sampled so far.
 
-    In ``prompt``, a negative token stands for a feature of an image. After the prompt, the position of a token is its
-    index plus ``shift``, which is 0 without images. ``prefilled_tokens`` counts the tokens that prefill passes computed
-    for this request. Tokens whose keys and values were copied from a different sequence do not count.
+    In ``prompt``, a negative token stands for a feature of an image. The position of a sampled token is its index in
+    the sequence of prompt and sampled tokens, plus ``shift``. ``shift`` is 0 if the prompt has no images.
+
+    ``prefilled_tokens`` counts the tokens whose keys and values were computed by prefill passes of this request. If the
+    keys and values of a token were copied from a different sequence, the token does not count.
     """
 
     prompt: tuple[int, ...]

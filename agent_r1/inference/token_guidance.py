@@ -69,15 +69,15 @@ def choose_tokens(
     temperature: float,
     rng: random.Random,
 ) -> GuidedTokens:
-    """Return the tokens of a draft, chosen again by their values.
+    """Choose each new token of a draft again among its candidates, and return the chosen tokens.
 
-    The result ends after the first chosen token that differs from the draft. If no chosen token differs, the result has
-    all tokens of the draft.
+    The candidates of a drafted token are the tokens that the policy pi finds most likely at its position. If the
+    drafted token is a candidate, a candidate is drawn from q, the guided distribution (:func:`guided_logprobs`).
+    Otherwise the drafted token is kept. So each chosen token is a sample from q. At temperature 0, the candidate that
+    is most probable under q is chosen instead.
 
-    The candidates of a token are the most likely tokens in its place under the policy pi. A drafted token that is not a
-    candidate is kept. A drafted candidate is replaced by a candidate that is drawn from q, the guided distribution
-    (:func:`guided_logprobs`). So each chosen token is a sample from q. At temperature 0, the candidate that is most
-    probable under q is chosen.
+    The result ends after the first chosen token that differs from the drafted token. If no chosen token differs, the
+    result has all tokens of the draft.
 
     Args:
         draft: the tokens of ``before`` and further tokens, with the candidates of the further tokens.

@@ -231,7 +231,8 @@ class TorchEngine:
     def _step(self) -> list[Request]:
         """Run one decode step, and return the requests that ended in this step, with a result or with an error.
 
-        The step first prefills the new tokens. Then it decodes one token of every running sequence.
+        The step first computes the keys and values that the KV cache lacks (prefill). Then it samples one token for
+        each running sequence.
         """
         if self._images is not None:
             self._images.drop_unused()

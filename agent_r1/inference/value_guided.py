@@ -119,8 +119,9 @@ class ValueGuidedEngine:
         await self._values.close()
 
     def _sessions(self, session_id: str) -> list[str]:
-        """Return the sessions of the inner engine that ``session_id`` stands for: one for each candidate,
-        ``session_id`` first.
+        """Return the ids of the inner engine's sessions for the session ``session_id``; the first is ``session_id``.
+
+        There is one id for each action that the inner engine samples at the same time.
         """
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 

@@ -191,9 +191,9 @@ class VllmEngine:
         self._staged = _Served(name, version)
 
     async def _unload_adapters(self, kept: int) -> None:
-        """Unload all adapters except the ``kept`` newest ones.
+        """Unload all adapters except the ``kept`` newest adapters.
 
-        If the server cannot unload an adapter, for example after a restart, do nothing.
+        If the server cannot unload one of them, for example because it was restarted, ignore the error.
         """
         while len(self._adapters) > kept:
             with suppress(ReplicaError):
@@ -276,10 +276,10 @@ class VllmEngine:
 
 
 def _listed(token: _TokenLogprob) -> dict[int, float]:
-    """Return the log-probabilities that a server lists for the place of ``token``, by token id.
+    """Return the log-probabilities that a server lists for the position of ``token``, by token id.
 
     A server lists the requested number of most likely tokens, and also the sampled token. If the sampled token is one
-    of the most likely tokens, the server lists it twice. The result has it only once.
+    of the most likely tokens, the server lists the sampled token twice. The result has each token once.
     """
     return {each.token_id: each.logprob for each in token.top_logprobs}
 

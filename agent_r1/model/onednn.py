@@ -110,12 +110,12 @@ def pad_rows(rows: Tensor) -> Tensor:
 
 
 def padded_length(rows: int) -> int:
-    """Return the smallest of 8, 16, .. 64, 72, 80, .. 128, 144, .. 256, 288, .. that is at least ``rows``.
+    """Return the number of rows after padding: the smallest of 8, 16, .. 128, 144, .. 256, 288, .. >= ``rows``.
 
-    Between two powers of two there are 8 of these lengths, so at most an eighth of the rows are zeros.
+    From 64 on, there are 8 of these lengths between two powers of two. So less than an eighth of the rows are padding.
 
     oneDNN compiles a kernel for each shape, and never frees the kernel. Micro-batches have almost any number of tokens:
-    without the padding a process that trains SmolLM2-135M holds 20 GB after 9 optimizer steps.
+    without padding, a process that trains SmolLM2-135M holds 20 GB after 9 optimizer steps.
     """
     step = max(8, 1 << max(0, (rows - 1).bit_length() - 4))
     return -(-rows // step) * step

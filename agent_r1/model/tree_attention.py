@@ -96,10 +96,10 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
-    """Return the parts of the attention over a sequence of T tokens, which consists of one or more trees of tokens.
+    """Return the parts into which the attention over T tokens is divided. The tokens form one or more trees.
 
-    ``subtree_end`` (T,) holds the index after the last token of each token's subtree. All tokens also attend to
-    ``prefix`` tokens before the trees.
+    Each token attends to the tokens on its path in its tree, and to ``prefix`` tokens before the trees.
+    ``subtree_end`` (T,) holds the index after the last token of each token's subtree.
     """
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:

@@ -99,11 +99,11 @@ class PromptEncoder:
     def prompt(
         self, marked: str, end: str, messages: Sequence[Message], earlier: Sequence[Message] = ()
     ) -> RenderedPrompt:
-        """Return the prompt of a conversation, with only the tokens of the last part of its text.
+        """Return the prompt of a conversation: the text of the whole conversation, but only the tokens of ``end``.
 
         Args:
-            marked: the marked text of the whole conversation.
-            end: the last part of the text, in the form that :meth:`shown` returns.
+            marked: the text of the whole conversation, with a mark in place of each image (see :meth:`marked`).
+            end: the last part of the text, with a placeholder for each image (see :meth:`shown`).
             messages: the messages in ``end``.
             earlier: the messages before ``end``.
 

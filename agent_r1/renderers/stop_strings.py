@@ -85,10 +85,10 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Call the check (see ``make_check``) with the text that is new since the previous call, and return its result.
+        """Pass the text of the new tokens to the generation's check (see ``make_check``), and return its result.
 
-        ``ids`` are all tokens of the generation so far. If ``ids`` do not begin with the ids of the previous call, a
-        new generation begins.
+        ``ids`` are all tokens of the generation so far. The tokens after the ``ids`` of the previous call are new. If
+        ``ids`` do not begin with the ``ids`` of the previous call, a new generation begins, with a new check.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

@@ -61,12 +61,12 @@ class Locality:
     near: int
 
     def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return a conversation without the messages in its middle, after which new messages have the same text.
+        """Return ``messages`` without a part in the middle. The text of messages that are added later stays the same.
 
-        The result has at least ``first`` messages from the beginning and ``2 * near`` from the end: the texts of the
-        last ``near`` messages can change when messages are added, and each of them has ``near`` neighbors. The middle
-        begins and ends before an action, so a tool format that joins messages of the user joins the same messages
-        without the middle. If less than two thirds would be left out, return ``messages`` unchanged.
+        The result has at least ``first`` messages from the beginning, and ``2 * near`` messages from the end. Adding
+        messages can change the texts of the last ``near`` messages, and these texts depend on ``near`` messages before
+        them. The middle begins and ends before an action. So if a tool format joins adjacent messages of the user, it
+        joins the same messages in both conversations. If less than two thirds would be left out, return ``messages``.
         """
         actions = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if len(actions) <= self.first + 2 * self.near:
@@ -76,7 +76,7 @@ class Locality:
 
 
 def find_locality(template: nodes.Template) -> Locality | None:
-    """Return the locality of a chat template, or None if it cannot be proved that the template is local."""
+    """Return how far the text of a message can depend on other messages; None if no limit can be proved."""
     proof = _Proof()
     try:
         proof.visit(template, _Place("top"))
@@ -113,13 +113,15 @@ class _Place:
 
 
 class _Proof:
-    """A walk over a syntax tree in the order of the program. It raises _NotLocal at the first unknown part.
+    """A check of the syntax tree of a template, node by node. It raises _NotLocal at a node that may not be local.
 
     Attributes:
-        first: the number of messages at the beginning that are read by their index, or told apart by it.
-        near: the largest distance of a neighbor that is read.
+        first: the number of messages at the beginning that the template reads by index (``messages[0]``), or
+            distinguishes by index (``loop.index0 == 0``).
+        near: the largest distance from a message to another message that the template reads with it
+            (``messages[loop.index0 + 1]`` has the distance 1), or from the end (``messages[-1]`` has the distance 1).
         shift: the number of messages that the slices ``messages[n:]`` of the template leave out together.
-        is_after_loop: whether the walk is behind the loop over the messages.
+        is_after_loop: whether the loop over the messages has been checked.
     """
 
     def __init__(self) -> None:

@@ -194,7 +194,7 @@ class TemplateRenderer:
         the action's message that was not sampled. Text that was sampled after the end of the action is not repeated.
         Return None if the template changes earlier text, or does not write the end token that was sampled.
 
-        If the template is local, the new tokens are found in a conversation without the middle of ``messages``.
+        To save time, the middle of ``messages`` is left out if this does not change the new tokens (see ``Locality``).
         """
         locality = chat_template(self.tokenizer, with_tools=bool(tools)).locality
         ends = messages if locality is None else locality.without_middle(messages)

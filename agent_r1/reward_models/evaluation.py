@@ -1,4 +1,7 @@
-"""Evaluation of a reward model on held-out traces: how well it separates successes from failures."""
+"""Evaluation of a reward model: how well its scores separate successes from failures.
+
+The evaluation uses held-out traces: recorded attempts that the reward model was not trained on.
+"""
 
 from __future__ import annotations
 

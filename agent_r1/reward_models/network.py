@@ -59,7 +59,7 @@ class Network(Protocol):
         ...
 
     def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
-        """Return the score (R,) of each trace, given the scores (S,) of all turns."""
+        """Return the score (R,) of each trace (recorded attempt), given the scores (S,) of the turns of all traces."""
         ...
 
 

@@ -1,4 +1,7 @@
-"""Types of sessions: a prompt, a sampled action, the reason why there is no action, and a known conversation."""
+"""Arguments and results of a session's methods: a prompt, a sampled action, and the reason why there is no action.
+
+A further type is a known conversation, which later requests can continue.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,16 @@ class Stopped:
 class SessionPrompt:
     """A conversation, with its text and its tokens as the policy sees them.
 
+    If the conversation continues an earlier turn, this turn is the parent turn. Otherwise the conversation starts a new
+    branch.
+
     Attributes:
         messages: the conversation.
         tools: the tools that the prompt describes.
         rendered: the text of the conversation, and the tokens that follow the action of the parent turn. In a new
             branch, ``rendered`` has all tokens of the conversation.
         token_ids: all tokens of the conversation.
-        parent: the index of the turn that the prompt continues, the parent turn; None for a new branch.
+        parent: the index of the parent turn; None for a new branch.
         new_messages: the messages after the action of the parent turn. In a new branch, all messages.
         media: all images of the conversation, at their placeholder tokens in ``token_ids``.
     """

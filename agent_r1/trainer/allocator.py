@@ -11,7 +11,10 @@ from pathlib import Path
 STATM = Path("/proc/self/statm")
 
 KEPT = 256 * 2**20
-"""Bytes by which the process may grow before freed memory is returned. Processes with small models grow less."""
+"""The number of bytes by which the process may grow before it returns freed memory to the operating system.
+
+A process with a small model usually grows less, and so spends no time on returning memory.
+"""
 
 
 class FreedMemory:

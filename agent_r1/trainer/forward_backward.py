@@ -159,7 +159,7 @@ class ModelSet:
             yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
-        """Yield each micro-batch, with the states that ``backbone`` computes for the prefix (see :meth:`plan`)."""
+        """Yield each micro-batch, with the states that ``backbone`` computes for the common prefix of all sequences."""
         plan = self.plan(by_sequence(batch.sequences))
         with self.profiler.measure(Part.FORWARD):
             prefix = PrefixStates(backbone, plan.prefix)

@@ -21,10 +21,9 @@ def state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> Sta
 
 
 def scaled_weights(weights: TokenWeights, micro: MicroBatch, scale: float, like: Tensor) -> TokenWeights:
-    """Return the weights of a micro-batch's tokens, in the dtype and on the device of ``like``.
+    """Return the :class:`TokenWeights` of a micro-batch's tokens, in the dtype and on the device of ``like``.
 
-    The factors of the loss (``loss_weight``, ``sft_weight`` and the weights of the value targets) are multiplied by
-    ``scale``.
+    ``loss_weight``, ``sft_weight`` and the weights of the critic's targets are multiplied by ``scale``.
     """
 
     def gather(column: Tensor) -> Tensor:

@@ -89,10 +89,10 @@ class _Endings:
         self._threads[-1].start()
 
     def cause(self) -> _End:
-        """Wait until a process has ended, and return the first end that is not an abort (SIGABRT).
+        """Wait until a process has ended. Return the rank and the exit code of the first process that did not abort.
 
-        If there are only aborts, wait ``GRACE_SECONDS`` seconds for an end that is not an abort. Then return the first
-        abort.
+        A process aborts by SIGABRT. If all ended processes aborted, wait at most ``GRACE_SECONDS`` seconds for a
+        process that ends otherwise. If there is none, return the rank and the exit code of the first ended process.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
@@ -274,7 +274,7 @@ class RankGroup(Generic[T]):
         return error
 
     def _has_ended(self, ranks: Collection[int]) -> bool:
-        """Return whether the process of one of ``ranks`` ends without an answer, within ``GRACE_SECONDS`` from now."""
+        """Return whether at least one of ``ranks`` ends within ``GRACE_SECONDS`` seconds without sending an answer."""
         deadline = time.monotonic() + GRACE_SECONDS
         silent = [self._pipes[rank] for rank in ranks]
         while silent and (readable := wait(silent, max(0.0, deadline - time.monotonic()))):

@@ -94,7 +94,13 @@ class CheckFailure:
 
 @dataclass(frozen=True, slots=True)
 class SolutionCount:
-    """The number of solutions that were played, and the number of solutions that passed the check."""
+    """Counts of reference solutions in ``agent-r1 check``.
+
+    Attributes:
+        played: the number of solutions with which an episode was played.
+        passed: the number of played solutions that earned what they should: the expected rewards for a right solution,
+            none of them for a wrong solution.
+    """
 
     played: int
     passed: int

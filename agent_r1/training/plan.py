@@ -34,9 +34,9 @@ STEPS, RECORDED_STEPS = 6, 24
 step is left out of the means."""
 
 MAX_ENGINES = 8
-"""The largest number of simulated engines.
+"""The largest number of engines that are simulated.
 
-If a run has more engines, only the attempts of this many engines are simulated.
+If a run has more engines, the simulation leaves out the remaining engines and the attempts that they would sample.
 """
 
 USABLE_MEMORY = 0.9

@@ -28,10 +28,10 @@ class ProfileLog:
         return profile.timings()
 
     def on_step(self, step: int, is_last: bool) -> None:
-        """Print a table if it is due after the step ``step``.
+        """Print a table if ``step`` is a multiple of ``every``, or the last step of the run (``is_last``).
 
-        After every ``every`` steps, the table shows the mean of these steps. After the last step of the run
-        (``is_last``), it shows the mean of all steps.
+        The table shows the mean profile of the last ``every`` steps. After the last step, it shows the mean profile of
+        all steps. If ``every`` is 0, print nothing.
         """
         if not self._every or not (is_last or step % self._every == 0):
             return

@@ -27,7 +27,10 @@ from agent_r1.training.policy import Policy
 from agent_r1.training.vllm_servers import ServerRefused, send_first_weights
 
 ENDPOINTS = ("/update_weights_from_disk", "/continue_generation")
-"""Endpoints that old versions of SGLang do not have. A request without a body to these endpoints changes nothing."""
+"""Endpoints that every server must have. Old versions of SGLang lack them.
+
+To find out whether a server has them, each endpoint gets a request without a body, which changes nothing.
+"""
 
 
 class SglangServers:
@@ -37,7 +40,9 @@ class SglangServers:
         self._shared: SharedPool | None = None
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
-        """Return an engine that serves ``policy``. The first call must be outside an event loop.
+        """Return an engine that serves ``policy``.
+
+        The first call sends weights to the servers, and must be made outside an event loop.
 
         Raise InvalidInput if a server cannot be reached, does not fit the settings, or does not serve the policy's
         weights.

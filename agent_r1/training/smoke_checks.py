@@ -80,7 +80,9 @@ def skip(reason: str) -> CheckOutcome:
 
 
 class SmokeChecks:
-    """The checks of the services of a run. A check can use the batch that an earlier check sampled and trained on.
+    """The checks of ``agent-r1 smoke``. They test the services of a run, such as the engine and the trainer.
+
+    A check can use the batch that an earlier check sampled and trained on.
 
     Call the methods in the order in which they are defined. Each method raises AgentR1Error or TimeoutError if a
     service fails.

@@ -139,8 +139,8 @@ class ToolFormat(ABC):
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Return the messages as the dictionaries that chat templates of this format expect.
 
-        The dictionaries of messages before an action must not depend on the action or on later messages, and not the
-        other way round. Each message of the assistant becomes one dictionary.
+        Each message of the assistant becomes one dictionary. The messages before an action are converted independently
+        of the action and of all later messages, and the later messages independently of the messages before the action.
         """
         return [to_openai(message) for message in messages]
 

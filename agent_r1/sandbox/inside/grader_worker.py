@@ -1,10 +1,10 @@
 """The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
 
-Only values of these types are transferred: None, booleans, numbers, text, bytes, dates, and containers of these. A
-value of a subclass becomes a value of the plain type, because an object of a subclass could claim to equal every value.
-The types and pure functions of Python are transferred by name. Any other object stays in its process and is represented
-by a number. The format is JSON: each process creates the values itself, from a fixed list of types. The arguments of
-tests must arrive unchanged; otherwise the candidate would be tested with other values.
+Values are sent as JSON. None, booleans, numbers, text, bytes, dates and containers are sent as data. A value of a
+subclass becomes a value of the plain type, because an object of a subclass could claim to equal every value. The types
+and pure functions of Python are sent by name. Any other object stays in its process, and a number is sent instead. Each
+process creates the received values itself, from a fixed list of types. The arguments of tests must arrive unchanged;
+otherwise the candidate would be tested with different values.
 """
 
 import builtins

@@ -15,7 +15,7 @@ _GIVES = re.compile(r"\s*(?:==|=>|->|➞|→|=|#|(?:should |will )?returns?\b|is
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A public example: the source of a call, and the source of its expected value.
+    """An example that a task shows to the agent: the source of a call, and the source of its expected value.
 
     Example:
         Example("add(2, 3)", "5")

@@ -109,9 +109,9 @@ def plant_bugs(
 ) -> tuple[Bug, ...]:
     """Return up to ``count`` bugs of each function, for the functions with at most ``lines`` lines.
 
-    A mutation of a function changes one place in it. A mutation counts as a bug if the visible test and at least one
-    hidden test fail, no test runs too long, and an edit with the original line replaces the changed line
-    (:func:`apply_edit`).
+    A mutation is a copy of a function with one changed line. A mutation counts as a bug if it fails the visible test
+    and at least one hidden test, no test runs too long, and the agent's edit with the original line restores the
+    function (:func:`apply_edit`).
 
     No bug is planted in a function that fails its own tests, has fewer than two tests, or has no mutation that counts
     as a bug. To choose a bug, first its kind is drawn, because some kinds have many more mutations than other kinds.
@@ -134,13 +134,13 @@ def plant_bugs(
 
 
 def _function(problem: Problem, lines: int) -> _Function | None:
-    """Return the function that solves a problem, with its tests and mutations.
+    """Return the function that solves a problem, with its tests and its mutations (copies with one changed line).
 
-    Return None if bugs cannot be planted into the function:
+    Return None if no bug can be planted into the function, for one of these reasons:
 
     - It has more than ``lines`` lines.
     - It has fewer than two tests, or a test that is not a single assertion.
-    - The tests of the problem need code that runs after the solution.
+    - Its tests need code that runs after the function.
     """
     source = plain_source(problem.solution)
     if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:
@@ -178,9 +178,10 @@ def _draw(bugs: list[Bug], count: int, rng: random.Random) -> list[Bug]:
 
 
 def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
-    """Return ``bug`` with at most ``count`` proposals, in random order. Each proposal changes one line of the function.
+    """Return ``bug`` with at most ``count`` proposals, in random order. The agent chooses one of the proposals.
 
-    The proposals need not change the same line. If ``count`` is 0, return ``bug`` unchanged.
+    A proposal is the right function, or the function with the bug and a further changed line. Two proposals can change
+    different lines. If ``count`` is 0, return ``bug`` unchanged.
     """
     if count == 0:
         return bug

@@ -78,5 +78,8 @@ _SOLVED = (
 
 
 def examples(choosing: bool) -> tuple[Message, ...]:
-    """Return the conversations of the solved tasks. With ``choosing``, the agent writes numbers of lines, not lines."""
+    """Return the conversations of two solved tasks for the prompt. In them, the agent tries edits until a test passes.
+
+    If ``choosing`` is true, an edit is the number of a proposed line. Otherwise an edit is the new line itself.
+    """
     return tuple(chain.from_iterable(solved.messages(choosing) for solved in _SOLVED))

@@ -67,8 +67,8 @@ class Mutation:
 def mutations(source: str) -> tuple[Mutation, ...]:
     """Return all mutations of a function, without repetitions, in the order of the syntax tree.
 
-    A change is left out if it changes the number of lines, or more than one line. ``source`` must have the form that
-    ``ast.unparse`` writes (see :func:`plain_source`).
+    Each mutation differs from the function in exactly one line. A mutation with more or fewer lines than the function
+    is left out. ``source`` must have the form that ``ast.unparse`` writes (see :func:`plain_source`).
 
     Example:
         >>> [mutation.source.splitlines()[1].strip() for mutation in mutations("def f(x):\\n    return x < 2")]

@@ -29,11 +29,10 @@ def command(chain: Chain) -> str:
 
 
 def topic(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the training wording "style a", with the entity at the
-    beginning.
+    """Return a question for the last value of ``chain``, a chain of facts. The question begins with the first entity.
 
     Example:
-        "Alba: what is the capital of the mayor of it?"
+        "Alba: what is the capital of the mayor of it?" (in training: "What is the capital of the mayor of Alba?")
     """
     return f"{chain.start}: what is {_nested(chain)}it?"
 

@@ -107,8 +107,11 @@ that the first questions contain all kinds.
 
 
 _TRIES = 1000
-"""The largest number of random chains of facts that are drawn for one task. The first chain that gives a new question
-with the required relation is used."""
+"""The largest number of random chains of facts that are drawn for one task.
+
+The first chain that gives a new question is used. If all questions of a split must use one relation, the chain must
+also contain this relation.
+"""
 
 
 @lru_cache(maxsize=32)

@@ -13,7 +13,12 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 Kind = Literal["1-hop", "2-hop", "comparison", "bridge-comparison"]
 
 KINDS: tuple[Kind, ...] = ("1-hop", "2-hop", "comparison", "bridge-comparison")
-"""The kinds of questions. The id of a question begins with the kind of the question."""
+"""The kinds of questions. The id of a question begins with its kind.
+
+- 1-hop and 2-hop: one fact, or a chain of two facts, leads to the answer.
+- comparison: the question compares two films.
+- bridge-comparison: the question compares the directors of two films.
+"""
 
 
 class Settings(BaseModel):

@@ -319,11 +319,10 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Return a context manager that yields a temporary folder, for a ``with`` block that writes files into it.
+    """Yield a temporary folder to write files to. At the end of the ``with`` block, this folder becomes ``folder``.
 
-    At the end of the block, a manifest is added to these files, and the temporary folder replaces ``folder``. The
-    manifest contains the fingerprint, and the seal of the last row that the run has recorded. If the block raises an
-    error, ``folder`` stays unchanged.
+    Before that, a manifest of the files is added. The manifest also contains the fingerprint of the model, and the
+    seal, a hash of all rows that the run has recorded. If the block raises an error, ``folder`` stays unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
