@@ -162,7 +162,7 @@ def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMM
 
 
 def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield (dotted key, field) for each setting of a settings class. A table, such as ``algorithm``, is one field.
+    """Yield (dotted key, field) for each setting of a settings class and of the settings classes inside it.
 
     ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
 
@@ -226,7 +226,7 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
 
     Args:
         key: the dotted key.
-        source: the name of the layer that has the key, such as "command line".
+        source: where the key was given, such as "command line".
         known: the dotted keys of all settings.
     """
     known = list(known)

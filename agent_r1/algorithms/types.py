@@ -137,10 +137,10 @@ class TokenOutputs:
     old_logprobs: Tensor
     """(n,) log of the denominator of the importance ratio."""
     ratio_unit: Tensor | None = None
-    """(n,) int64: the number of the turn or trajectory whose tokens share one importance ratio.
+    """(n,) int64: the id of the unit to which each token belongs. All tokens of a unit share one importance ratio.
 
-    None if each token has its own ratio. The actions and the observations of a turn or trajectory have different
-    numbers, so that observations do not change the mean ratio of the actions.
+    A unit is all action tokens, or all observation tokens, of one turn or of one trajectory. So observations do not
+    change the mean ratio of the actions. None if each token has its own ratio.
     """
     reference_logprobs: Tensor | None = None
     """(n,) log-probability that the reference policy gives to each token. None if the algorithm needs no reference."""

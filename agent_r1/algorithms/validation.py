@@ -20,8 +20,8 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 def check_context_rewriting(algorithm: Algorithm) -> None:
     """Raise InvalidInput if ``algorithm`` trains on observations. Call this function only if the context is rewritten.
 
-    In a rewritten context, the text before an observation is not the text that the environment answered. Also, text
-    that is repeated in the new context would be trained on twice.
+    An observation is the environment's response to the text before it. In a rewritten context, a different text stands
+    before the observation. Also, text that is repeated in the new context would be trained on twice.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"

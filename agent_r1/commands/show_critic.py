@@ -102,9 +102,9 @@ def read_critic(reader: RunReader) -> CriticReport:
 
 
 def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
-    """Yield a prediction for each turn with a finite value.
+    """Yield a prediction for each turn with a finite value: the value, and the sum of the rewards that followed it.
 
-    A reward follows a turn if it is a reward of this turn, of a later turn, or of the whole trajectory.
+    The rewards that followed are the rewards of this turn, of later turns, and of the whole trajectory.
 
     Args:
         trajectory: the attempt.

@@ -172,9 +172,10 @@ class Profiler(Protocol):
 
 
 class StepProfiler:
-    """A profiler that distributes the wall time and the CPU time of the process over the active parts.
+    """A profiler that measures how much wall time and CPU time each part of a training step takes (see :class:`Part`).
 
-    If several parts are active at the same time, the time is divided equally among these parts, with two exceptions:
+    A part is active while it is measured (:meth:`measure`). The time counts for the active part. If several parts are
+    active at the same time, the time is divided equally among these parts, with two exceptions:
 
     - While a validation is active, the validation gets all of the time.
     - Tools, rewards, servers and ranks get time only while no other part is active. For example, a tool delays nothing

@@ -58,9 +58,10 @@ def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a :class:`ProtectedTask` that runs ``work`` outside all calls of user code. No user code can cancel it.
+    """Return a :class:`ProtectedTask` that runs ``work`` and that no user code can cancel.
 
-    Use this function for work that serves several attempts.
+    The task gets the scope of the run's own code, even if user code calls this function. Use it for work that serves
+    several attempts.
     """
     return _protected_task(work, ())
 

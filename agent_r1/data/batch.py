@@ -302,11 +302,11 @@ def assemble_batch(
 
 
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
-    """Add the tokens of a sample to ``tokens``. Return, for each turn of the sample, its place in the batch.
+    """Add the tokens of a sample to ``tokens``. Return a :class:`TurnPlace` for each turn of the sample.
 
-    Turns with action tokens get the numbers ``first``, ``first`` + 1, and so on. A turn without action tokens adds no
-    tokens, and its place has the number of the turn before it. If ``scope`` is "all", observation tokens are also
-    added.
+    Only turns that have action tokens are numbered in the batch: the first of them in this sample has the number
+    ``first``. A turn without action tokens adds no tokens. Its TurnPlace has the number of the turn before it.
+    Observation tokens are added only if ``scope`` is "all".
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)

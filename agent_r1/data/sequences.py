@@ -41,7 +41,7 @@ class TokenSequence:
     ids: Tensor
     """(T,) token ids."""
     position_ids: Tensor
-    """(T,) position of each token on its path in the tree of turns."""
+    """(T,) for each token, the number of tokens before it on the path from the root of the tree to this token."""
     subtree_end: Tensor
     """(T,) for each token j, the end of its subtree: the tokens j .. subtree_end[j] - 1 are token j and its descendants
     in the tree. Only these tokens attend to token j."""
@@ -83,13 +83,13 @@ Block = Sequence[TokenSequence]
 
 @dataclass(frozen=True, slots=True)
 class TurnPlace:
-    """The place of a turn in the training batch.
+    """Where the tokens of one turn are in the training batch.
 
     Attributes:
-        turn: the number of the turn among the turns of the batch.
-        action: the position of the turn's first action token in the batch.
-        observation: the position of the first token of the observation before the turn, in the batch. None if this
-            observation is not in the batch.
+        turn: the index of the turn among the turns of the batch.
+        action: the index of the turn's first action token among the tokens of the batch.
+        observation: the index, among the tokens of the batch, of the first token of the observation before the turn.
+            None if the batch does not contain this observation.
     """
 
     turn: int

@@ -37,7 +37,8 @@ class TrainingSample:
     greedy_return: float | None = None
     """The return of the greedy attempt of the group; None if no greedy attempt could be scored."""
     greedy_failure: str | None = None
-    """The reason why the greedy attempt of the group could not be scored, or None."""
+    """The reason why the group's greedy attempt (sampled with temperature 0) could not be scored; None if there is no
+    such attempt, or if it was scored."""
     role: str = ""
     """The role of the group's attempts in a game of several agents; "" if the groups have no roles."""
 

@@ -88,7 +88,7 @@ class UserEnv:
 
 @dataclass(slots=True)
 class UserEpisode:
-    """One attempt with a user.
+    """One attempt in which the policy talks to a user: a person, a model or a program.
 
     Attributes:
         tool_episode: the :class:`ToolEpisode` that runs the tool calls.

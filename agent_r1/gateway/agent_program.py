@@ -134,11 +134,12 @@ class _AgentError(Exception):
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return ``end``, but with a different status if the last request of the agent program was refused or cut.
+    """Return ``end``, with a different status if the agent program did not get the answers that it needed.
 
-    If the gateway refused the last request, the refusal determines the status. If a limit of the run cut the last
-    answer, the status is ``out_of_tokens``. A completed episode without any turn becomes a failure. In all other cases,
-    and after a cancellation, ``end`` is returned unchanged.
+    If the last request got no answer, the reason (``model.failure``) determines the status. An episode that the agent
+    program completed gets a different status in two cases: ENVIRONMENT_FAILED if the policy gave no answer at all, and
+    OUT_OF_TOKENS if a limit of the run cut the last answer. In all other cases, and after a cancellation, ``end`` is
+    returned unchanged.
     """
     if end.status is Status.CANCELLED:
         return end

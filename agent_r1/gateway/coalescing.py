@@ -104,7 +104,7 @@ class PendingAnswer:
             await asyncio.wait({self.drafting}, timeout=POLL_SECONDS)
 
     def deliver(self) -> None:
-        """Record that the answer is sent to a client. Only the first call has an effect."""
+        """Record that a client now gets the answer. If this was already recorded, do nothing."""
         if not self.is_delivered:
             self.is_delivered = True
             self.drafting.result().deliver()
@@ -201,13 +201,14 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the number of failed requests that were not repeated yet, when a request has failed or succeeded.
+        """Update the failure count of a request that has ended: how many failures no client has repeated yet.
 
-        After a failure that clients repeat, the number increases by 1. After any other failure, the number
-        stays. After a success, the ``num_earlier`` failures that were counted before the request are subtracted.
-        ``digest`` identifies equal requests, and ``drafting`` is the finished task of the request.
+        Equal requests have the same ``digest``, and share one count. If the request failed, and clients repeat failures
+        of this kind, the count increases by 1. After any other failure, the count stays. If the request succeeded, the
+        count decreases by ``num_earlier``, the value of the count when the request began.
 
-        This method also reads the exception of the task, because asyncio logs a traceback for an unread exception.
+        ``drafting`` is the finished task of the request. This method also reads the exception of the task, because
+        asyncio logs a traceback for an unread exception.
         """
         if _can_be_repeated(drafting):
             self._change_failures(digest, 1)

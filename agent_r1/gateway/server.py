@@ -70,9 +70,10 @@ NO_RETRY = {"X-Should-Retry": "false"}
 
 @dataclass(slots=True)
 class _Access:
-    """The model that an API key gives access to, with the answers of the model and its limit on requests.
+    """What an API key gives access to: a model, with a limit on the requests that use the key.
 
     Attributes:
+        answers: the answers of the model.
         turnstile: limits the number of requests in progress (read or answered) to ``model.max_concurrent``.
         num_waiting: the number of requests that wait at the turnstile.
     """

@@ -29,8 +29,8 @@ characters.
 """
 
 LONGEST_TAG = 41
-"""An unfinished tag at the end of a text, such as ``<tool_c``, is not sent yet. This is the largest number of its
-characters."""
+"""An unfinished tag at the end of a text, such as ``<tool_c``, is not sent yet if it has at most this number of
+characters. A longer text is not a tag."""
 
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
 
@@ -96,7 +96,9 @@ def _without_blank_end(text: str) -> str:
 
 
 def complete_parts(answer: Answer) -> Iterator[Part]:
-    """Yield the parts of the stream of a complete answer: an Opening, a Piece for each part of text, the answer."""
+    """Yield the parts of the stream of a complete answer: an Opening, Pieces with the reasoning and the text, and the
+    answer itself.
+    """
     yield Opening(answer.id, answer.num_prompt_tokens)
     yield from _SentTexts().last_parts(answer)
 

@@ -210,8 +210,8 @@ class DecodeConfig(BaseModel):
     beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """If actions are sampled greedily, only the first candidate is greedy. This is the temperature of the other
-    candidates."""
+    """Temperature of all candidates except the first, if actions are sampled greedily; not used by method token. Greedy
+    candidates would all be equal. If actions are not sampled greedily, all candidates have the usual temperature."""
 
     segment_tokens: int = Field(default=8, ge=1)
     """With method token: number of tokens that the policy drafts before the critic's values correct the draft. With

@@ -1,8 +1,9 @@
 """The value function of a critic: one forward pass predicts the values of many continuations of one context.
 
-The continuations of a context form a tree, because they share prefixes. The tree is one row of the forward pass, and
-the attention mask gives each token its own path to the root. The keys and values of the context are computed once and
-kept for the next call. Neither the context nor a shared prefix is copied for each continuation.
+The continuations of a context form a tree, because they share prefixes. The tree is one row of the forward pass. The
+attention mask lets each token attend only to the context and to the tokens before it in its own continuation. The keys
+and values of the context are computed once and kept for the next call. Neither the context nor a shared prefix is
+copied for each continuation.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with a negative number for each feature of an image.
+        """Return the tokens of a prompt, with a negative number in place of each placeholder token of an image.
+
+        The number stands for one feature of the image (see the module). The images are kept until :meth:`release`.
 
         Raises:
             UnsupportedChat: an image cannot be decoded.
@@ -82,9 +84,9 @@ class ImageCache:
     def drop_unused(self) -> None:
         """Drop the images that no request needs.
 
-        A cancelled request is first marked as cancelled, and then its images are released. In each step, call this
-        method first. Then let the scheduler remove the marked requests. In this order, no request remains whose images
-        were dropped.
+        Call this method at the beginning of each step, before the scheduler removes the cancelled requests. A request
+        is marked as cancelled before its images are released (:meth:`release`). So if this method drops the images of
+        a request, the scheduler sees the mark and removes the request.
         """
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
@@ -106,11 +108,16 @@ class ImageCache:
         return sum(self._shifts[token] for token in tokens if token < 0 and token in self._shifts)
 
     def read(self, token_ids: Tensor, first: Tensor) -> tuple[Tensor, ImageFeatures, Tensor | None]:
-        """Return (index, features, positions) for a pass over ``token_ids`` (R, T). Negative ids stand for features.
+        """Return what the model needs to read images in a pass: (index, features, positions).
 
-        :func:`agent_r1.model.vision.embed_with_images` explains ``index`` and ``features``, and
-        :func:`agent_r1.model.vision.position_rows` explains ``positions`` and ``first``. ``positions`` is None if each
-        token of the model has only one position.
+        Args:
+            token_ids: (R, T) the tokens of the pass. A negative number stands for a feature of an image.
+            first: (R,) the position of the first token of each row (see ``position_rows`` in ``model.vision``).
+
+        Returns:
+            index: (R, T) for each negative number, the index of its feature in ``features``; -1 for tokens of text.
+            features: the features of all images of the pass.
+            positions: (3, R, T) the three positions of each token. None if the model has one position per token.
         """
         numbers = -1 - token_ids  # the number of a feature; negative for tokens of text
         index = torch.full_like(token_ids, -1)

@@ -47,11 +47,11 @@ class PrefillShape:
     tokens: int
 
     def rows(self, new: int, context: int) -> int:
-        """Return the number of rows of a pass. A row has ``new`` new tokens after ``context`` cached tokens.
+        """Return the number of rows of a prefill pass. Each row computes ``new`` tokens of one sequence.
 
-        Both numbers include padding. A row computes one chunk: new tokens of one sequence. If there are fewer chunks
-        than rows, the remaining rows are computed too, so that shapes do not depend on the number of chunks. A large
-        ``context`` makes rows expensive, so there are then fewer rows.
+        These tokens follow ``context`` tokens of the sequence that are already in the KV cache. Padding is included in
+        ``new`` and in ``context``. A larger ``context`` makes a row more expensive, so the pass gets fewer rows. The
+        pass always computes all of its rows, so that shapes do not depend on the number of sequences.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
@@ -64,8 +64,8 @@ WIDE_PASS = PrefillShape(chunk=256, tokens=512)
 """The sizes of prefill passes for small models and for GPUs, for which a pass with more tokens hardly takes longer."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""The sizes of prefill passes for large models on a CPU. Every token costs time, also padding, and 64 tokens keep the
-processor busy."""
+"""The sizes of prefill passes for large models on a CPU. A pass of 64 tokens already keeps the processor busy. A larger
+pass would often have more padding, and a token of padding costs as much time as any other token."""
 
 NATIVE_PASS = 128
 """The largest number of tokens in one prefill pass of the native decoder, which is written in C++. The intermediate
@@ -85,10 +85,13 @@ difference of 4e-3; all layers of a random model with large weights cause 0.05."
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A part of a sequence. The keys and values of its tokens must be computed and written to a slot.
+    """A part of a sequence whose keys and values must be computed and written to the KV cache.
 
-    The slot already holds the keys and values of the tokens ``before``. ``token_ids`` are the tokens that follow.
-    Negative tokens stand for features of images (see ``inference.image_cache``).
+    Attributes:
+        slot: the place of the sequence in the KV cache.
+        before: all tokens before this part. Their keys and values are already in the slot.
+        token_ids: the tokens of this part. A negative number stands for a feature of an image (see
+            ``inference.image_cache``).
     """
 
     slot: CacheSlot
@@ -266,18 +269,21 @@ class ModelRunner:
     def decode(
         self, block_index: int, last_tokens: Mapping[int, int], shifts: Mapping[int, int] | None = None
     ) -> Tensor:
-        """Run one decode step of the block with the index ``block_index``. Return the next logits of each running row.
+        """Run one decode step of a block of the KV cache. Return the logits of the next token of each running row.
 
-        A running row is a row whose sequence is being sampled. The result is in fp32, with the shape (running rows, V).
-
-        ``last_tokens`` maps each running row to the last token of its sequence. The step adds this token to the cache.
-        The logits are in the order of the mapping. In models whose tokens have three positions, the position of a token
-        after an image differs from its index. ``shifts`` maps each row with images to position - index.
+        A running row is a row whose sequence is being sampled. The result is in fp32, with the shape (running rows, V),
+        in the order of ``last_tokens``.
 
         Usually the step computes all rows of the block, so that shapes do not depend on the number of running rows. In
         a row that is not running, the step then writes only to positions that are overwritten before they are read.
         Only the running rows are computed in two cases: by C++ code (see ``native_decode``), and for a large model on a
         CPU, if the bits of a row do not depend on the number of rows.
+
+        Args:
+            block_index: the index of the block.
+            last_tokens: the last token of each running row's sequence, by row. The step adds these tokens to the cache.
+            shifts: in some models, the position of a token after an image differs from its index in the sequence. The
+                mapping holds, for each row with images, the difference position - index of the last token.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -214,11 +214,11 @@ class NativeDecoder:
         )
 
     def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Copy matrices (outputs, inputs) to one tensor for the C++ code, and return the address of this tensor.
+        """Copy weight matrices to one tensor for the C++ code, and return the address of this tensor.
 
-        The C++ code computes L outputs at once, with one vector instruction. So the outputs of all matrices together
-        are divided into panels of L outputs, and the last panel is filled up with zeros. The shape of the tensor is
-        (panels, inputs, L).
+        Each row of a matrix (outputs, inputs) computes one output of a layer. The C++ code computes L outputs at once,
+        with one vector instruction. So the rows of all matrices together are divided into panels of L rows, and the
+        last panel is filled up with zeros. The shape of the tensor is (panels, inputs, L).
         """
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)

@@ -186,9 +186,9 @@ class ValueGuidedEngine:
     ) -> GuidedTokens:
         """Return an action in which each token is sampled from q, the guided distribution (see ``token_guidance``).
 
-        The engine samples a draft of a few tokens. Then each drafted token is chosen again among the most likely tokens
-        at its position, with probabilities that depend on their values. After the first choice that differs from the
-        draft, a new draft is sampled.
+        The engine samples a draft: the next few tokens. Then each token of the draft is replaced by a choice among the
+        most likely tokens at its position. The values of these tokens determine the probabilities of the choice. If a
+        chosen token differs from the draft, the rest of the draft is dropped, and a new draft begins after this token.
         """
         guided = GuidedTokens(Completion((), (), "length", ()), ScoredTokens((), ()))
         while True:
@@ -257,7 +257,8 @@ def scored(completion: Completion) -> ScoredTokens:
 def as_sampled(completion: Completion) -> GuidedTokens:
     """Return GuidedTokens for a completion that was sampled from the policy, without guidance.
 
-    The tokens were sampled from the policy itself, so the two log-probabilities of each token are equal.
+    GuidedTokens has two log-probabilities of each token: under the distribution it was sampled from, and under the
+    policy. Here this is the same distribution, so the two log-probabilities are equal.
     """
     return GuidedTokens(completion, scored(completion))
 

@@ -305,9 +305,10 @@ def supports_tree_mask(model: PreTrainedModel) -> bool:
 
 
 def uses_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model computes the attention over a tree of tokens in parts, and not with a mask.
+    """Return whether :func:`use_tree_attention` has changed the model.
 
-    :func:`use_tree_attention` changes a model in this way.
+    Such a model computes the attention over a tree of tokens part by part (see ``model.tree_attention``). Any other
+    model computes the attention between all tokens of the tree, and a mask hides the scores that are not needed.
     """
     return bool(model.config.get_text_config()._attn_implementation == TREE_ATTENTION)
 

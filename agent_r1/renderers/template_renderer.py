@@ -2,9 +2,9 @@
 
 Sampled tokens are never tokenized again. The text between two actions consists of the end of a turn, tool results and
 the header of the next turn. The renderer finds the tokens of this text as the difference between two renders of the
-template: of the whole conversation or, if the template is local, of a conversation without its middle. When messages
-are added, some templates change earlier text, for example because they drop earlier reasoning. Then the difference
-cannot be computed, and the next turn starts a new branch of the trajectory.
+template: of the whole conversation or, to save time, of a conversation without its middle (if ``template_locality``
+proves that this is enough). When messages are added, some templates change earlier text: for example, they drop earlier
+reasoning. Then the difference cannot be computed, and the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -250,9 +250,9 @@ class TemplateRenderer:
     def _template_wording(self, rest: str, before: str, with_action: Messages, tools: Tools) -> str | None:
         """Return the text that the template writes for an action. This text can differ from the sampled text.
 
-        ``with_action`` is the conversation with the action as its last message; ``before`` is the text of its prompt.
-        ``rest`` is the text after this prompt if messages follow the action. Return None if the text of ``with_action``
-        does not begin with ``before``, or if ``rest`` does not begin with the returned text and the end of a turn.
+        ``with_action`` ends with the action, and ``before`` is the text of its prompt. ``rest`` is the text that the
+        template writes after ``before`` if messages follow the action. Return None if the text of ``with_action`` does
+        not begin with ``before``, or if ``rest`` does not begin with the result and the end of a turn.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(before)

@@ -43,7 +43,7 @@ class Network(Protocol):
 
     @property
     def sharing(self) -> PrefixSharing | None:
-        """The PrefixSharing, which decides which common prefixes of traces this network computes only once.
+        """How this network avoids repeated work: it computes a common prefix of several traces only once.
 
         None: each trace is computed separately.
         """
@@ -232,9 +232,10 @@ class RewardModel:
     """A trained reward model.
 
     Attributes:
-        kind: the kind of the reward model, which determines the meaning of the scores of turns.
+        network: computes a score for each turn of an attempt.
+        kind: the kind of the reward model. It determines what the score of a turn means.
         loss: the loss with which the model was trained.
-        implicit_reward: how the reward of a turn is computed from the scores, if the kind is implicit.
+        implicit_reward: how the reward of a turn is computed from the scores. Used only if ``kind`` is "implicit".
     """
 
     network: Network
@@ -243,7 +244,7 @@ class RewardModel:
     implicit_reward: ImplicitReward = "probability"
 
     def score(self, trajectories: Sequence[Trajectory], micro_tokens: int) -> list[tuple[float, tuple[float, ...]]]:
-        """Return (score of the trace, scores of its turns that have action tokens) for each trajectory."""
+        """Return (score of the whole trajectory, scores of its turns that have action tokens) for each trajectory."""
         packed = pack_traces(trajectories)
         turns = score_turns(self.network, packed, micro_tokens)
         traces = self.network.trace_scores(turns, packed).tolist()

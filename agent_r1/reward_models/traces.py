@@ -96,9 +96,10 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Draw random tasks until they have ``most`` traces or more in total. Return all traces of these tasks.
+    """Return the traces of some random tasks: about ``most`` of the given ``traces``.
 
-    Return all ``traces`` if ``most`` is 0, or if there are at most ``most`` traces.
+    Tasks are drawn one after another, without replacement, until the drawn tasks have at least ``most`` traces
+    together. If ``most`` is 0, or if there are at most ``most`` traces, return all ``traces``.
     """
     if most == 0 or len(traces) <= most:
         return tuple(traces)

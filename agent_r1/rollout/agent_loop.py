@@ -220,9 +220,10 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Sample a summary from the policy with ``prompt``, and replace the history's exchanges by the summary's text.
+        """Sample a summary of the history from the policy with ``prompt``.
 
-        If the summary has no text, the history does not change.
+        The text of the summary replaces the actions and observations in the history. If the summary has no text, the
+        history does not change.
         """
         action = await self._sample(prompt, "summary")
         self.session.observe(Transition(()))

@@ -151,10 +151,11 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt. If its status is one to retry, repeat the attempt, at most ``limits.retries`` times.
+        """Make an attempt. As long as an attempt fails, make a further attempt, at most ``limits.retries`` times.
 
-        ``STATUS_POLICY`` lists the statuses to retry. Return the trajectories of all tries, in order. This method
-        records the end of each try except the last. The caller scores and records the last trajectory.
+        Only the failures that ``STATUS_POLICY`` lists as "retry" are retried. Return the trajectories of all these
+        attempts, in order. This method records the end of each attempt except the last. The caller scores and records
+        the last trajectory.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -221,11 +222,11 @@ class Collector:
 
 
 def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajectory:
-    """Return the trajectory in ``trajectories``, the result of a rollout for the attempt ``id``.
+    """Return the only element of ``trajectories``. A rollout has returned this sequence for the attempt ``id``.
 
     Raises:
-        ValueError: the rollout returned no trajectory, several trajectories, or the trajectory of another attempt. A
-            second trajectory would be lost, because only the attempt ``id`` belongs to the group.
+        ValueError: the sequence does not consist of exactly one trajectory, or the trajectory is of a different
+            attempt. A second trajectory would be lost, because only the attempt ``id`` belongs to the group.
     """
     ids = [trajectory.attempt for trajectory in trajectories]
     if ids != [id]:

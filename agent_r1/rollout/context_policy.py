@@ -52,7 +52,10 @@ class History:
         return self.with_exchanges(self.exchanges)
 
     def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
-        """Return the opening messages with the policy's notes at the end, followed by the messages of ``exchanges``."""
+        """Return the messages of this history, but with ``exchanges`` in place of its own exchanges.
+
+        The opening messages, with the notes at the end, come first.
+        """
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for one in exchanges for message in (one.action, *one.observation)))
 

@@ -133,9 +133,11 @@ class Session:
         return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:], media)
 
     def _longest_match(self, messages: Messages) -> int | None:
-        """Return the index of the turn that matches ``messages`` with the longest conversation; None: no turn matches.
+        """Return the index of the turn from which ``messages`` can continue; None if there is no such turn.
 
-        To save time, only conversations that are longer than the match so far are compared, from the last turn on.
+        ``messages`` must begin with the conversation up to this turn. If this is so for several turns, the turn with
+        the longest conversation is chosen. The search goes from the last turn to the first. To save time, it skips
+        conversations that are not longer than the longest match so far.
         """
         longest, match = (0, 0), None
         for index in reversed(range(len(self._known))):

@@ -141,9 +141,9 @@ class Confinement:
 
         These options are used if ``layers`` does not contain the layer FILES, as in tests of other layers.
 
-        If each program runs under a user id of its own (``spare_user``), it cannot read private folders of the host,
-        such as a home folder. But the program needs the paths of :meth:`_own_paths`. So each private folder that
-        contains such a path is replaced by a folder that contains only such paths.
+        With ``spare_user``, each program runs under a user id of its own, and cannot read private folders of the host,
+        such as a home folder. If a private folder contains paths that the program needs (:meth:`_own_paths`), the
+        program sees a different folder in its place, which contains only these paths.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:

@@ -176,10 +176,10 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 
 
 def last_closed_row(files: RunFiles) -> int:
-    """Return the number of the last ledger row that a seal outside of the database covers; 0 if there is no such seal.
+    """Return the number of the last row of the database that a seal in another file covers; 0 if there is no such seal.
 
-    A seal is a hash of one row and all rows before it. Seals outside of the database are in the seal file, and in the
-    manifests of the checkpoints and the model. All of these files must be valid.
+    The rows of all tables are numbered in one order. A seal is a hash of one row and all rows before it. The other
+    files are the seal file, and the manifests of the checkpoints and the model. All of these files must be valid.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]

@@ -27,7 +27,7 @@ ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
 
 
 def result_event(kind: ResultKind, value: Mapping[str, Any] | Sequence[Any] | str) -> LogEvent:
-    """Return the log event that records a fact or a result of a run. ``value`` is recorded as JSON."""
+    """Return a log event of the given kind that records ``value`` as JSON."""
     return LogEvent(kind, json.dumps(value))
 
 

@@ -1,4 +1,6 @@
-"""Segments of a run: a resumed run continues from a checkpoint, and all records after the checkpoint are superseded."""
+"""Segments of a run. A segment is a stretch of training without a stop. If a run is resumed from a checkpoint, a new
+segment begins, and the records of steps after the checkpoint no longer count: they are superseded.
+"""
 
 from __future__ import annotations
 

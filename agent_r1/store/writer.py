@@ -85,7 +85,7 @@ class RunWriter:
 
         A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment.
 
-        Attempts that the checkpoint does not include are superseded, by the rules of
+        Attempts that the checkpoint does not include become superseded: they no longer count. For the exact rules, see
         :func:`agent_r1.store.segment.open_segment`.
 
         Raises:

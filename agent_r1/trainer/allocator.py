@@ -29,7 +29,10 @@ class FreedMemory:
         self._resident = 0  # bytes that the process held after the last return
 
     def give_back(self) -> None:
-        """Give freed memory back if the process has grown by more than ``KEPT``. Call this after each pass."""
+        """Give freed memory back to the operating system if the process has grown. Call this method after each pass.
+
+        Memory is given back only if the growth since memory was last given back is more than ``KEPT``.
+        """
         trim = _malloc_trim()
         if trim is not None and _resident_bytes() > self._resident + KEPT:
             trim(0)  # 0: keep no freed memory at the ends of the heaps

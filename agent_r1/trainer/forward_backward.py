@@ -190,7 +190,7 @@ def score_tokens(
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
 
     The entropies have the shape (n,). The log-probabilities have the shape (n,), or (n, 1 + k) if ``others`` is given.
-    Column 0 is for the token itself. Column i is for the token ``others[:, i - 1]`` in its place, for i from 1 to k.
+    Column 0 is for the batch's own token. Columns 1 to k are for the k tokens in ``others`` at the same position.
 
     Args:
         model: the model that scores the tokens.
@@ -199,7 +199,7 @@ def score_tokens(
         temperature: the temperature at which the log-probabilities are computed.
         prefix: the states of the tokens that precede every sequence of the micro-batch; None without such tokens.
         entropy_gradient: whether the entropies have a gradient.
-        others: (N, k) for each of the batch's N tokens, the ids of k tokens to score at its position.
+        others: (N, k) for each of the N tokens of the batch, the ids of k tokens to score at its position.
         images: the images of the micro-batch.
     """
     hidden = _predicting_states(model, micro, prefix, images)  # (n, H)

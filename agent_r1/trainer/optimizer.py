@@ -186,8 +186,8 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> None:
     """Take an optimizer step with one learning rate per parameter group.
 
-    On a CPU, torchao must not compile the step, because a C++ compiler can be missing. In torchao, a learning rate is a
-    tensor, which is changed in place.
+    The optimizer can be an optimizer of torchao, with two differences. Its learning rates are tensors, which are
+    changed in place. Its step is compiled, except on a CPU, because a C++ compiler can be missing there.
     """
     for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
         if isinstance(group["lr"], Tensor):

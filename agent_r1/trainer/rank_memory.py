@@ -78,7 +78,8 @@ class MemoryAgreement:
         Args:
             work: runs a pass over :meth:`micro_batches`.
             work_on_padding: runs the pass over one micro-batch of padding. It is called if memory ran out on this
-                rank, so that this rank takes part in the remaining exchanges of the micro-batch.
+                rank. The other ranks still wait for tensors of this rank in their present micro-batch, and the pass
+                over padding sends tensors of the right shapes.
 
         Raises:
             OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The other ranks then wait
@@ -147,8 +148,9 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Count from 0 again, because only this rank repeats the micro-batch. The exchanges counted so far will be
-        skipped.
+        """Record that only this rank begins its micro-batch again, from exchange 0.
+
+        The exchanges that it had completed before are now skipped (see :class:`_Exchanges`).
         """
         self._count, self._left_out = 0, self._count
 
@@ -167,7 +169,7 @@ class _Exchanges:
 
 
 class _AllGather(DefaultAllGather):
-    """The exchange that collects the parts of a layer's weights from all ranks. ``exchanges`` counts the calls."""
+    """The exchange that collects the parts of a layer's weights from all ranks, counted by ``exchanges``."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
@@ -177,7 +179,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """The exchange that sums the gradients of a layer over all ranks. ``exchanges`` counts the calls."""
+    """The exchange that sums the gradients of a layer over all ranks, counted by ``exchanges``."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges

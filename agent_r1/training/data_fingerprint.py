@@ -17,7 +17,7 @@ from agent_r1.store.reader import RunReader
 from agent_r1.training.config import TasksetConfig, TrainConfig
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
-"""The kind of an event with a fingerprint, and the name of the fingerprint of all tasks.
+"""The kind of an event with a fingerprint (a hash of data), and the name of the fingerprint of all tasks.
 
 The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``.
 """

@@ -30,8 +30,8 @@ from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedu
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
 STEPS, RECORDED_STEPS = 6, 24
-"""The number of simulated steps: STEPS for a plan on GPUs, RECORDED_STEPS for the machine of a recorded run. The first
-step is left out of the means."""
+"""The number of simulated steps: STEPS for a plan on GPUs, RECORDED_STEPS for the machine of a recorded run. The
+duration of a step is the mean over all steps except the first."""
 
 MAX_ENGINES = 8
 """The largest number of engines that are simulated.

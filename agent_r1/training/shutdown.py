@@ -64,11 +64,10 @@ class GracefulShutdown:
             self._task = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal ``number``. The first signal requests a shutdown.
+        """Handle the signal ``number``. The first signal requests a shutdown, and the second stops the process at once.
 
-        The second signal stops the process at once.
-
-        Python can call this method between any two instructions of the main thread.
+        Python can call this method between any two instructions of the main thread. So the first signal only asks the
+        event loop to cancel the run.
         """
         if self.signal is None:
             self.signal = number

@@ -51,9 +51,9 @@ def first_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def largest_gap(found: UpdateReport, expected: UpdateReport, ending: str) -> float:
-    """Return the largest difference between two updates in a metric whose name ends with ``ending``.
+    """Return the largest difference between two updates, over all metrics whose names end with ``ending``.
 
-    The difference is absolute if the expected value is at most 1, otherwise relative to the expected value.
+    The difference in a metric is |found - expected|, divided by |expected| if |expected| is above 1.
     """
     pairs = [(found.metrics[name], value) for name, value in expected.metrics.items() if name.endswith(ending)]
     return max((abs(own - other) / max(abs(other), 1.0) for own, other in pairs), default=0.0)

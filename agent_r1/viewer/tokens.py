@@ -61,7 +61,7 @@ class Scale:
 
     @property
     def marks(self) -> tuple[tuple[int, str], ...]:
-        """The entries of the legend: pairs of a level and the value that has this level, as text."""
+        """The entries of the legend: pairs (level, text). The text is a value that is shown in the level's color."""
         if not self.largest:
             return ((4 if self.diverging else 0, "0"),)
         if self.diverging:

@@ -100,7 +100,7 @@ class OpenRequest(_Body):
     Attributes:
         attempt: the fields of the AttemptId.
         seconds: how long the attempt can take from now on; None without a limit.
-        models: the roles of the models that the environment can query.
+        models: the names of the models that the environment can query, such as "user" and "judge".
     """
 
     environment: str

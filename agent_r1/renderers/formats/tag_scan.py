@@ -24,7 +24,8 @@ class ElementPatterns:
     Attributes:
         opening: the pattern of the opening delimiter.
         closing: the pattern of the closing delimiter.
-        longest: an upper bound for the length of each delimiter, in characters, without the spaces after a fence.
+        longest: an upper bound for the length of each delimiter, in characters. If a delimiter is a code fence (three
+            backticks), spaces after the fence do not count.
         is_answer: true for an answer, false for a call.
 
     Example:

@@ -223,7 +223,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value that ``data`` encodes. ``{"kept": 3}`` becomes ``kept(3)``, object 3 of this process."""
+    """Return the value that ``data`` encodes. ``{"kept": 3}`` encodes ``kept(3)``, an object of this process."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()

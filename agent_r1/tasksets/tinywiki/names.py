@@ -43,6 +43,7 @@ RELATIONS: tuple[str, ...] = (
 """The names of the relations between entities."""
 
 UNSEEN_RELATION = "market"
-"""A relation that occurs in no training text. In wikis of the class ``unseen``, it replaces ``REPLACED_RELATION``."""
+"""A relation that occurs in no training text. It replaces ``REPLACED_RELATION`` in some test wikis, which test whether
+the policy can follow an unknown relation."""
 
 REPLACED_RELATION = "temple"

@@ -11,19 +11,19 @@ from agent_r1.tasksets.tinywiki.wiki import Chain
 
 
 def who(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the training wording "style a", with "Who" for "What".
+    """Return a question for the last value of ``chain``, a chain of facts. The question begins with "Who".
 
     Example:
-        "Who is the capital of the mayor of Alba?"
+        "Who is the capital of the mayor of Alba?" (in training: "What is the capital of the mayor of Alba?")
     """
     return f"Who is {_nested(chain)}{chain.start}?"
 
 
 def command(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: a question in the training wording "style a", as a request.
+    """Return a request for the last value of ``chain``, a chain of facts. In training, it is a question.
 
     Example:
-        "Find the capital of the mayor of Alba." (style a: "What is the capital of the mayor of Alba?")
+        "Find the capital of the mayor of Alba." (in training: "What is the capital of the mayor of Alba?")
     """
     return f"Find {_nested(chain)}{chain.start}."
 
@@ -38,12 +38,11 @@ def topic(chain: Chain) -> str:
 
 
 def swapped(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``: the first two sentences of the training wording "style b" are
-    exchanged.
+    """Return a question for the last value of ``chain``, a chain of facts. Two sentences have swapped places.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"
-        (style b: "Start at Alba. Take the mayor, then the capital. Who is it?")
+        (in training: "Start at Alba. Take the mayor, then the capital. Who is it?")
     """
     return "Take " + ", then ".join(f"the {name}" for name in chain.relations) + f". Start at {chain.start}. Who is it?"
 

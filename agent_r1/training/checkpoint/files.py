@@ -355,7 +355,7 @@ def _save_pretrained(
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> None:
     """Save the tensors of the trainer's state in ``folder``.
 
-    If the ranks of a trainer wrote files, move them to ``folder``.
+    If the ranks of the trainer have already written the tensors to files, these files are moved to ``folder``.
     """
     if not isinstance(tensors, TensorFiles):
         disk.write(folder / _TENSORS, lambda path: save_file(dict(tensors), path))

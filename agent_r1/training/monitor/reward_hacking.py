@@ -24,7 +24,8 @@ without a true reward are left out.
 """
 
 ERRORS = 2.0
-"""The number of standard errors by which two means must differ, so that the later mean counts as risen or fallen."""
+"""A mean reward counts as risen or fallen only if it differs from the mean of earlier steps by more than this number of
+standard errors."""
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:

@@ -22,8 +22,8 @@ class MonitorState:
         streaks: for each check with a finding in the last step, the number of consecutive steps with a finding.
         start_entropies: the entropies of the first steps of the run.
         rewards: the mean rewards of the last steps, oldest first.
-        validation_warned: the step that was the best step when the monitor last warned about validation; 0 if the
-            monitor has not warned.
+        validation_warned: the best step by validation at the time of the last warning that the validation score fell;
+            0 if there was no such warning. While this step stays the best, the monitor does not warn again.
         proxies: (mean reward, mean true reward) of the last steps, oldest first; () without ``monitor.true_reward``.
         hacking_warned: whether the monitor has warned that the policy exploits the reward.
 

@@ -154,7 +154,7 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks of the trainer in ``requests``. The ranks come before the servers in ``requests``."""
+        """The number of processes in ``requests`` that are ranks of the trainer. The servers come after the ranks."""
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
