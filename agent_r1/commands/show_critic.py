@@ -102,7 +102,7 @@ def read_critic(reader: RunReader) -> CriticReport:
 
 
 def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
-    """Yield a prediction for each turn with a finite value: the value, and the sum of the rewards that followed it.
+    """Yield a prediction for each turn with a finite value. It holds this value, and the rewards that followed.
 
     The rewards that followed are the rewards of this turn, of later turns, and of the whole trajectory.
 

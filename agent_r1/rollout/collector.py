@@ -151,11 +151,11 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt. As long as an attempt fails, make a further attempt, at most ``limits.retries`` times.
+        """Make an attempt. While the last attempt has failed, make a new attempt, at most ``limits.retries`` times.
 
-        Only the failures that ``STATUS_POLICY`` lists as "retry" are retried. Return the trajectories of all these
-        attempts, in order. This method records the end of each attempt except the last. The caller scores and records
-        the last trajectory.
+        Only a status that ``STATUS_POLICY`` maps to "retry" counts as a failure here. Return the trajectories of all
+        these attempts, in order. This method records the end of each attempt except the last. The caller scores and
+        records the last trajectory.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:

@@ -20,7 +20,7 @@ def who(chain: Chain) -> str:
 
 
 def command(chain: Chain) -> str:
-    """Return a request for the last value of ``chain``, a chain of facts. In training, it is a question.
+    """Return a request for the last value of ``chain``, a chain of facts. Training uses a question instead.
 
     Example:
         "Find the capital of the mayor of Alba." (in training: "What is the capital of the mayor of Alba?")
