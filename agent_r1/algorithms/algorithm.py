@@ -382,10 +382,10 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets``, extended to one target after the action of each of S turns.
+    """Return ``targets`` with S targets for the states after actions, one for each turn, in place of D targets.
 
-    ``targets`` has such a target for only D of the S turns. ``turns`` (D,) holds the indices of these D turns, from 0
-    to S - 1, and ``count`` is S. The added targets have weight 0.
+    The D targets belong to the turns with the indices ``turns`` (D,), from 0 to S - 1. ``count`` is S. The S - D added
+    targets have weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

@@ -163,8 +163,8 @@ class Distillation(Component):
 
     tail: Literal["bucket", "ignored"] = "bucket"
     """Treatment of the tokens that are not among the teacher's k most likely tokens. bucket: all these tokens count as
-    one token (``forward_kl_topk_tail`` in verl, ``loss_add_tail`` in TRL). ignored: the sum is over the k most likely
-    tokens only, and a token with a negative sum has no gradient (``forward_kl_topk`` in verl)."""
+    one token (``forward_kl_topk_tail`` in verl, ``loss_add_tail`` in TRL). ignored: only the k most likely tokens are
+    summed. If the sum is negative, it is replaced by 0, which has no gradient (``forward_kl_topk`` in verl)."""
 
     bound: float | None = Field(default=None, gt=0)
     """Largest divergence at a token (``loss_max_clamp`` in verl). A token with a larger divergence has no gradient.
@@ -228,8 +228,8 @@ class Correction(Component):
 
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token.
-            unit: (n,) the number of each token's unit (a token, a turn or a trajectory). The tokens of a unit get the
-                same weight.
+            unit: (n,) the index of the unit to which each token belongs. A unit is a token, a turn or a trajectory.
+                The tokens of a unit get the same weight.
         """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":

@@ -3,9 +3,9 @@
 The functions compute, in this order: statistics of groups, returns and GAE, importance ratios, estimates of the KL
 divergence, weights of tokens in the loss, and the loss of a critic.
 
-``unit`` (or ``key``) is a tensor with the number of the unit of each element: the turn, trajectory or group of a token,
-or the group of a trajectory. Units are numbered from 0. The functions use every element that they get, so the caller
-must first remove the elements that a mask excludes.
+``unit`` (or ``key``) is a tensor with one number per element: the index, from 0, of the unit to which it belongs. For
+example, the elements are tokens and the units are turns, or the elements are trajectories and the units are groups.
+The functions use every element that they get, so the caller must first remove the elements that a mask excludes.
 """
 
 from __future__ import annotations

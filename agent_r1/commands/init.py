@@ -1,4 +1,4 @@
-"""The command ``init``, which writes a project that can be trained at once."""
+"""The command ``init``, which writes a project that is ready for training."""
 
 from __future__ import annotations
 

@@ -14,11 +14,13 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.plan_config import PlanConfig
 
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
-"""Settings that describe the GPUs. They have no effect if the costs are measured in a recorded run."""
+"""Settings that describe the GPUs. If a recorded run is given without --gpu, these settings have no effect, because the
+costs are measured in the recorded run."""
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
 """Settings with the sizes of attempts. They have no effect if the attempts are drawn from a recorded run."""
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings that determine how costs are measured in a recorded run. They have no effect without such a measurement."""
+"""Settings for measuring the costs of engine and trainer in a recorded run. If --gpu is given, or if no recorded run is
+given, these settings have no effect, because no costs are measured."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)

@@ -30,8 +30,8 @@ from agent_r1.viewer.text import duration, number, one_line
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
 _RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
-"""The kinds of events that the list of the last events in the report leaves out. Other lines of the report show these
-events, or the events hold data instead of text.
+"""The kinds of events that are left out of the report's list of events. Other lines of the report show these events, or
+the events hold data instead of text.
 """
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}

@@ -59,7 +59,8 @@ _EXCLUSIVE = frozenset({Part.VALIDATION})
 time."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
-"""Parts that often only wait, for example for a server. These parts get time only while no other part is active."""
+"""Parts of a step that often only wait, for example for a server. Time is attributed to these parts only while no other
+part is active."""
 
 SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 """Prefixes of the names under which a run records the wall and CPU seconds of each part."""
@@ -209,7 +210,10 @@ class StepProfiler:
             return StepProfile({part: meter.take() for part, meter in self._meters.items()})
 
     def distribute(self) -> None:
-        """Divide the time since the last call among the parts that are measured now. The caller holds the lock."""
+        """Attribute the time since the last call of this method to the parts of the step that are active now.
+
+        If several parts get the time, each gets an equal share. The caller holds the lock.
+        """
         now, cpu_now = self._clock(), self._cpu_clock()
         wall, cpu = now - self._last, cpu_now - self._last_cpu
         self._last, self._last_cpu = now, cpu_now

@@ -24,7 +24,10 @@ class RewardSchedule:
 
     @classmethod
     def parse(cls, text: str) -> RewardSchedule:
-        """Return the schedule of a text such as ``1:0,50:1``. Raise ValueError if the text is not a schedule."""
+        """Return the schedule that ``text`` describes. Raise ValueError if ``text`` does not describe a schedule.
+
+        ``text`` is a list of STEP:FACTOR: ``1:0,50:1`` raises the factor from 0 at step 1 to 1 at step 50.
+        """
         points = []
         for part in text.split(","):
             step, colon, factor = part.partition(":")

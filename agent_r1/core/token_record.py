@@ -9,19 +9,18 @@ from agent_r1.core.attempt_id import AttemptId
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """The numbers that one update computed for the action tokens of one turn, with the weights before the update.
+    """The numbers that one update computed for the action tokens of one turn.
 
-    Each tuple has one number per action token, in the order of ``Turn.action_ids``. A number that the update did not
-    compute with these weights is NaN. For example, an update can take one optimizer step per minibatch. If no pass over
-    all tokens is made before the first step, ``logprobs`` are NaN for the tokens of all later minibatches.
+    Each tuple has one number per action token, in the order of ``Turn.action_ids``.
 
     Attributes:
         turn: the index of the turn in its trajectory.
-        logprobs: the log-probability of the token in the trainer, at the sampler's temperature.
+        logprobs: the log-probability of the token in the trainer, at the sampler's temperature and with the weights
+            before the update. NaN if the update did not read the token before its first optimizer step.
         advantages: the advantage of the token.
         loss_weights: the weight of the token in the policy loss, multiplied by its importance weight. 0 if the loss
             mask, or the ``token_mask`` or ``rejection`` of the algorithm, excludes the token.
-        entropies: the entropy of the policy at the token, in nats, in the first pass over the token.
+        entropies: the entropy of the policy at the token, in nats, when the update first read the token.
         values: the critic's value of the state before the token; () without a critic.
 
     Example:

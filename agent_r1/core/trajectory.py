@@ -165,8 +165,8 @@ class Conversation:
 RewardValue = float | tuple[float, ...] | None
 """The value of one reward: a number for the trajectory, a tuple with one number per turn, or None.
 
-A tuple has a number for every turn, or for every turn except summaries. None means that the reward could not be
-computed; the attempt is then dropped.
+A tuple has a number for every turn, or for every turn except the turns in which the policy summarizes its context. None
+means that the reward could not be computed; the attempt is then dropped.
 """
 
 Rewards = Mapping[str, RewardValue]

@@ -373,7 +373,7 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
 
 
 State = tuple[tuple[str, tuple[ContentPart, ...]], ...]
-"""The role, the texts and the images of each message in the last observation before a turn."""
+"""The state before a turn: the role, the texts and the images of each message in the last observation."""
 
 
 def _states(trajectory: Trajectory) -> list[State]:

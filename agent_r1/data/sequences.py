@@ -102,8 +102,8 @@ Prediction = tuple[int, int, int]
 the token in the sequence, and the position of the token in the batch."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
-"""A function that returns the token sequences of a trajectory. Its arguments are the trajectory, the number of the
-trajectory in the batch, and the place of each turn of the trajectory in the batch."""
+"""A function that returns the token sequences of a trajectory. Its arguments are the trajectory, the index of the
+trajectory in the batch, and the positions in the batch of the tokens of each turn."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:

@@ -36,19 +36,22 @@ class SentAction:
 
 
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
-    """Return a copy of ``messages`` in which each message that repeats a sent action is replaced by the sampled action.
+    """Return a copy of ``messages`` in which the actions of the policy have exactly the text that the policy sampled.
 
-    ``messages`` is the conversation that a client sends. ``sent_actions`` are the actions that this client received in
-    earlier answers.
+    A client receives each action of the policy as a message. In its next requests, the client sends this message back
+    as a part of the conversation ``messages``, but can change white space, ids of calls, or the spelling of JSON.
+    ``sent_actions`` are all actions that the client has received.
 
-    - An assistant message repeats a sent action if two conditions hold: the message has the words and the calls of the
-      action, and the conversation before the message equals the conversation before the action.
-    - If several actions match one message, one action is chosen in this order: an action with the same call ids as the
-      message, an action with exactly the same text as the message, the newest action.
+    - An assistant message repeats an action if two conditions hold. Apart from white space, ids of calls and the
+      spelling of JSON, the message equals the action. The conversations before the message and before the action are
+      equal.
+    - A message that repeats an action is replaced by ``SentAction.sampled`` of this action.
+    - If a message repeats several actions, one action is chosen in this order: an action with the call ids of the
+      message, an action with exactly the text of the message, the newest action.
     - A message may also have additional text after the text of an action. Then only the text of the action is replaced,
       and the additional text is kept after it.
-    - If a tool message answers a call of a replaced message, its ``call_id`` is changed to the id of this call in the
-      sampled action.
+    - If a tool message answers a call of a replaced message, its ``call_id`` is changed to the id of this call in
+      ``SentAction.sampled``.
     """
     restored: list[Message] = []
     ids: dict[str, str] = {}

@@ -106,9 +106,10 @@ class EpisodeModel:
             return len(self._session.prompt(messages, request.tools).token_ids)
 
     def _resolve(self, request: ChatRequest) -> Messages:
-        """Return the whole conversation of a request, including the conversation of ``request.previous``.
+        """Return the whole conversation of a request.
 
-        Each message that repeats an action of this session is replaced by the sampled message.
+        If the request continues an earlier response (``request.previous``), the conversation of this response comes
+        first. Each message that repeats an action of this session is replaced by the message that the policy sampled.
         """
         if request.previous is not None:
             if request.previous not in self._conversations:

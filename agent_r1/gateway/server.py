@@ -103,7 +103,9 @@ class _Access:
 
 
 class Gateway:
-    """An HTTP server for models, on the loopback address. Each API key gives access to one model until it is revoked.
+    """An HTTP server for models, on the loopback address.
+
+    Each API key gives access to one model until the key is revoked.
 
     Args:
         port: the port to listen on; 0 for any free port.

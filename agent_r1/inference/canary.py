@@ -51,8 +51,8 @@ class Band:
     Attributes:
         mean: the limit on the mean of the absolute differences.
         maximum: the limit on a single absolute difference.
-        floor: a limit for updates. An update changes a log-probability by some amount in the server, and by some amount
-            in the trainer. ``floor`` is the largest difference between the two amounts if both are near 0.
+        floor: a limit for updates of the weights. An update changes a log-probability by s in the server, and by t in
+            the trainer. If s and t are near 0, ``floor`` is the limit on the absolute difference of s and t.
     """
 
     mean: float

@@ -57,8 +57,8 @@ class PrefillShape:
 
 
 MAX_PAIRS = 1 << 19
-"""The largest number of pairs of tokens in a prefill pass with several rows. A pair is a new token and a token that it
-may attend to."""
+"""The largest number of pairs of tokens in a prefill pass. A pair is a new token and a token to which the new token may
+attend. A pass with only one row may have more pairs."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
 """The sizes of prefill passes for small models and for GPUs, for which a pass with more tokens hardly takes longer."""

@@ -59,11 +59,13 @@ class ValueGuidedEngine:
     no request is guided.
 
     The log-probabilities of a completion depend on the method. With ``token``, they are log q, the log-probabilities of
-    the distribution from which the tokens were sampled. With ``step`` and ``smc``, they are log pi of the inner engine:
-    the probability of the choice among candidates is not tractable, so these methods cannot sample for training.
+    the distribution from which the tokens were sampled. With ``step`` and ``smc``, they are log pi of ``engine``. The
+    probability with which one of the candidates was chosen cannot be computed, so these methods cannot sample for
+    training.
 
     Raises:
-        InvalidInput: the engine lacks log-probabilities of the most likely tokens, or memory for all candidates.
+        InvalidInput: the method ``token`` needs log-probabilities of the most likely tokens, which the engine does not
+            return; or the KV cache has no room for all candidates.
     """
 
     def __init__(self, engine: InferenceEngine, values: ValueFunction, config: DecodeConfig) -> None:

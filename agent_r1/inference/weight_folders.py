@@ -32,7 +32,7 @@ PREFIX = "agent-r1-weights-"
 ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
 """The names of the two files with the weights of a model whose output head is written as a separate tensor.
 
-An index file names both files, because a loader reads either an index file or a single file with weights.
+An index file names both files, because a loader reads several files with weights only if an index file names them.
 """
 
 

@@ -314,7 +314,7 @@ def uses_tree_attention(model: PreTrainedModel) -> bool:
 
 
 def may_use_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model meets the first conditions of :func:`use_tree_attention`.
+    """Return whether the model meets the conditions that :func:`use_tree_attention` checks before a forward pass.
 
     The model must be on a CPU. Its attention must be torch's usual attention (``USUAL_ATTENTION``), or the attention
     that :func:`use_tree_attention` has already set.

@@ -88,10 +88,10 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments ``args`` of a call of the filter or method ``name``, with a list in place of an iterator.
+    """Return ``args``. If the first argument is an iterator of which the call reads all values, convert it to a list.
 
-    The cost of the call depends on the number of values, and the number of values of an iterator is not known. Only the
-    first argument is replaced, and only if ``name`` reads all its values.
+    ``args`` are the arguments of a call of the filter or method ``name``. The cost of the call depends on the number of
+    values. This number is known for a list, but not for an iterator.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])

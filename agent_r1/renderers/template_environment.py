@@ -118,8 +118,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """Return a replacement for ``value``, the method ``format`` or ``format_map`` of a text.
 
         The replacement of ``format`` subtracts the size of each formatted value from the budget, and raises
-        SecurityError if a width is large. The replacement of ``format_map`` always raises SecurityError. If ``value``
-        is any other object, return None.
+        SecurityError for a format with a large width, such as ``{:9999}``. The replacement of ``format_map`` always
+        raises SecurityError, because templates cannot use this method. If ``value`` is any other object, return None.
         """
         if super().wrap_str_format(value) is None:
             return None
@@ -174,7 +174,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _CountingFormatter(SandboxedFormatter):
-    """The formatter of ``str.format``. It subtracts the size of each value from the budget and refuses large widths."""
+    """The formatter of ``str.format`` in templates. It subtracts the size of each value from the budget of the render.
+
+    A format with a large width, such as ``{:9999}``, raises SecurityError.
+    """
 
     _env: LimitedEnvironment
 
@@ -310,7 +313,7 @@ def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, with which templates mark the assistant's text. The content is rendered."""
+    """The block ``{% generation %}``, with which templates mark the assistant's text. Only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -51,11 +51,13 @@ _UNKNOWN_EXPRESSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """How far the text that a local template writes for a message can depend on other messages.
+    """How far the text that a chat template writes for a message can depend on other messages.
 
     Attributes:
-        first: the number of messages at the beginning that the text of any message, and the opening, can depend on.
-        near: the number of neighbors before and after a message that its text, or the ending, can depend on.
+        first: the text of every message, and the text before the first message, can depend on this number of messages
+            at the beginning of the conversation.
+        near: the text of a message can depend on this number of messages before the message and after it. The text
+            after the last message can depend on this number of messages at the end of the conversation.
     """
 
     first: int
@@ -216,10 +218,11 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), place)
 
     def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
-        """Check the expression ``messages[index]``.
+        """Check the expression ``messages[index]``. Raise _NotLocal if this index is not accepted.
 
-        The index of a neighbor before the first message would be -1, which is the last message. So the expression has
-        to be in the right operand of ``loop.first or ..``.
+        ``messages[loop.index0 - 1]`` is the previous message, except at the first message: there, it is the last
+        message of the conversation. So this expression is accepted only in the right operand of ``loop.first or ..``,
+        which is not evaluated at the first message.
         """
         match index, _offset(index):
             case nodes.Const(value=int(value)), _:

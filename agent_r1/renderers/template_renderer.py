@@ -382,10 +382,10 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of the action ``probe`` in a rendered conversation in which it follows ``prompt``.
+        """Return the tokens of the action ``probe`` in ``text``, a conversation in which ``probe`` follows ``prompt``.
 
-        ``text`` is the rendered conversation. A ``<think>`` at the end of the prompt may be missing in ``text``. Return
-        None if ``text`` does not begin with the prompt, or if parsing the tokens does not give the action ``probe``.
+        If the prompt ends with ``<think>``, this tag may be missing in ``text``. Return None if ``text`` does not begin
+        with the prompt, or if parsing the tokens does not give the action ``probe``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

@@ -73,8 +73,8 @@ class RewardModelConfig(BaseModel):
     implicit_reward: ImplicitReward = "probability"
     """Reward of an implicit reward model. probability: how much the predicted probability of success rose in the turn.
     log_ratio: beta * log(pi / pi_ref) of the two language models, summed over the tokens of the turn's action, as in
-    PRIME and iStar. This number has no bound. Train on either of the two only with a penalty on the KL divergence, or
-    together with the true reward."""
+    PRIME and iStar. This number has no bound. Do not train on an implicit reward alone: add a penalty on the KL
+    divergence, or the true reward."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of the tasks that are held out for the evaluation. No attempt at a held-out task is trained on."""

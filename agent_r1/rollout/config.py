@@ -32,7 +32,7 @@ class ContextPolicyConfig(BaseModel):
     """With truncate: number of characters that are kept of each tool result, except in the latest keep_turns turns."""
 
     max_lines: int = Field(default=3, ge=1)
-    """With evidence: total number of lines that are kept of all tool results, except in the latest keep_turns turns."""
+    """With evidence: number of lines that are kept in total of the tool results before the latest keep_turns turns."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:

@@ -71,10 +71,11 @@ class StalenessController:
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return the number of groups that are certain to be used, counted from the beginning of the run.
+        """Return how many groups, counted from the beginning of the run, are certain to be taken by a step.
 
-        The count includes all earlier steps, the current step and the next ``max_staleness`` steps. Refills that were
-        not requested yet are not counted.
+        The count includes the groups of all earlier steps, of the current step and of the next ``max_staleness`` steps.
+        A further group that a step takes because a group had no training signal (a refill) is counted only after
+        :meth:`request_refill` was called for it.
         """
         ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step

@@ -188,10 +188,10 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return the conversation with one more turn. If the attempt fails, the value is minus infinity.
+        """Return ``conversation`` with one more turn. If the attempt fails, the returned value is minus infinity.
 
-        ``number`` is the index, from 0, of the returned conversation among all conversations that this turn of the
-        search makes.
+        The search makes several such conversations at the same time. ``number`` is the index of the returned
+        conversation among them, from 0.
         """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)

@@ -210,7 +210,8 @@ class SandboxProcess:
         """Return the exit status of the process as text: "exit status 1", or "SIGKILL" if signal 9 ended the process.
 
         Bubblewrap reports signal N as the exit status 128 + N. Such a status is returned as the name of the signal.
-        A process can close its connection and still run. Then kill the process, and return "it closed its line".
+        If the process has closed its connection to this program but still runs, kill the process, and return
+        "it closed its line".
         """
         try:
             async with asyncio.timeout(_END_SECONDS):
@@ -257,8 +258,8 @@ async def start_process(
 ) -> SandboxProcess | ExecutionResult:
     """Start a process in the sandbox and return it. If the start fails, return a result with the reason.
 
-    When this function returns, the process may not be ready yet. If the start fails later, the first call reports the
-    failure.
+    When this function returns, the process may not be ready yet. If the start fails later,
+    :meth:`SandboxProcess.call` reports the failure.
 
     Args:
         confinement: the isolation of the process.

@@ -7,9 +7,9 @@ from enum import StrEnum
 
 
 class ExecutionStatus(StrEnum):
-    """How a call ended.
+    """How a call, that is, one execution of code in a sandbox, ended.
 
-    Only NOT_STARTED is a failure of the sandbox itself. The attempt should then not be used for training.
+    Only NOT_STARTED is a failure of the sandbox itself. An attempt with this failure should not be used for training.
     """
 
     OK = "ok"

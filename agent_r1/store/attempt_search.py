@@ -33,7 +33,7 @@ SEARCH_SECONDS = 0.1
 """The time limit of the search for one page, in seconds. At the limit, the page holds the attempts found so far."""
 
 SEARCHED_AT_LEAST = 100
-"""The smallest number of attempts that the search for one page reads, even if this takes longer than its time limit."""
+"""The search for one page of attempts stops at its time limit only if it has read at least this number of attempts."""
 
 
 @dataclass(frozen=True, slots=True)

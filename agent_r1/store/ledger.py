@@ -105,7 +105,9 @@ class Ledger:
 
         Args:
             table: the name of the table.
-            rows: for each row, the values of all columns after ``id`` and ``seal``, with the types that SQLite returns.
+            rows: for each row, the values of all columns except ``id`` and ``seal``, with the types that SQLite
+                returns. This method computes ``id`` (the number of the row) and ``seal`` (a hash of the row and the
+                previous seal).
         """
         sealed = self._seal(table, rows)
         if sealed:

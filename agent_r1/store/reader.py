@@ -294,7 +294,7 @@ class RunReader:
         return {step: decode_number(value) for step, value in self._rows(sql, name)}
 
     def segments(self) -> tuple[SegmentStart, ...]:
-        """Return when and from which step training began, and was resumed each time, in order."""
+        """Return the first start of the run, and each resumed start, in order, with its time and its step."""
         rows = self._rows("SELECT segment, step, time FROM segments ORDER BY segment")
         return tuple(SegmentStart(*row) for row in rows)
 

@@ -89,9 +89,10 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int, cou
 
 
 def _decode_content(content: bytes) -> tuple[list[ToolResult], tuple[PolicyVersionSpan, ...]]:
-    """Return the tool results and the version spans in the stored content of a turn.
+    """Return (tool results, version spans) from the stored content of a turn.
 
-    The messages and the tools are decoded too, so that damaged content raises an error.
+    A version span says which version of the weights sampled a range of action tokens. The messages, tools and images in
+    the content are decoded only to find damage, which raises an error.
     """
     action, observation, results, version_spans, (_call_ends, _calls_with_rewards), state, media = unpack_document(
         content

@@ -16,7 +16,7 @@ RunEnd = Literal["completed", "stopped", "failed"]
 """How a run ended. completed: it took all steps. stopped: a signal stopped it. failed: an error ended it."""
 
 PROJECT = "agent-r1"
-"""The default project of runs in a tracker (or experiment, in MLflow).
+"""The name of the project to which a run belongs in a tracker. MLflow calls a project an experiment.
 
 An environment variable of the tracker, such as WANDB_PROJECT, can name another project.
 """

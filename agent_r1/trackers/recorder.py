@@ -62,9 +62,9 @@ class TrackingRecorder:
         self._newest_step, self._names_of_newest = 0, set[str]()  # which values the trackers have
 
     async def record(self, *events: Event) -> None:
-        """Record the events with the other recorder, then give their metrics and attempts to the trackers.
+        """Pass the events on to the recorder that writes to the disk, then give metrics and attempts to the trackers.
 
-        Exceptions of the other recorder are raised. Exceptions of trackers are not raised.
+        Exceptions of this recorder are raised. Exceptions of trackers are not raised.
         """
         await self._recorder.record(*events)
         if self._threads:

@@ -67,7 +67,7 @@ def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
     """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
 
     ``prefix`` is the number of tokens that were read once for all passes. It is added to ``num_tokens`` and
-    ``num_padded_tokens``. A token of the batch may be predicted in only one of the passes.
+    ``num_padded_tokens``. No two passes may predict the same token of the batch.
     """
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),

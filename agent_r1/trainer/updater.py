@@ -55,8 +55,8 @@ class SelectedGroup:
         group: the group as it was sampled.
         selection: the trainable attempts with their rewards, and the excluded attempts with reasons. The algorithm's
             filters have not been applied.
-        has_signal: whether the algorithm's filters would keep at least one attempt if the batch held only this group.
-            Filters that compare several groups would then remove nothing.
+        has_signal: whether the algorithm's filters keep at least one attempt of a batch that has only this group. From
+            such a batch, filters that compare groups with each other remove nothing.
     """
 
     group: Group
@@ -101,7 +101,7 @@ class PolicyUpdater:
         seed: the seed of the random division of trajectories into minibatches.
         steps: the number of updates of the whole run, for the schedule of the learning rates.
         record_groups: the maximum number of groups per update whose attempts get token records.
-        profiler: measures the time of packing.
+        profiler: measures how long the conversion of trajectories to batches takes.
     """
 
     def __init__(

@@ -190,9 +190,10 @@ class Trainer:
 
 
 def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
-    """Raise InvalidInput if ``settings`` has a setting that ``env`` and ``tasks`` replace, such as ``taskset``.
+    """Check arguments of :class:`Trainer`. Raise InvalidInput if ``rewards`` or ``callbacks`` is no list of functions.
 
-    Also raise InvalidInput if ``rewards`` or ``callbacks`` is not a list of functions.
+    Also raise InvalidInput if ``settings`` contains ``taskset``, ``data``, ``corpus`` or ``sandbox``, because the
+    arguments ``env`` and ``tasks`` of the trainer replace these settings.
     """
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in settings:

@@ -272,9 +272,9 @@ class TrainSettings(GuidedConfig):
     weight 0 is recorded and shown, but not trained on."""
 
     extra_rewards: dict[str, Annotated[str, AfterValidator(_absolute_source)]] = Field(default_factory=dict)
-    """Rewards in addition to the rewards of the task set, in training only, as --extra_rewards.NAME SOURCE. SOURCE is
-    the folder of a reward model, a judge as FILE.toml, or calls, repeated_calls, failed_calls, tokens, logprob, format
-    or grounded. A name that reward_weights does not list has weight 1."""
+    """Further rewards, only for training, as --extra_rewards.NAME SOURCE. SOURCE is the folder of a reward model, the
+    FILE.toml of a judge, or one of calls, repeated_calls, failed_calls, tokens, logprob, format and grounded. A NAME
+    that reward_weights does not list has weight 1."""
 
     reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
     """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. A factor is linear between

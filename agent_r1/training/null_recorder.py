@@ -1,4 +1,4 @@
-"""A recorder that stores nothing, and a function that lets each group start at once.
+"""A recorder that stores nothing, and a function that lets each group start without waiting.
 
 This module is for attempts that do not belong to a run, such as the attempts of an evaluation.
 """

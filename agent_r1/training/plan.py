@@ -214,10 +214,10 @@ def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> flo
 def model_size(model: PreTrainedModel, config: PlanConfig) -> ModelSize:
     """Return the numbers on which the costs of a model depend.
 
-    ``passes`` is the arithmetic of the trainer, counted in forward passes. A backward pass counts as two forward
-    passes, or as one if only an adapter is trained. Activation checkpointing adds one forward pass. A critic doubles
-    the sum. A reference adds one forward pass, and so does a teacher. If a batch is used in several optimizer steps,
-    the computation of log pi_old adds one forward pass.
+    ``passes`` is the computation of one update, measured in forward passes of the policy over the batch. A forward pass
+    counts 1. A backward pass counts 2, or 1 if only an adapter is trained. Activation checkpointing adds 1. With a
+    critic, the sum so far is doubled. Then a reference adds 1, and a teacher adds 1. If a batch is used in several
+    optimizer steps, the computation of log pi_old adds 1.
     """
     needs, trainer = config.algorithm.needs, config.trainer
     trained = 1 + (1 if trainer.lora.rank else 2) + trainer.activation_checkpointing
@@ -303,7 +303,8 @@ def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -
     """Return the attempt with the tool latency ``config.tool_seconds`` in all turns except the last turn.
 
     If ``config.tool_seconds`` is None, return the attempt unchanged. If ``config.tool_p99`` is given, the latency of
-    each turn is random (log-normal).
+    each turn is drawn from a log-normal distribution. ``config.tool_seconds`` is then the median of this distribution,
+    and ``config.tool_p99`` is its 99th percentile.
     """
     if config.tool_seconds is None:
         return attempt

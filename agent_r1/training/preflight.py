@@ -161,7 +161,10 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
 
 
 def _estimated_length(task: Task) -> float:
-    """Return the approximate length of a task's opening messages in characters. Images count as characters too."""
+    """Return the approximate length of a task's opening messages in characters.
+
+    Every ``PIXELS_PER_CHARACTER`` pixels of an image count as one character.
+    """
     pixels = sum(image.width * image.height for message in task.messages for image in message.images)
     return sum(len(message.text) for message in task.messages) + pixels / PIXELS_PER_CHARACTER
 

@@ -1,9 +1,9 @@
-"""A discrete-event simulation of training: rollouts on engines with continuous batching, tools, updates, publications.
+"""A discrete-event simulation of training: rollouts on engines, tools, updates, and transfers of weights to engines.
 
 The simulation follows the rules of the system:
 
 - The staleness controller decides when a group starts.
-- A decode step produces one token of every running sequence. New requests join between two decode steps.
+- A decode step produces one token of every running sequence. New requests join between two steps (continuous batching).
 - All turns of an attempt go to one engine.
 - A step takes the groups in the order of their requests.
 
@@ -79,7 +79,7 @@ class EngineCost:
 
 @dataclass(frozen=True, slots=True)
 class TrainerCost:
-    """The costs of the trainer in seconds: per update (fixed), per trained token, and per publication of weights."""
+    """The costs of the trainer in seconds: per update (fixed), per trained token, and per transfer of new weights."""
 
     update: float = 0.0
     token: float = 0.0

@@ -231,7 +231,8 @@ class ModelSize:
         weights: the number of weights.
         served_bytes: the bytes of a weight in the engine.
         kv_bytes: the bytes of the keys and values of one token.
-        passes: the arithmetic of the trainer, in forward passes of the policy over its batch.
+        passes: the computation of one update, measured in forward passes of the policy over the batch. For example, a
+            forward pass and a backward pass count 3.
     """
 
     weights: int

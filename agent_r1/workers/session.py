@@ -77,10 +77,9 @@ class WorkerSession:
         return await self._start(work)
 
     async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
-        """Give the environment a model's answer to its query, so that its work continues.
+        """Pass a model's answer to the environment, which then continues the interrupted :meth:`open` or :meth:`step`.
 
-        The environment has sent the query during :meth:`open` or :meth:`step`. Return the result of this
-        :meth:`open` or :meth:`step`, or the environment's next query to a model.
+        Return the result of this :meth:`open` or :meth:`step`, or the environment's next query to a model.
         """
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:
@@ -109,7 +108,10 @@ class WorkerSession:
         return await self._advance()
 
     async def _advance(self) -> Answer | ModelQuery:
-        """Wait until the environment queries a model or has completed the request. Return the query or the result."""
+        """Wait until the environment queries a model, or completes the current :meth:`open` or :meth:`step`.
+
+        Return the query, or the result of :meth:`open` or :meth:`step`.
+        """
         assert self._work is not None
         query = asyncio.ensure_future(self._queries.get())
         try:

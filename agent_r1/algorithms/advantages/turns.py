@@ -162,8 +162,8 @@ class SameHistory(TurnRelative):
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """A turn is compared with the turns of its group that have the same last k states, for each k from 1 to history +
-    1. The last state is the state just before the turn."""
+    """A turn is compared with the turns of its group that have the same last k states. This is done for each k from 1
+    to history + 1. The last one of these k states is the state just before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
     """Exponent in the weight (k + 1)^alpha of the k-th comparison, which compares a turn with the turns of its group

@@ -72,7 +72,10 @@ class _Delimiters:
 
     @classmethod
     def of(cls, tag: str) -> _Delimiters:
-        """Return the delimiters of a tag, or of a fence if the tag begins with three backticks."""
+        """Return the delimiters of ``tag``: ``<search>`` and ``</search>`` for "search".
+
+        If ``tag`` begins with three backticks, the delimiters are the first and the last line of a code block.
+        """
         if not tag.startswith(FENCE):
             opening, closing = f"<{tag}>", f"</{tag}>"
             return cls(opening, closing, re.compile(re.escape(opening)), re.compile(re.escape(closing)), (closing,))

@@ -105,12 +105,15 @@ def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     """Return how often the first edit of an attempt was right, and how attempts use the results of the tool.
 
+    The first edit is the edit in the first call of the tool; if there is no call, the edit in the final answer.
+
     - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
-    - ``corrected_rate``: of the attempts whose first edit failed, the share whose final answer repairs the function.
-    - ``kept_after_pass``: of the attempts whose first try passed the visible test, according to the tool, the share
-      whose final answer is this edit.
-    - ``kept_after_fail``: the same share of the attempts whose first try failed. An agent that ignores what the tool
-      says has the same share after both.
+    - ``corrected_rate``: of the attempts whose first edit does not repair the function, the share whose final answer
+      repairs the function.
+    - ``kept_after_pass``: of the attempts in which the first edit that the tool tested passed the visible test, the
+      share whose final answer is this edit.
+    - ``kept_after_fail``: of the attempts in which the first edit that the tool tested failed the visible test, the
+      share whose final answer is this edit. For an agent that ignores the tool, the last two shares are equal.
 
     Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
     """

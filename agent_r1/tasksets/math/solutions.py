@@ -15,9 +15,9 @@ from agent_r1.tasksets.math.problems import Problem
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns.
 
-    The right solutions state the gold answer. Some wrong solutions state another answer: the answer of another problem,
-    the gold answer plus one, or an expression of the question. The other wrong solutions state no answer in a complete
-    box.
+    The right solutions state the gold answer. Some wrong solutions state a different answer in a LaTeX box: the answer
+    of another problem, the gold answer plus one, a sum that is not added up, or an expression of the question. The
+    other wrong solutions state no answer, or state the gold answer without a complete box.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 

@@ -57,9 +57,9 @@ are not trained on either. Each of these three splits differs from the splits ``
 """
 
 _TRIES = 10_000
-"""The largest number of attempts to draw a chain of facts for one question.
+"""The largest number of chains of facts that are drawn for one question.
 
-Many attempts fail, because they lead to a person without a suitable last fact.
+Many drawn chains cannot be used, because they lead to a person without a suitable last fact.
 """
 
 

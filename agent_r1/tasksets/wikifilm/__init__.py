@@ -33,11 +33,11 @@ from agent_r1.tasksets.wikifilm.questions import build_questions
 from agent_r1.tasksets.wikifilm.settings import KINDS, Settings, read_settings
 
 TITLE = 200
-"""The number of characters of a search result that are reserved for the title of each page."""
+"""The number of characters that the limit on a search result reserves for the title of each page."""
 
 QUESTION = 400
-"""The number of characters that are reserved for the question. The result of a search shows pages, and then repeats the
-question of the task."""
+"""The number of characters that the limit on a search result reserves for the question. A search result shows pages,
+and then repeats the question of the task."""
 
 RECIPE: Mapping[str, Any] = {
     "tool_format": "tags",
@@ -123,10 +123,10 @@ def pages_read(trajectory: Trajectory, task: Task) -> float:
 
 
 def supported(trajectory: Trajectory, task: Task) -> float:
-    """Return the value of :func:`pages_read` if the attempt gives an answer, right or wrong; 0.0 otherwise.
+    """Return the share of the needed pages that the searches found, or 0.0 if the attempt gives no answer.
 
-    As a reward, ``pages_read`` alone teaches an agent to search until its turns end. As a reward, ``supported``
-    gives nothing for an attempt without an answer.
+    The answer may be right or wrong. Unlike ``supported``, the reward ``pages_read`` also pays for attempts without an
+    answer. Alone, it teaches an agent to search until no turns are left.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)
 

@@ -92,7 +92,8 @@ class CheckpointManager:
     def start_saving(self) -> None:
         """Start saving the snapshot, if :meth:`copy_if_due` took a snapshot.
 
-        Record the step before this call, because the database must contain all rows up to the step of a checkpoint.
+        The caller must record the step first, because the database must contain all rows up to the step of a
+        checkpoint.
         """
         if self._snapshot is not None:
             self._writer.start(self._snapshot)

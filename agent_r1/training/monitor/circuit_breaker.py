@@ -238,7 +238,8 @@ def _example(attempt: AttemptId, run: str) -> str:
 def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall | None]]:
     """Yield (name of the tool, failure) for each valid call of an attempt.
 
-    The failure is None if the call did not fail.
+    A valid call names a tool that exists, with arguments that fit the tool. The failure is None, unless the tool raised
+    an exception, exceeded its time limit or returned a bad result.
     """
     for turn in trajectory.turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):

@@ -17,8 +17,8 @@ class MonitorConfig(BaseModel):
     the same cause. 1: failures never stop the run."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts in which failures are counted for failure_share, but at most the attempts of three
-    steps. About twelve groups of attempts are a good number."""
+    """Number of recent attempts among which failure_share is measured. If three steps have fewer attempts, their
+    number is used. About twelve groups of attempts are a good number."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
