@@ -149,13 +149,13 @@ class Algorithm(Component):
         """Return ``selection`` without the samples that the filters remove. The result lists these samples as excluded.
 
         The filters ``overlong`` and ``empty_turn`` remove no samples, because these filters act on the loss only.
-        ``version`` is the number of the current weights.
+        ``version`` is the version of the current weights.
         """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
         return self.filters.apply(varied, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
-        """Return the number of the turn or trajectory of each token: (N,). Tokens with the same number share one ratio.
+        """Return the index of the turn or trajectory of each token: (N,). Tokens with the same index share one ratio.
 
         Return None if ``ratio_level`` is "token", because each token then has its own importance ratio.
         """

@@ -276,7 +276,7 @@ class Rejection(Component):
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token. pi_old is the policy before the update, and mu is the
                 sampler's policy.
-            unit: (n,) the number of each token's unit (a token, a turn or a trajectory). A unit is accepted or rejected
+            unit: (n,) the index of each token's unit (a token, a turn or a trajectory). A unit is accepted or rejected
                 as a whole.
         """
         reduce = segment_mean if self.statistic == "mean" else segment_sum
@@ -288,7 +288,7 @@ def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[
     """Return (log-ratios, units) of the n action tokens of a batch. Both tensors have the shape (n,).
 
     The log-ratio of a token is log(pi_old / mu). pi_old is the trainer's policy before the update, and mu is the
-    sampler's policy. The unit of a token is a number: the number of the token, of its turn or of its trajectory,
+    sampler's policy. The unit of a token is an index: the index of the token, of its turn or of its trajectory,
     depending on ``level``.
 
     ``old_logprobs`` (N,) holds log pi_old of all N tokens of the batch.

@@ -162,7 +162,7 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
 
     Args:
         x: (N,) rewards, or temporal-difference errors.
-        unit: (N,) the number of the turn or trajectory of each element.
+        unit: (N,) the index of the turn or trajectory of each element.
         discount: one number, or one number per element (N,). All elements of a unit must have the same number.
     """
     # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
@@ -194,7 +194,7 @@ def generalized_advantages(
         values: (N,) V_t, the value of the state before each element.
         final_values: (units,) the value of the state after the last element of each unit. Use 0 if the episode
             terminated, and the critic's value if the episode was truncated.
-        unit: (N,) the number of the turn or trajectory of each element.
+        unit: (N,) the index of the turn or trajectory of each element.
         gamma: The discount.
         lam: lambda, as one number, or as one number per element (N,). All elements of a unit must have the same number.
     """
@@ -305,7 +305,7 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
     """Return the loss weight of each of n tokens: (n,) float64.
 
     Args:
-        unit: (n,) the number of the unit (turn, trajectory or group) of each token, depending on ``aggregation``. Units
+        unit: (n,) the index of the unit (turn, trajectory or group) of each token, depending on ``aggregation``. Units
             without tokens are not counted.
         aggregation: the formula of the weight.
             ``token_mean``: 1 / n.

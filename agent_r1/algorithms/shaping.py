@@ -56,7 +56,7 @@ class Filters(Component):
     def apply(self, selection: Selection, version: int) -> Selection:
         """Return the selection without the samples that a filter removes.
 
-        Each filter gets only the samples that the previous filters kept. ``version`` is the number of the current
+        Each filter gets only the samples that the previous filters kept. ``version`` is the version of the current
         weights.
         """
         if self.staleness is not None:
@@ -208,8 +208,8 @@ def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
     """Return one entry per sample: a reason to exclude the sample if it is stale, else None.
 
-    A sample is stale if one of its tokens was sampled more than ``bound`` updates ago. ``version`` is the number of the
-    current weights.
+    A sample is stale if one of its tokens was sampled more than ``bound`` updates ago. ``version`` is the version
+    of the current weights.
     """
     ages = [version - sample.version for sample in samples]
     return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
@@ -272,6 +272,6 @@ def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | 
 
 
 def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """Return (return of each sample, number of the group of each sample) as two tensors."""
+    """Return (return of each sample, index of the group of each sample) as two tensors."""
     returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

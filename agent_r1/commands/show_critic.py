@@ -40,10 +40,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class CriticRow:
-    """A summary of several predictions.
+    """A summary of several predictions: one row of a table.
 
     Attributes:
-        name: the name of the row.
+        name: says which predictions are summarized, such as "turn 0".
         count: the number of predictions.
         value: the mean of the predicted values.
         reward: the mean of the rewards that followed.

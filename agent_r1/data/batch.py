@@ -71,18 +71,18 @@ class TrainingBatch:
     turn. The outcome reward is on the last action token of the trajectory. Observation tokens have no rewards.
     """
     token_turn: Tensor
-    """(N,) int64 number of the turn of each token. An observation belongs to the turn of the action before it."""
+    """(N,) int64 index of the turn of each token. An observation belongs to the turn of the action before it."""
     turn_trajectory: Tensor
-    """(S,) int64 number of the trajectory of each turn."""
+    """(S,) int64 index of the trajectory of each turn."""
     turn_state_ids: Tensor
-    """(S,) int64 number of the state before each turn. Two turns of a group have the same state if the last messages of
+    """(S,) int64 index of the state before each turn. Two turns of a group have the same state if the last messages of
     the environment before the two turns are equal, word for word."""
     turn_used_tool: Tensor
     """(S,) bool: whether the turn has tool results."""
     turn_is_summary: Tensor
     """(S,) bool: whether the turn is a summary of the context, and not an action in the environment."""
     trajectory_group: Tensor
-    """(M,) int64 number of the group of each trajectory."""
+    """(M,) int64 index of the group of each trajectory."""
     outcome_rewards: Tensor
     """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
     greedy_return: Tensor
@@ -101,22 +101,22 @@ class TrainingBatch:
 
     @property
     def token_trajectory(self) -> Tensor:
-        """The number of the trajectory of each token: (N,)."""
+        """The index of the trajectory of each token: (N,)."""
         return self.turn_trajectory[self.token_turn]  # token -> turn -> trajectory
 
     @property
     def token_group(self) -> Tensor:
-        """The number of the group of each token: (N,)."""
+        """The index of the group of each token: (N,)."""
         return self.trajectory_group[self.token_trajectory]
 
     @property
     def turn_group(self) -> Tensor:
-        """The number of the group of each turn: (S,)."""
+        """The index of the group of each turn: (S,)."""
         return self.trajectory_group[self.turn_trajectory]
 
     @property
     def previous_turn(self) -> Tensor:
-        """The number of the previous turn in the same trajectory, for each turn: (S,). A first turn has -1."""
+        """The index of the previous turn in the same trajectory, for each turn: (S,). A first turn has -1."""
         return previous_within(self.turn_trajectory)
 
     @property
@@ -154,7 +154,7 @@ class TrainingBatch:
 
     @property
     def last_turns(self) -> Tensor:
-        """The number of the last turn of each trajectory: (M,)."""
+        """The index of the last turn of each trajectory: (M,)."""
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:

@@ -1,8 +1,8 @@
 """Segment reductions: sums, means, maxima and positions per unit.
 
-The functions take the elements (N,) and the number of the unit of each element, ``unit`` (N,). Most functions return
-one number per unit, (units,). A unit is the turn or trajectory of a token, or the group of a trajectory. Units are
-numbered from 0.
+The functions take the elements (N,) and the index of the unit of each element, ``unit`` (N,). Most functions return
+one number per unit, (units,). A unit is the turn or trajectory of a token, or the group of a trajectory. The indices of
+units begin with 0.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TokenSequence:
         logit_positions     1 3 5           (n) the indices of the tokens from which 7 8 9 are predicted
         tokens              0 1 2           (n) the indices of 7 8 9 in the batch
         post_action_states  2 4 6           (s) the index of the last token of each action
-        turns               0 1 2           (s) the number of each action's turn in the batch
+        turns               0 1 2           (s) the index of each action's turn in the batch
     """
 
     trajectory: int
@@ -54,7 +54,7 @@ class TokenSequence:
     post_action_states: Tensor
     """(s,) for each action, the position of its last token in the sequence: the state after the action."""
     turns: Tensor
-    """(s,) for each action, the number of its turn in the batch."""
+    """(s,) for each action, the index of its turn in the batch."""
     has_branches: bool
     """Whether the sequence is a tree with branches, and so needs a tree attention mask."""
     media: tuple[PromptMedia, ...] = ()
@@ -113,7 +113,7 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
     a tree begin with the same tokens, the sequence holds these tokens only once. A tree without action tokens is left
     out.
 
-    ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
+    ``number`` is the index of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
     positions of its tokens in the batch.
     """
     children: dict[int | None, list[int]] = {}
@@ -127,7 +127,7 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action.
 
-    ``number`` is the number of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
+    ``number`` is the index of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
     positions of its tokens in the batch.
     """
     return [
@@ -166,9 +166,9 @@ def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packin
 
 
 def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
-    """Return the number of the turn ``root`` and the numbers of all its descendants, in depth-first order.
+    """Return the index of the turn ``root`` and the indices of all its descendants, in depth-first order.
 
-    ``children`` maps the number of each turn to the numbers of its children. The key None has the turns without a
+    ``children`` maps the index of each turn to the indices of its children. The key None has the turns without a
     parent.
 
     Example:

@@ -23,7 +23,7 @@ class TrainingSample:
 
     trajectory: Trajectory
     group: int
-    """Number of the group of the trajectory in the update, from 0, in the order in which groups were started."""
+    """Index, from 0, of the trajectory's group among the groups of the update, ordered by the start of the groups."""
     turn_rewards: tuple[float, ...]
     """One number per turn: the weighted sum of the rewards of the turn, without the rewards of calls."""
     outcome_reward: float
@@ -50,7 +50,7 @@ class TrainingSample:
 
     @property
     def version(self) -> int:
-        """The number of the oldest weights that sampled a token of the trajectory."""
+        """The version of the oldest weights that sampled a token of the trajectory."""
         return min(span.version for turn in self.trajectory.turns for span in turn.version_spans)
 
 

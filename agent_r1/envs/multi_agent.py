@@ -35,7 +35,7 @@ class PlayerDropped(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class GameOver:
-    """The message that a game has ended. ``failure`` is the reason why it failed, or None if it has a result."""
+    """The message that a game has ended. ``failure`` says why the game failed; None if the game has a result."""
 
     failure: str | None = None
 

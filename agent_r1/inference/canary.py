@@ -212,8 +212,8 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
     """Return all log-probabilities of the prompts in one dictionary.
 
-    The key is (number of the prompt, False, index) for a value of ``logprobs``, and (number of the prompt, True, token
-    id) for a value of ``next_logprobs``.
+    The key is (index of the prompt, False, index of the value) for a value of ``logprobs``, and (index of the prompt,
+    True, token id) for a value of ``next_logprobs``.
     """
     values: dict[tuple[int, bool, int], float] = {}
     for number, prompt in enumerate(prompts):

@@ -73,8 +73,9 @@ results of the pass should fit into a cache of the processor core. The keys and 
 every choice of this number."""
 
 LARGE_MODEL = 10_000_000
-"""On a CPU, a model with at least this many parameters has smaller prefill passes (``NARROW_PASS``), and a decode step
-computes only the rows with a running sequence if this does not change their bits."""
+"""On a CPU, models with at least this many parameters are treated differently from smaller models. Prefill passes are
+smaller (``NARROW_PASS``). A decode step computes only the rows with a running sequence, if this changes no bits of the
+results."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}

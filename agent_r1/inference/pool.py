@@ -303,7 +303,7 @@ class _Member:
 
     Attributes:
         slots: limits the requests that the server has at the same time.
-        version: the number of the weights that the server serves; None before the first update.
+        version: the version of the weights that the server serves; None before the first update.
         fenced: the reason why the server gets no requests; None if it gets requests.
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
@@ -362,7 +362,7 @@ class _Member:
                 future.set_result(None)
 
     def readmit(self, version: int) -> None:
-        """Allow requests to the server. ``version`` is the number of the weights that the server now serves."""
+        """Allow requests to the server. ``version`` is the version of the weights that the server now serves."""
         if self.fenced is not None:
             log.warning("the inference server %s serves again", self.replica.name)
         self.fenced, self.num_failures, self.version = None, 0, version

@@ -278,7 +278,7 @@ class Scheduler:
     def on_new_weights(self, version: int) -> None:
         """Mark all keys and values as invalid, because they were computed with older weights.
 
-        Running sequences are prefilled again. ``version`` is the number of the new weights. It is recorded for all
+        Running sequences are prefilled again. ``version`` is the version of the new weights. It is recorded for all
         tokens that are sampled from now on.
         """
         self._version = version

@@ -33,9 +33,9 @@ _MAX_DATE_FORMAT = 1000
 """The largest number of characters of a format of a date."""
 
 _NODES_PER_STEP = 8
-"""The number of syntax nodes that count as one step.
+"""The number of syntax nodes that count as one step of the render's budget.
 
-When a loop or a macro runs, its cost is the number of nodes in it, divided by this number.
+Each time the body of a loop or a macro runs, this costs 1 step, and 1 more step for every 8 nodes in the body.
 """
 
 

@@ -22,8 +22,7 @@ At the end of a run, all remaining calls together have this time.
 """
 
 SAMPLES, SAMPLE_EVERY = 2, 10
-"""The number of attempts that are shown as text at a time, and the number of steps between these times. Attempts are
-also shown at step 1."""
+"""Trackers show SAMPLES attempts as text at step 1, and at each step that is a multiple of SAMPLE_EVERY."""
 
 Job = Callable[[Tracker], object]
 

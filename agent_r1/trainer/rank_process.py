@@ -43,7 +43,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The number of a rank, the number of all ranks, and the machine and device of the rank."""
+    """The index of a rank (from 0), how many ranks there are, and the machine and device of the rank."""
 
     rank: int
     ranks: int

@@ -113,13 +113,13 @@ def pass_metrics(
 ) -> dict[str, float]:
     """Return the metrics of the optimizer steps over a batch, such as:
 
-    - ``staleness``: ``version`` minus the number of the oldest weights that sampled a token of the batch.
+    - ``staleness``: ``version`` minus the version of the oldest weights that sampled a token of the batch.
     - ``model_tokens``: number of tokens that the models read in an epoch, without padding. A prefix that several
       sequences share, and that is computed once, counts once.
     - ``padding``: share of padding among the tokens that the models read.
     - ``skipped_steps``: number of steps that were not applied, because the loss or a gradient was not finite.
 
-    ``version`` is the number of the policy's weights before the steps.
+    ``version`` is the version of the policy's weights before the steps.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]

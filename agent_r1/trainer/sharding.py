@@ -166,8 +166,8 @@ class ShardedModelSet(ModelSet):
 
     Attributes:
         roots: for each sharded model, the module whose ``forward`` gathers the weights of the model.
-        rank: the number of this rank.
-        ranks: the number of ranks.
+        rank: the index of this rank, from 0.
+        ranks: how many ranks there are.
         memory: asks all ranks after each micro-batch whether their memory sufficed.
     """
 

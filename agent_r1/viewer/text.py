@@ -14,10 +14,10 @@ from typing import Any
 from agent_r1.core.trajectory import TurnTiming
 
 MAX_SHOWN = 20_000
-"""The largest number of characters that a page shows of a long text. A link leads to the whole text."""
+"""A page shows at most this number of characters of a text. A link leads to a page that shows texts as a whole."""
 
 MAX_WHOLE = 2_000_000
-"""The largest number of characters of each text on a page that shows texts as a whole."""
+"""The number of characters after which a text is cut off even on a page that shows texts as a whole."""
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"

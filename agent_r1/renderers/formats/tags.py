@@ -40,9 +40,9 @@ PLAIN_BREAK = "\n\n"
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
-"""The stop strings after a code block: a closing fence, followed by a line break, a space or a tab.
+"""The stop strings that end a code block: three backticks, followed by a line break, a space or a tab.
 
-A space or a tab is also a stop, because spaces and tabs are allowed between a fence and the end of its line.
+A space and a tab are included, because they are allowed between the backticks and the end of the line.
 """
 
 _FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")
