@@ -107,8 +107,8 @@ class Algorithm(Component):
     in the reward."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """Limit on the groups that are sampled to replace filtered groups, for one optimizer step: at most this number
-    times the normal number of groups of a step (DAPO, arXiv:2503.14476, section 3.2)."""
+    """Limit on the number of groups that are sampled to replace filtered groups in one optimizer step, as a multiple of
+    the normal number of groups of a step (DAPO, arXiv:2503.14476, section 3.2). 0: no group is replaced."""
 
     epochs: int = Field(default=1, ge=1)
     """Number of times that one update trains on the whole batch."""

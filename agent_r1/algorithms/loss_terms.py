@@ -259,8 +259,8 @@ class Rejection(Component):
     """A unit (see level) is rejected if the mean or product of its ratios (see statistic) is above this number."""
 
     denominator: Literal["all", "accepted"] = "all"
-    """The tokens that count in the denominators of the loss, in the KL penalty and in the entropy bonus. all: accepted
-    and rejected tokens. accepted: only accepted tokens, as in verl."""
+    """The tokens that are counted in the denominators of the loss, and that get a KL penalty and an entropy bonus. all:
+    accepted and rejected tokens. accepted: only accepted tokens, as in verl."""
 
     @property
     def formula(self) -> str:

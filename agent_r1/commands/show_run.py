@@ -326,7 +326,7 @@ def _resume_command(report: RunReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricText:
-    """One curve that the package ``rich`` can print: a table with the value and a bar for each step.
+    """A table of one metric, which the package ``rich`` can print. Each row has a step, its value, and a bar.
 
     The table fits the width of the terminal.
     """

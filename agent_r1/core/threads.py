@@ -5,8 +5,8 @@ so one call that never returns would keep the process alive. Python cannot stop 
 cancelled, the work in the thread continues, and the result of the work is dropped.
 
 PyTorch gives up the interpreter's lock while it frees a tensor. If the main thread exits at this moment, the process
-aborts. So a thread that has delivered a result holds no reference to the work, its arguments or its result: after
-``await``, only the caller can free them.
+aborts. So a thread that has delivered a result holds no reference to the work, its arguments or its result. After
+``await``, tensors among the arguments and the result are freed only in the thread of the caller.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class Trajectory:
     def prompt_media(self, turn: Turn) -> tuple[PromptMedia, ...]:
         """Return the images that the policy saw before its action in ``turn``.
 
-        Their indices are positions in ``prompt_ids``.
+        The indices of an image are the positions of its placeholder tokens in ``prompt_ids``.
         """
         if turn.parent is None:
             return turn.media

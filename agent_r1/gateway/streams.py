@@ -78,8 +78,8 @@ def _settled(text: str, num_held: int) -> str:
     """Return the beginning of ``text`` that later tokens cannot change.
 
     The last ``num_held`` characters are left out. Whitespace, an incomplete character (U+FFFD) and an unfinished tag at
-    the end are also left out. The time must stay linear in the length of ``text``, because this function runs in the
-    event loop.
+    the end are also left out. The running time of this function must stay linear in the length of ``text``, because the
+    function blocks the event loop.
     """
     finished = _without_blank_end(text)
     tag = _UNFINISHED_TAG.search(finished, max(0, len(finished) - LONGEST_TAG))

@@ -308,8 +308,8 @@ class _Member:
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last answer.
-        last_answer: the time of the last answer, or of the first request after a time without requests, in seconds of
-            the monotonic clock.
+        last_answer: the time of the last answer, in seconds of the monotonic clock. If a request arrives while the
+            server has no requests, ``last_answer`` becomes the time of this request.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:

@@ -1,7 +1,8 @@
 """An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
-A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow. Q(s, a) = V(s
-a), because appending a token is deterministic. Three methods differ in their candidates:
+A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow. Q(s, a) is
+V(s a), the value of the state after the tokens a are appended to s. There are three methods, each with its own kind of
+candidates. Z is the sum that makes the probabilities of all candidates add up to 1.
 
     token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
     step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
@@ -43,9 +44,9 @@ It is negative, so that its seed differs from the seeds at the positions of toke
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """A part of an action, and the predicted reward V of the state after this part.
+    """The first tokens of an action (``completion``), and the predicted reward V of the state after them (``value``).
 
-    ``completion`` is None before the first token.
+    Before the first token, ``completion`` is None.
     """
 
     completion: Completion | None = None

@@ -117,11 +117,12 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 
 
 def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, end of the subtree) of each chain. Both ends are the index after the last token.
+    """Yield (start, end, end of the subtree) of each chain of tokens.
 
-    A chain is a sequence of tokens in which each token except the last has one child: the next token. ``ends`` holds
-    the index after the last token of each token's subtree. If the subtree of a chain has at most ``SMALL_TREE`` tokens,
-    the other chains of this subtree are left out.
+    A chain is a sequence of tokens in which each token except the last has one child: the next token. ``start`` is the
+    index of the first token. ``end`` is the index after the last token of the chain. The end of the subtree is the
+    index after the last descendant of the chain. ``ends`` holds this index for the subtree of each token. If the
+    subtree of a chain has at most ``SMALL_TREE`` tokens, the chains below this chain are left out.
 
     Example: two tokens, of which the second has two children, with ``SMALL_TREE`` 0
         _chains([4, 4, 3, 4]) yields (0, 2, 4), (2, 3, 3), (3, 4, 4)

@@ -88,7 +88,7 @@ class Sandbox:
 
     @property
     def isolation(self) -> str:
-        """The level and the layers, such as ``bubblewrap: files limits network``. The run records this text."""
+        """The isolation level and its layers, as text for the run's record: ``bubblewrap: files limits network``."""
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:

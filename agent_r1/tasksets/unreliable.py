@@ -158,11 +158,10 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the number of a search that always returns the true page.
+    """Return the number of a search that always returns the true page, in the block of search number ``time``.
 
-    The searches for a page are divided into blocks of three: 1 to 3, 4 to 6, and so on. In each block, one random
-    search always returns the true page. The result is the number of this search in the block that contains search
-    ``time``.
+    The searches for a page are numbered from 1, and divided into blocks of three: 1 to 3, 4 to 6, and so on. In each
+    block, one random search always returns the true page.
     """
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)

@@ -193,7 +193,7 @@ class ShardedModelSet(ModelSet):
 
 
 class PaddingModelSet(ShardedModelSet):
-    """The sharded models of one rank. For every batch, a pass reads only one micro-batch of padding.
+    """The sharded models of one rank, for passes that read one micro-batch of padding instead of a batch.
 
     If memory runs out on a rank, the rank runs such a pass to take part in the remaining exchanges between the ranks.
     """

@@ -67,7 +67,7 @@ def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
 
 
 async def close_environments(taskset: TaskSet) -> None:
-    """Stop the gateway of an agent program, or close the connections to environment workers."""
+    """If the task set uses an agent program, stop its gateway; if it uses workers, close the connections to them."""
     await close_agents(taskset)
     if isinstance(taskset.env, RemoteEnv):
         await taskset.env.pool.close()

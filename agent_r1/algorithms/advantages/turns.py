@@ -166,8 +166,8 @@ class SameHistory(TurnRelative):
     to history + 1. The last one of these k states is the state just before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in the weight (k + 1)^alpha of the k-th comparison, which compares a turn with the turns of its group
-    that have the same last k states."""
+    """Exponent in the weight (k + 1)^alpha. This is the weight of the comparison of a turn with the turns of its group
+    whose last k states equal its own last k states, for each k from 1 to history + 1."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""

@@ -73,9 +73,9 @@ def _split_function(block: str) -> _CallParts | str:
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return (name of the tool, text with all arguments, pattern that finds one argument) for a GLM call.
+    """Return (name of the tool, text with all arguments, pattern that finds one argument) for a call of a GLM model.
 
-    If the call cannot be read, return the reason as text.
+    ``block`` is the text between the tags of the call. If the call cannot be read, return the reason as text.
     """
     name, mark, rest = block.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:

@@ -243,8 +243,8 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
 def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
     """Return a finding if a few tokens have most of the importance weight in a step; otherwise None.
 
-    Also return None if the algorithm has no correction between sampler and trainer. ``metrics`` are the metrics of the
-    step.
+    The importance weights correct the difference between sampler and trainer. If the algorithm has no such weights, the
+    result is None too. ``metrics`` are the metrics of the step.
     """
     share = metrics.get("correction/effective_share")
     # NaN is a finding, because the comparison with NaN is false.
