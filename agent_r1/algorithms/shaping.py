@@ -177,8 +177,8 @@ class RewardShaping(Component):
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
         """Return the penalty of each trajectory for its length and its number of turns, 0 or negative: (M,).
 
-        ``lengths`` (M,) holds the length of each trajectory, in action tokens. The length is divided by the largest
-        length in the group, and the number of turns by the largest number of turns in the group.
+        The penalty grows with length / largest length in the group, and with turns / largest number of turns in the
+        group. It is a share of the group's mean return. ``lengths`` (M,) is in action tokens.
         """
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)

@@ -105,7 +105,7 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return the earlier action with whose text ``message`` begins, followed by the text that the client added.
+    """Return the earlier action whose text is the beginning of ``message``, followed by the text that the client added.
 
     ``before`` is the conversation before ``message``, and must equal the conversation before the action. Whitespace
     around the text of the action is ignored. Return None if there is no such action, or if ``message`` has calls or

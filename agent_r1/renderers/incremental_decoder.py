@@ -1,4 +1,7 @@
-"""Decode a growing generation, in which each token is decoded only a few times, and find the token of a character."""
+"""Decode a growing generation so that each token is decoded only a few times, and find the token that completes a text.
+
+A text is completed by the token that adds its last character.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class TrainReport:
     Attributes:
         run: the folder of the run.
         steps: the number of optimizer steps.
-        train_seconds: the duration of the steps that this process took, in seconds.
+        train_seconds: the seconds of training in this process, without the time before the run was resumed.
         table: the results of the trained agent and the baselines.
         pass_at_k: pass@k of the base model; None if pass@k was not measured.
         resumed_from: the step from which the run was last resumed; 0 if the run was not resumed.
