@@ -72,9 +72,9 @@ def choose_tokens(
     """Choose each new token of a draft again among its candidates, and return the chosen tokens.
 
     The candidates of a drafted token are the tokens that the policy pi finds most likely at its position. If the
-    drafted token is a candidate, a candidate is drawn from q, the guided distribution (:func:`guided_logprobs`).
-    Otherwise the drafted token is kept. So each chosen token is a sample from q. At temperature 0, the candidate that
-    is most probable under q is chosen instead.
+    drafted token is one of the candidates, a candidate is drawn from q, the guided distribution
+    (:func:`guided_logprobs`), and takes its place. Otherwise the drafted token is kept. So each chosen token is a
+    sample from q. At temperature 0, the candidate that is most probable under q is chosen instead.
 
     The result ends after the first chosen token that differs from the drafted token. If no chosen token differs, the
     result has all tokens of the draft.

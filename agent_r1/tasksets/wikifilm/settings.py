@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = ("1-hop", "2-hop", "comparison", "bridge-comparison")
 
 - 1-hop and 2-hop: one fact, or a chain of two facts, leads to the answer.
 - comparison: the question compares two films.
-- bridge-comparison: the question compares the directors of two films.
+- bridge-comparison: the question compares two films by facts about their directors.
 """
 
 
