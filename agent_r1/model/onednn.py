@@ -112,7 +112,7 @@ def pad_rows(rows: Tensor) -> Tensor:
 def padded_length(rows: int) -> int:
     """Return the number of rows after padding: the smallest of 8, 16, .. 128, 144, .. 256, 288, .. >= ``rows``.
 
-    If there are more than 64 rows, less than an eighth of the rows after padding are padding.
+    With more than 64 rows, the padding is less than an eighth of the result.
 
     oneDNN compiles a kernel for each shape, and never frees the kernel. Micro-batches have almost any number of tokens:
     without padding, a process that trains SmolLM2-135M holds 20 GB after 9 optimizer steps.

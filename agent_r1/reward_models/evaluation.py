@@ -102,9 +102,9 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "log-probability": lambda trajectory: logprob(trajectory, Task(trajectory.task_id, ())),
     "answer's log-probability": _answer_logprob,
 }
-"""Scores of a trace that need no model: its number of tokens, of turns and of tool calls; whether a tool result
-contains the answer; the mean log-probability with which its action tokens were sampled; and the same mean over the
-tokens of the last action only."""
+"""Scores of a recorded attempt that need no model: its number of tokens, of turns and of tool calls; whether a tool
+result contains the answer; the mean log-probability with which its action tokens were sampled; and the same mean over
+the tokens of the last action only."""
 
 
 def evaluate_scores(
