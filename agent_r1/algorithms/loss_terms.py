@@ -1,4 +1,5 @@
-"""The optional terms of an algorithm: masks, KL penalty, distillation, and correction of the sampler's mismatch."""
+"""The optional terms of an algorithm: masks, KL penalty, distillation, and a correction of differences between the
+probabilities of the sampler and of the trainer."""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ WORDS: Mapping[str, str] = {
 
 
 def short_id(attempt: AttemptId) -> str:
-    """Return the id of an attempt without the name of the run, in one line.
+    """Return the id of an attempt without the name of the run, in one line: ``GROUP.INDEX.RETRY:TASK``.
+
+    INDEX is the index of the attempt in its group, and RETRY the number of failed attempts with the same INDEX
+    before this attempt.
 
     Example:
         >>> short_id(AttemptId("demo", "style-a/7", 3, 0))

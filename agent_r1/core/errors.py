@@ -20,8 +20,8 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The largest number of characters of a value, and of the remedy, in an error message."""
 
 MAX_ADDRESS = 10_000
-"""For an error message, credentials are removed from a value, and then the value is shortened. A value with more than
-this number of characters is shortened first, and then credentials are removed."""
+"""The largest number of characters of a value from which credentials are removed before the value is shortened for an
+error message. From a longer value, credentials are removed after the value is shortened."""
 
 
 class AgentR1Error(Exception):

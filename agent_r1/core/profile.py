@@ -161,7 +161,9 @@ class Profiler(Protocol):
     """An object that measures the parts of training steps."""
 
     def measure(self, part: Part) -> AbstractContextManager[object]:
-        """Return a context manager inside which ``part`` is active. Several threads can use it at the same time.
+        """Return a context manager inside which ``part`` is active.
+
+        Several threads can be inside the same context manager at the same time.
 
         Do not nest parts that compute, such as FORWARD, in each other.
         """

@@ -53,7 +53,10 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a :class:`ProtectedTask` that runs ``work`` inside the same calls of user code as the caller."""
+    """Return a :class:`ProtectedTask` that runs ``work``. The task has the scope of the caller.
+
+    So a call of user code can cancel the task only if the caller runs inside this call.
+    """
     return _protected_task(work, _scope.get())
 
 

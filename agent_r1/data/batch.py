@@ -360,7 +360,7 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
     The observation is the new tokens of the next turn. ``number`` is the number of ``turn`` in the batch. Add nothing
     and return None in these cases:
 
-    - ``turn`` is the last turn, or the next turn has a different parent.
+    - ``turn`` is the last turn, or the next turn does not continue ``turn``.
     - The next turn has no new tokens, or no action tokens.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]

@@ -32,8 +32,8 @@ the attention over the tree is computed with a mask, which has as many elements 
 MIN_MERGED = 16
 """Two sequences are merged into a tree of tokens if at least this number of tokens at their beginning are equal.
 
-This limit is used if the attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). Merging
-adds parts. In a small model, computing the added parts takes about as long as computing this number of tokens.
+This limit is used if the attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). A merged
+tree has more of these parts. In a small model, the additional parts take about as long as this number of tokens.
 """
 
 
@@ -158,8 +158,8 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common tokens only once.
 
     The result is a tree of tokens in depth-first order. Two tokens become one token if they and all tokens before them
-    are equal. Each token of the batch that one of ``sequences`` predicts is also predicted by the result, even if two
-    of these tokens become one token. The field ``trajectory`` is copied from the first sequence.
+    are equal. The result has the predictions of all ``sequences``. If two predicted tokens become one token, both
+    predictions remain. The field ``trajectory`` is copied from the first sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """

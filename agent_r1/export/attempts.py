@@ -36,7 +36,9 @@ class ExportedAttempt:
         return [tool.to_openai() for tool in conversation.tools]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the attempt as a dictionary for JSON: ids, fate, status and rewards.
+        """Return the facts about the attempt as a dictionary for JSON: ids, status, rewards and fate.
+
+        The fate is "trained", "dropped" or "pending" (neither so far).
 
         Example:
             {"id": "demo:3.0.0:style-a/7", .., "fate": "trained", "status": "completed", "reward": 1.0, ..}

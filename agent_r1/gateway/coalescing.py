@@ -168,8 +168,10 @@ class AnswerLog:
           waits for it and no client has received it.
         - If ``num_retries`` is 0, return None. So an agent can send equal requests in parallel, and gets several
           answers.
-        - If an equal request failed and was not repeated yet, return None.
-        - Return the answer to an earlier try of the request, or None if there is none.
+        - If an equal request failed, and the client did not repeat it yet, return None. The request of ``identity``
+          then counts as the repetition.
+        - If there are equal requests with a smaller ``num_retries``, return the answer to the request whose
+          ``num_retries`` is the largest. Otherwise, return None.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]

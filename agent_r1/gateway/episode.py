@@ -60,7 +60,7 @@ class EpisodeModel:
 
     @property
     def start(self) -> Messages:
-        """The conversation of the first request, before its answer. () if no request was answered."""
+        """The messages of the first request that was answered, without the answer. () if no request was answered."""
         return self._openings[min(self._openings)] if self._openings else ()
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:

@@ -22,7 +22,8 @@ from transformers import AttentionInterface
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
-"""The attention is computed over a multiple of this number of tokens, so that few different shapes occur."""
+"""In the attention, the length of the tensors of keys and values is a multiple of this number of tokens. So few
+different lengths occur."""
 
 
 def round_up(count: int, multiple: int) -> int:

@@ -79,9 +79,9 @@ results."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-"""The largest accepted difference between a logit with the KV cache and the same logit in a plain forward pass, by data
-type of the weights. The difference is divided by the largest absolute logit. One rounding to bfloat16 causes a
-difference of 4e-3; all layers of a random model with large weights cause 0.05."""
+"""Logits that are computed with the KV cache are compared with the logits of a plain forward pass. For each data type
+of the weights, this is the largest accepted difference, divided by the largest absolute logit. One rounding to bfloat16
+causes a difference of 4e-3. The roundings in all layers of a random model with large weights cause 0.05."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,10 @@ class NativeDecoder:
         )
 
     def _keep(self, tensor: Tensor) -> int:
-        """Return the address of a tensor. The address stays valid until the weights are packed again."""
+        """Store a tensor, so that its memory is not freed, and return its address.
+
+        The address stays valid until :meth:`_pack_weights` is called again.
+        """
         self._packed.append(tensor.detach().contiguous())
         return self._packed[-1].data_ptr()
 

@@ -84,13 +84,13 @@ class PrefillPlan:
     A chunk is a part of the sequence in one slot of the KV cache.
 
     Attributes:
-        compute: chunks to compute first: new tokens of a session, and new sequences without a prefix that can be
-            copied.
-        prefix_copies: copies of the prefix of a new sequence from another slot. The other slot holds the prefix
-            already, or gets it in ``compute``.
-        remainders: chunks to compute after the copies: the tokens that follow the copied prefixes.
-        copies: copies of all tokens that a slot lacks of its sequence, from another slot with an equal sequence. The
-            other slot holds the sequence already, or gets it by the first three lists.
+        compute: chunks to compute first. A chunk begins after the tokens that its slot already holds, or is a whole
+            sequence of which no prefix can be copied from another slot.
+        prefix_copies: copies of prefixes to empty slots, from slots that hold the prefix already, or get it in
+            ``compute``.
+        remainders: chunks to compute after these copies: the tokens that follow the copied prefixes.
+        copies: copies for slots whose whole sequence is equal to the sequence of a second slot. The second slot holds
+            the sequence already, or gets it by the first three lists.
     """
 
     compute: list[PrefillChunk] = field(default_factory=list)

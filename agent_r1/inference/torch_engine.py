@@ -192,7 +192,10 @@ class TorchEngine:
             raise EngineError(f"a token of the prompt is outside the vocabulary of {self._runner.vocab_size}")
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt. Each placeholder token of an image is replaced by a negative number."""
+        """Return the tokens of a prompt. Each placeholder token of an image is replaced by a negative number.
+
+        The number stands for one feature of the image (see ``inference.image_cache``).
+        """
         if not prompt.media:
             return prompt.token_ids
         if self._images is None:

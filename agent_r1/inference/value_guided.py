@@ -139,9 +139,10 @@ class ValueGuidedEngine:
     async def _best_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Sample N actions, and return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta).
+        """Sample several actions, and return one of them.
 
-        Q_i is the predicted reward of action i.
+        Action i is returned with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta). Q_i is the predicted reward
+        of action i, and beta is a setting. If beta is 0, the action with the largest Q is returned.
         """
         sessions = self._sessions(session_id)
         asked = (self._candidate(params, index) for index in range(len(sessions)))

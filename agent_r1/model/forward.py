@@ -240,7 +240,10 @@ def _scores(
 
 
 def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities of all tokens: (N, V), in fp32 or a more precise type."""
+    """Return the log-probabilities of the V tokens of the vocabulary, for each of N hidden states: (N, V).
+
+    The result has the data type float32, or a more precise type.
+    """
     logits = head(hidden)
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
 

@@ -73,7 +73,8 @@ class IncrementalDecoder:
     def _beginning(self, text: str) -> tuple[int, str]:
         """Return (n, the text of the first n pending tokens). Later tokens cannot change this text.
 
-        ``text`` is the text of all pending tokens. There must be more than ``MAX_PENDING`` of them.
+        Pending tokens are tokens whose text was not returned yet. ``text`` is the text of all pending tokens. There
+        must be more than ``MAX_PENDING`` pending tokens.
         """
         count = len(self._pending)
         # Usually only the last character is incomplete, so that one to three tokens remain.

@@ -47,9 +47,14 @@ def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Mess
 
 
 def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_reasoning: bool) -> Message:
-    """Return the action of a probe: a call if a tool result follows (``boundary``), and an answer if a user follows.
+    """Return the action of a conversation with which a chat template is tested.
 
-    With ``thinking``, the action has reasoning, which is a part of its text if the template renders no reasoning.
+    Args:
+        boundary: the role of the message after the action. Before "tool" the action is a call, and before "user" an
+            answer.
+        thinking: whether the action has reasoning.
+        renders_reasoning: whether the template renders the reasoning of a message. If not, the reasoning is written
+            into the text of the action.
     """
     reasoning = "I see." if thinking and renders_reasoning else None
     inline = "<think>\nI see.\n</think>\n\n" if thinking and not renders_reasoning else ""

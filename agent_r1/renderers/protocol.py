@@ -63,7 +63,7 @@ class Renderer(Protocol):
         ...
 
     def stop_condition(self, tools: tuple[ToolSpec, ...]) -> StopCondition | None:
-        """Return the condition on the text that ends an action. Return None if only end tokens end an action."""
+        """Return the condition that ends an action because of its text; None if only end tokens end an action."""
         ...
 
     def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> RenderedPrompt:

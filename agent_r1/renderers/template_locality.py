@@ -272,7 +272,11 @@ def _offset(node: nodes.Node) -> int | None:
 
 
 def _is_first(node: nodes.Node) -> bool:
-    """Return whether a condition of the loop over the messages is true for the first message."""
+    """Return whether the condition ``node`` is certainly true for the first message of the loop over the messages.
+
+    Example:
+        True for ``loop.first``, ``loop.index == 1`` and ``loop.first or x``
+    """
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr="first"):
             return True

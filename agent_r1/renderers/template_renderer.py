@@ -108,7 +108,7 @@ class TemplateRenderer:
         return self.stop_token_ids[0]
 
     def stop_condition(self, tools: Tools) -> StopCondition | None:
-        """Return the condition on the text that ends an action. Return None if only end tokens end an action."""
+        """Return the condition that ends an action because of its text; None if only end tokens end an action."""
         strings = self.tool_format.stop_strings(tools)
         if not strings:
             return None
@@ -237,10 +237,10 @@ class TemplateRenderer:
         return self._encoder.prompt(marked, bridge.removeprefix(sampled_end or beyond), observation, messages)
 
     def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return the part of the sampled ``text`` that the template writes unchanged; None if the template changes it.
+        """Return ``text``, the text of the sampled tokens ``ids``, if the template writes this text unchanged.
 
-        This part is usually the whole text. If the template drops the text after the end of the action, the part ends
-        there. ``ids`` are the tokens of ``text``, and ``rest`` is the text that the template writes after the prompt.
+        If the template drops only the text after the end of the action, return the text up to this end. Otherwise,
+        return None. ``rest`` is the text that the template writes after the prompt.
         """
         if self._is_written(text, rest):
             return text
@@ -261,7 +261,7 @@ class TemplateRenderer:
         return wording if alone.startswith(before) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Return whether ``rest`` begins with the action text ``wording``, followed directly by the end of the turn."""
+        """Return whether a rendered text ``rest`` begins with ``wording``, followed directly by the end of the turn."""
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages
@@ -316,7 +316,7 @@ class TemplateRenderer:
         return self.tool_format.parse(text, tools).content.strip()
 
     def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
-        """Return the index in the action's text at which the action ends; None if the tool format finds no end."""
+        """Return the length of the action in the text of ``action_ids``; None if the tool format finds no end."""
         start, output = self._parse_output(action_ids, tools)
         return None if output.end is None else start + output.end
 

@@ -50,11 +50,12 @@ class Network(Protocol):
         ...
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
-        """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
+        """Return one score for each of the s turns of a micro-batch, in the order of ``micro.turns``: (s,).
 
-        ``turn_of_token`` (N,) holds, for each action token of the batch, the index of its turn among all turns of the
-        batch. ``prefixes`` are the states of the tokens with which all sequences of the batch begin: one element for
-        each of the network's ``backbones``.
+        Args:
+            micro: a micro-batch, which is a part of a batch with N action tokens.
+            turn_of_token: (N,) for each action token of the batch, the index of its turn among all turns of the batch.
+            prefixes: the common prefix of all sequences of the batch, as computed by each of the ``backbones``.
         """
         ...
 

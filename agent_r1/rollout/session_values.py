@@ -77,7 +77,10 @@ class KnownConversation:
 
     @property
     def length(self) -> tuple[int, int]:
-        """(number of messages, number of characters of the action): the first number counts more in a comparison."""
+        """(number of messages, number of characters of the action), a tuple by which two conversations are compared.
+
+        If both conversations have equally many messages, the conversation with the longer action is the longer one.
+        """
         return len(self.messages), len(self.action.text)
 
     def begins(self, messages: Messages) -> bool:

@@ -1,8 +1,8 @@
 """Beam search over turns: the conversations with the largest predicted values are continued.
 
 In each turn, the policy samples several actions for every conversation that was kept, and the environment answers each
-action. Each answer ends a new state s. A value function predicts V(s), the sum of the rewards that follow s. The B
-conversations with the largest values are kept.
+action. The conversation up to such an answer is a state s. A value function predicts V(s), the sum of the rewards that
+follow s. The B conversations with the largest values are kept.
 
 An episode cannot be copied. So for each new action, a new episode is opened, and the earlier actions of the
 conversation are repeated in the new episode. The environment has to give the same answers to the earlier actions again.
@@ -58,7 +58,7 @@ class Conversation:
 
 
 class _TurnEnd(Exception):
-    """Raised to end an attempt that has made its one new action, when the agent loop requests a further action."""
+    """Raised by a :class:`RepeatingEngine` if the agent loop requests a second new action. The attempt then ends."""
 
 
 @dataclass(slots=True)
@@ -71,8 +71,9 @@ class RepeatingEngine:
     Attributes:
         engine: samples the new action.
         number: the index, from 0, of the continuation among all continuations in this turn of the search. Continuation
-            0 uses the sampling parameters of the policy without a change.
-        temperature: the temperature of every continuation except 0 if the policy samples with temperature 0.
+            0 uses the sampling parameters of the policy. Every other continuation has a seed of its own.
+        temperature: replaces a temperature of 0 in all continuations except continuation 0, so that these continuations
+            differ.
         actions: the recorded actions. When the new action is sampled, it is added at the end.
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.

@@ -38,12 +38,14 @@ class AttemptFilter:
 
     Attributes:
         step: the attempt was trained or dropped at this optimizer step.
+        fate: "trained", "dropped", or "pending" (neither so far).
         task: the attempt was made at the task with this id.
         has_reward: true: the reward is known; false: the attempt has not ended, or a reward could not be computed.
         reward_below: the reward is known and below this number.
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
-        text: the attempt's id, or the reason of its status or its fate, contains this text. Case is ignored.
+        text: this text occurs in the attempt's id, or in a recorded reason: why the attempt failed, has no reward, or
+            was dropped. Case is ignored.
         recorded: true: the run recorded numbers for each action token of the attempt (:class:`TokenRecord`); false:
             the run did not record these numbers.
         id_prefix: the attempt's id begins with this text, with or without the name of the run.

@@ -239,7 +239,10 @@ class RunReader:
         return _totals((Status(status), count) for status, count in self._rows(sql))
 
     def count_fates(self) -> Mapping[AttemptFateName, int]:
-        """Return how many attempts have each fate, the largest number first; superseded attempts are left out."""
+        """Return the numbers of trained, dropped and pending attempts, by these names, the largest number first.
+
+        Superseded attempts, which became invalid when the run was resumed from a checkpoint, are left out.
+        """
         both = """FROM fates AS later JOIN fates USING (attempt_id)
                   WHERE later.fate = 'superseded' AND fates.fate <> 'superseded'"""
         sql = f"""SELECT fate, count(*) FROM fates WHERE fate <> 'superseded' GROUP BY fate UNION ALL

@@ -39,8 +39,8 @@ from agent_r1.tools import Resources, tool
 MAX_TURNS = 20
 """The largest number of turns of an episode.
 
-A right solution needs at most 19 turns: 18 searches and the answer. A question needs at most 3 pages. Of each page, the
-true edition is returned at least twice in 6 searches (see ``FRESH``).
+A right solution needs at most 19 turns: 18 searches and the answer. A question needs at most 3 pages. Of the first 6
+searches for a page, at least 2 return the true page and not an outdated page (see ``FRESH``).
 """
 
 FRESH = 3

@@ -183,7 +183,7 @@ async def run_detached(work: Awaitable[T]) -> T:
 class _CapturedError:
     """An exception of user code, as the result of the asyncio task that ran the code.
 
-    If the task raised a SystemExit instead of returning it, the SystemExit would end the event loop.
+    The task returns the exception and does not raise it, because a raised SystemExit would end the event loop.
     """
 
     error: BaseException

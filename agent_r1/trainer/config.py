@@ -142,7 +142,7 @@ class TrainerConfig(BaseModel):
     share_prefixes: Literal["auto", "on", "off"] = "auto"
     """Whether the tokens that several attempts have in common at their beginning, such as the system prompt, are
     computed once per update. This changes results only by rounding errors. auto: on for models with 0.1 million
-    parameters or more whose attention depends on the attention mask alone. With several ranks, auto means off."""
+    parameters or more, if possible. For example, a sliding window or several ranks make it impossible."""
 
     lora: LoraConfig = LoraConfig()
     """LoRA: an adapter is trained instead of all weights. LoRA needs the extra agent-r1[lora]."""

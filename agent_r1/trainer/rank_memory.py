@@ -144,7 +144,7 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Set the number of exchanges to 0. All ranks call this method when they begin a micro-batch."""
+        """Set the number of counted exchanges to 0. All ranks call this method when they begin a micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:

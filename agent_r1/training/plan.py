@@ -320,9 +320,11 @@ def _predict(
     """Return the predictions for synchronous and for asynchronous training.
 
     The staleness of asynchronous training is ``config.max_staleness``, but at least 1. ``groups`` are the groups of
-    ``steps`` steps. With more than ``MAX_ENGINES`` engines, only ``MAX_ENGINES`` engines are simulated, and ``groups``
-    are only the groups that these engines would sample. The cost of a trained token is then increased, so that an
-    update takes as long as an update with all groups.
+    ``steps`` steps.
+
+    If the cluster has more than ``MAX_ENGINES`` engines, only ``MAX_ENGINES`` engines are simulated. ``groups`` then
+    holds only the share of the groups that these engines sample. The cost of training on a token is divided by this
+    share, so an update takes as long as an update with all groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

@@ -328,9 +328,9 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Return the time at which the batch can change: the end of the decode step that is in progress at ``now``. All
-        steps that have begun before ``now`` are counted as complete.
-        """
+        """Return the time at which the batch can change: the end of the decode step that is in progress at ``now``.
+
+        The function also counts the work of all steps that have begun before ``now``."""
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned
             self._advance(min(self._planned, max(0, passed)))

@@ -1,4 +1,4 @@
-"""The batch script for Slurm of a training run. The vLLM servers of the run are on further nodes."""
+"""The Slurm batch script of a training run. The first node trains, and the other nodes run the vLLM servers."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ class CriticReport:
 
     Attributes:
         folder: the folder of the critic.
-        all_states: the fit over all states of the held-out attempts.
-        after_actions: the fit over the states after the last token of an action only.
+        all_states: how well the critic predicts the returns of all states of the held-out attempts.
+        after_actions: how well the critic predicts the returns of the states after the last token of an action.
     """
 
     folder: str

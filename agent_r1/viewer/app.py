@@ -1,4 +1,4 @@
-"""The pages of the viewer as a Starlette application. A request opens the runs that it shows only for reading."""
+"""The pages of the viewer as a Starlette application. A request never changes the runs that it shows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ MAX_COMPARED = 8
 """The largest number of runs that a page compares, and of attempts that stand side by side."""
 
 MAX_SCALED = 32
-"""The largest number of attempts of a group that are read to determine the scale of the advantages."""
+"""The largest number of attempts that are read to find the largest advantage of a group, which determines the colors of
+the group's advantages."""
 
 COLUMN_TEXT = 4000
 """The largest number of characters of a text if several attempts stand side by side."""

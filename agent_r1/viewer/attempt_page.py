@@ -115,7 +115,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """An attempt: its trajectory and its token records. ``records`` is () if no update made token records."""
+    """An attempt: its trajectory, and the numbers that an update computed for its action tokens.
+
+    A :class:`TokenRecord` holds the numbers of one turn. ``records`` is () if no numbers were recorded.
+    """
 
     trajectory: Trajectory
     records: tuple[TokenRecord, ...]

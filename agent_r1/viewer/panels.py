@@ -234,9 +234,10 @@ def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
 
 
 def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return one chart for each part of a whole, such as a part of a step, with one line per run.
+    """Return the charts that compare the parts of the runs' steps: one chart for each part, with one line per run.
 
-    A part gets no chart if one of the runs lacks it.
+    For example, one chart shows the time of the forward passes in each run. A part gets no chart if one of the runs
+    lacks the part.
     """
     charts = []
     for panel in PANELS:

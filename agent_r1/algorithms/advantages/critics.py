@@ -185,7 +185,7 @@ class BiLevelGae(OverTokens):
     - Then the last token of each turn gets the reward V + A, and the other tokens get reward 0. GAE over the tokens of
       the turn computes the advantages of the tokens.
 
-    In GAE over turns, a turn without a reward is a time step like every other turn.
+    Every turn is one time step of the GAE over turns, also a turn without a reward.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

@@ -195,7 +195,7 @@ SPECIFIC_ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bytearray, lambda value, inner: {"bytearray": bytes(value).hex()}),
     (memoryview, lambda value, inner: {"bytes": bytes(value).hex()}),
 )
-"""Encoders that are tried before ENCODERS, because ENCODERS can contain a base class of their type."""
+"""Pairs (type, encoder) that are tried before ENCODERS. For example, dict in ENCODERS would also match a Counter."""
 
 ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bool, lambda value, inner: bool(value)),

@@ -39,8 +39,10 @@ class Problem:
     tests: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task. Of the task's data, the agent sees only the examples, and never the exam or the
-        solution.
+        """Return the problem as a task.
+
+        The data of the task holds the examples, the exam (the hidden tests) and the solution. The agent sees only the
+        examples.
         """
         data = {"examples": self.examples, "exam": self.exam, "solution": self.solution}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)

@@ -14,7 +14,8 @@ from agent_r1.tasksets.math.form import match_shape, refusal_reason
 from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
 
 MEMORY = 4 * 2**30
-"""The largest address space of the process, in bytes. If the process needs more, Python raises MemoryError."""
+"""The largest address space of a process that compares answers, in bytes. If the process needs more, Python raises
+MemoryError."""
 
 
 class Verifier:

@@ -18,7 +18,7 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Return a question that asks where ``chain``, a chain of facts, ends. The wording is "style a".
+    """Return a question whose answer is the last value of ``chain``, a chain of facts. The wording is "style a".
 
     In this wording, the last relation of the chain comes first.
 
@@ -29,7 +29,7 @@ def nested(chain: Chain) -> str:
 
 
 def forward(chain: Chain) -> str:
-    """Return a question that asks where ``chain``, a chain of facts, ends. The wording is "style b".
+    """Return a question whose answer is the last value of ``chain``, a chain of facts. The wording is "style b".
 
     In this wording, the first relation of the chain comes first.
 

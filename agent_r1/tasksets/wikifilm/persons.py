@@ -189,7 +189,8 @@ def _agreed_date(events: Sequence[_Event]) -> Date | None:
 def _agreed_place(events: Sequence[_Event]) -> tuple[str, ...]:
     """Return the most detailed place among ``events``, which all describe the birth or the death of one person.
 
-    Return () if no event has a place, or if the first parts of two places differ.
+    A place has several parts, such as ("Rome", "Italy"). The most detailed place is the place with the most parts.
+    Return () if no event has a place, or if the places do not all begin with the same part.
     """
     places = [event.place for event in events if event.place]
     return max(places, key=len) if len({place[0] for place in places}) == 1 else ()

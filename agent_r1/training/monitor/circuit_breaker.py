@@ -19,7 +19,7 @@ CALL_WINDOW = 64
 """The run is stopped if this number of consecutive calls of one tool failed for the same cause."""
 
 MAX_REASONS = 5
-"""The maximum number of reasons in a diagnosis. The most common reasons are shown."""
+"""The message of a stopped run lists at most this many reasons why attempts failed, the most common reasons first."""
 
 MAX_REASON_LENGTH = 110
 

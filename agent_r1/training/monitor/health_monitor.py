@@ -48,8 +48,8 @@ REWARD_HISTORY = 1000
 """The number of recent steps whose mean rewards are kept, for checks that compare steps."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""The circuit breaker stops the run if too many of the last n attempts failed. n is at least the number of attempts of
-4 groups, or at least 32 if 32 is less."""
+"""The circuit breaker stops the run if too many of the last n attempts failed. n is at least 4 * group size, but
+only at least 32 if the groups have more than 8 attempts."""
 
 
 class HealthMonitor:

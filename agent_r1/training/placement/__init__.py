@@ -1,1 +1,1 @@
-"""Placement of the processes of a run: ranks of the trainer and vLLM servers in the actors of a Ray cluster."""
+"""Placement of a run on a Ray cluster: an actor starts each vLLM server, and each rank of the trainer."""
