@@ -52,6 +52,11 @@ def use_onednn(model: nn.Module) -> None:
             module.__class__ = OneDnnLinear
 
 
+def has_onednn(model: nn.Module) -> bool:
+    """Return whether oneDNN computes products of the model's linear layers, as after :func:`use_onednn`."""
+    return any(type(module) is OneDnnLinear for module in model.modules())
+
+
 def use_plain_products(model: nn.Module) -> None:
     """Let PyTorch compute the products of the model's linear layers again, as before :func:`use_onednn`."""
     for module in model.modules():

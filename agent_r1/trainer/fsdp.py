@@ -41,7 +41,7 @@ from agent_r1.trainer.protocol import (
 from agent_r1.trainer.rank_trainer import RankSettings, RankTrainer
 from agent_r1.trainer.ranks import RankGroup
 from agent_r1.trainer.report import join_passes
-from agent_r1.trainer.single_process import make_reference, syncs_reference
+from agent_r1.trainer.single_process import describe_arithmetic, make_reference, syncs_reference
 
 
 class FsdpTrainer:
@@ -115,6 +115,10 @@ class FsdpTrainer:
     @property
     def supports_tree_attention(self) -> bool:
         return self._tree_attention
+
+    @property
+    def arithmetic(self) -> str:
+        return describe_arithmetic(onednn=False, sharing=None)
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         return _sum(self._pass("logprobs", batch, role))

@@ -123,6 +123,17 @@ class Trainer(Protocol):
         """Whether the models can read several branches of a trajectory as one sequence, with a tree attention mask."""
         ...
 
+    @property
+    def arithmetic(self) -> str:
+        """A text about the implementations that decide the rounding errors of an update, for the record of a run.
+
+        The text names the library that computes matrix products, and says whether prefixes are shared.
+
+        Example:
+            "products by oneDNN and prefixes shared by parts"
+        """
+        ...
+
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 

@@ -23,7 +23,7 @@ from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Block
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask, use_tree_attention
-from agent_r1.model.onednn import use_onednn
+from agent_r1.model.onednn import has_onednn, use_onednn
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.vision import ImageProcessor, has_vision
 from agent_r1.model.weights import (
@@ -154,6 +154,10 @@ class SingleProcessTrainer:
     @property
     def supports_tree_attention(self) -> bool:
         return self._tree_attention
+
+    @property
+    def arithmetic(self) -> str:
+        return describe_arithmetic(onednn=has_onednn(self._policy.compute), sharing=self._models.sharing)
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.logprobs(batch, role))
@@ -310,6 +314,14 @@ def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> b
         return False
     is_large = all(model.num_parameters() >= LARGE_MODEL for model in models)
     return config.share_prefixes == "on" or (config.share_prefixes == "auto" and is_large)
+
+
+def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None) -> str:
+    """Return a text about the implementations of an update, such as "products by PyTorch and no shared prefixes"."""
+    shared = "no shared prefixes"
+    if sharing is not None:
+        shared = f"prefixes shared {'by parts' if sharing.by_parts else 'under a mask'}"
+    return f"products by {'oneDNN' if onednn else 'PyTorch'} and {shared}"
 
 
 def syncs_reference(algorithm: Algorithm) -> bool:

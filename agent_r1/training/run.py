@@ -24,12 +24,12 @@ from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import TrackedRun, TrackingRecorder
 from agent_r1.trackers.protocol import RunEnd
 from agent_r1.trackers.registry import require_trackers
+from agent_r1.training.arithmetic import decode_step_events, update_events
 from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
 from agent_r1.training.checkpoint.files import CORRUPT
 from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
-from agent_r1.training.decode_step import decode_step_events
 from agent_r1.training.devices import hardware_event
 from agent_r1.training.environment_workers import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
@@ -74,8 +74,8 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     writer = create_run(folder, config.model_dump(mode="json"), profiler)
     try:
         start = initial_state(runtime.updater)
-        steps = decode_step_events(runtime.engine, None)
-        start = replace(start, events=(*start.events, *data_events, *runtime.events, *steps))
+        numeric = (*decode_step_events(runtime.engine, None), *update_events(runtime.trainer, None))
+        start = replace(start, events=(*start.events, *data_events, *runtime.events, *numeric))
         return _train_and_close(runtime, start, writer, TrackedRun(folder.name, folder, _tracked(config)), progress)
     finally:
         writer.close()
@@ -113,8 +113,8 @@ def resume(
         # Check again: another process can have changed the run after its configuration was read, before it was locked.
         resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
         start = restore_run(folder, runtime.policy, runtime.updater)
-        steps = decode_step_events(runtime.engine, folder)
-        start = replace(start, events=(*start.events, *data_events, *runtime.events, *steps))
+        numeric = (*decode_step_events(runtime.engine, folder), *update_events(runtime.trainer, folder))
+        start = replace(start, events=(*start.events, *data_events, *runtime.events, *numeric))
         writer.open_segment(start.progress.step, config.model_dump(mode="json"))
         tracked = TrackedRun(folder.name, folder, _tracked(config), start.progress.step)
         return _train_and_close(runtime, start, writer, tracked, progress)

@@ -24,6 +24,7 @@ from agent_r1.store import RunReader, create_run, reopen_run
 from agent_r1.store.manifest import checkpoint_step, list_checkpoints
 from agent_r1.store.verification import verify
 from agent_r1.training import run
+from agent_r1.training.arithmetic import UPDATE
 from agent_r1.training.progress import SilentProgress, StepReport
 from agent_r1.training.resume import DECODE_STEP
 
@@ -129,7 +130,7 @@ def events(folder: Path) -> list[str]:
             f"{event.kind}: {event.detail}"
             for event in reader.events()
             if event.kind not in ("checkpoint_saved", "fingerprint", "tools", "hardware", "validation", "table")
-            and event.kind != DECODE_STEP
+            and event.kind not in (DECODE_STEP, UPDATE)
         ]
 
 
