@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 PART_LOGITS = 1 << 18
 """Number of logits that are processed together, so that they fit into the cache of a processor: 1 MiB in fp32."""
@@ -80,7 +81,9 @@ def _parts(table: Tensor) -> list[slice]:
     """Divide the rows of ``table`` into parts that fit into a processor's cache, and return the slice of rows of each
     part.
 
-    On a GPU, all rows are one part.
+    On a GPU, all rows are one part. Of a table without data, only the first part is returned: such a table measures
+    memory, and the first part needs as much as any other. A large vocabulary has thousands of parts.
     """
     count = max(1, PART_LOGITS // table.shape[1]) if table.device.type == "cpu" else max(1, len(table))
-    return [slice(first, first + count) for first in range(0, len(table), count)]
+    parts = [slice(first, first + count) for first in range(0, len(table), count)]
+    return parts[:1] if isinstance(table, FakeTensor) else parts

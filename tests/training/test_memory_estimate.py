@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Conf
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.inference import native_decode
+from agent_r1.model import softmax_scores
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import hidden_states, token_scores
@@ -128,6 +129,22 @@ def test_a_pass_grows_with_its_tokens_and_shrinks_with_checkpointing_and_bfloat1
     assert 0.4 * whole < half < 0.6 * whole
     assert pass_bytes(shape_of(model, trainer__activation_checkpointing=True)) < 0.5 * whole
     assert pass_bytes(shape_of(model, trainer__dtype="bfloat16")) < 0.75 * whole
+
+
+def test_the_estimate_of_a_large_vocabulary_computes_one_part_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Qwen2Config(
+        vocab_size=20_000, hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    shape, num_parts = shape_of(Qwen2ForCausalLM(config).eval()), []
+    divide = softmax_scores._parts
+    monkeypatch.setattr(softmax_scores, "_parts", lambda table: num_parts.append(len(divide(table))) or divide(table))
+    short = pass_bytes.__wrapped__(shape)
+    assert num_parts and set(num_parts) == {1}
+    num_parts.clear()
+    monkeypatch.setattr(softmax_scores, "FakeTensor", type(None))  # compute all parts
+    assert pass_bytes.__wrapped__(shape) == short
+    assert max(num_parts) > 50
 
 
 def test_weights_count_once_for_each_copy() -> None:
