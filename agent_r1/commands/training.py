@@ -111,9 +111,16 @@ def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainR
 
 
 def require_file(folder: Path, taskset: str) -> None:
-    """Raise InvalidInput if the task set of the run in ``folder`` is defined by a file of the user.
+    """Refuse to resume the run in ``folder`` without a file, if a file of the user defines the run's task set.
 
-    ``taskset`` is the name of the task set. The error asks for the file.
+    The command that resumes such a run must name the file again.
+
+    Args:
+        folder: the folder of the run.
+        taskset: the name of the run's task set. A file is needed if this name is not in ``TASKSETS``.
+
+    Raises:
+        InvalidInput: a file is needed. The error names the file with which the run was started.
     """
     if taskset not in agent_r1.tasksets.TASKSETS:
         with closing(RunReader(folder)) as reader:

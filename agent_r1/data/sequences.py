@@ -50,7 +50,7 @@ class TokenSequence:
     token_positions: Tensor
     """(n,) for each predicted token, its position in the sequence."""
     tokens: Tensor
-    """(n,) for each predicted token, its position in the batch."""
+    """(n,) the predicted tokens as indices: for each predicted token, its index among all tokens of the batch."""
     post_action_states: Tensor
     """(s,) for each action, the position of its last token in the sequence: the state after the action."""
     turns: Tensor

@@ -77,9 +77,10 @@ class KnownConversation:
 
     @property
     def length(self) -> tuple[int, int]:
-        """(number of messages, number of characters of the action), a tuple by which two conversations are compared.
+        """(number of messages, number of characters of ``action``), a tuple by which two conversations are compared.
 
-        If both conversations have equally many messages, the conversation with the longer action is the longer one.
+        The conversation with more messages is the longer one. If both have equally many messages, the conversation
+        with the longer ``action`` is the longer one.
         """
         return len(self.messages), len(self.action.text)
 

@@ -30,7 +30,7 @@ def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
 
 
 def locate_data(file: Path, data: Path) -> Path:
-    """Return the path or the hub name of the data that ``data`` names in the settings file ``file``.
+    """Return where the data of a task set is: the entry ``data`` of the settings file ``file``, as a path or hub name.
 
     A name on the hub is returned unchanged. A path in a settings file is relative to the folder of this file, so the
     folder is put before the path.
