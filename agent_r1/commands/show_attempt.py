@@ -212,7 +212,7 @@ def _facts(report: AttemptReport) -> Table:
 
 
 def _times(trajectory: Trajectory) -> str:
-    """Return a line with four times: the start of an attempt, the wait before the start, the engine, the environment.
+    """Return a line with the start time of an attempt, the wait before it, and the seconds of engine and environment.
 
     Example:
         "from 2026-11-23 01:51:39 on, after 0.2 s of waiting; engine 1.9 s, environment 4.1 s"

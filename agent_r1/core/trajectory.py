@@ -84,7 +84,7 @@ class TurnTiming:
 
     @property
     def engine_seconds(self) -> float:
-        """The seconds between the request of the action and its return by the engine."""
+        """The seconds from the request for the action until the engine returned the action."""
         return self.end_seconds - self.start_seconds
 
 

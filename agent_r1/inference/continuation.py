@@ -107,7 +107,7 @@ def join(first: Completion, more: Completion) -> Completion:
 def seed_at(seed: int, position: int) -> int:
     """Return the seed for the request that samples the tokens from ``position`` on. The result is below 2^63.
 
-    The first request begins at position 0. Its seed is ``seed``, the seed of the generation, modulo 2^63.
+    ``seed`` is the seed of the whole generation. The first request begins at position 0, and gets ``seed`` modulo 2^63.
     """
     if position == 0:
         return seed % 2**63

@@ -35,11 +35,12 @@ NATIVE_LIMIT = 20_000_000
 PyTorch (docs/decisions/0020-native-decode.md)."""
 
 AMD_NATIVE_LIMIT = 200_000_000
-"""The number that replaces ``NATIVE_LIMIT`` on processors of AMD with AVX-512, if the run has one thread.
+"""The limit that replaces ``NATIVE_LIMIT`` on processors of AMD with AVX-512, if the run has one thread. Both limits
+are numbers of parameters of a model.
 
-On these processors, PyTorch is slow, because its library MKL uses no AVX-512. So the decode step in C++ is faster even
-for larger models. With several threads, PyTorch can be faster, because the prefill in C++ computes a sequence in one
-thread.
+On these processors, PyTorch is slow, because its library MKL uses no AVX-512. So the decode step in C++ is faster than
+PyTorch also for models above ``NATIVE_LIMIT``. With several threads, PyTorch can be faster, because the prefill in C++
+computes a sequence in one thread.
 """
 
 CHECKED_TOKENS = 24

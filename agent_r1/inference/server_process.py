@@ -20,8 +20,8 @@ STOP_SECONDS = 15.0
 """The time limit, in seconds, for a server to end after SIGTERM. After this time, the server is killed."""
 
 KILL_SECONDS = 10.0
-"""The time limit, in seconds, for the guard process to kill a server. The guard process itself waits at most half as
-long, so that the shared memory of the server can be removed."""
+"""The time limit, in seconds, for the guard process to kill a server. For at most half of
+this time, the guard process waits until resource trackers have removed the shared memory of the server."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables that a server in another Python environment must not inherit from this process."""

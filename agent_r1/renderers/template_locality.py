@@ -37,7 +37,8 @@ _ITERATORS = frozenset({
     "batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "unique",
 })
 # fmt: on
-"""Filters whose result gives each value once, so that a variable with this result changes when it is read."""
+"""Filters that return an iterator. An iterator gives each value only once, so a variable that holds an iterator changes
+when the template reads the variable."""
 
 _UNKNOWN_EXPRESSIONS = (
     nodes.ContextReference,

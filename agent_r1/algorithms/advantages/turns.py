@@ -47,13 +47,14 @@ class ProcessRelative(TurnRelative):
 
 
 class TurnAndOutcome(TurnRelative):
-    """The advantage A(outcome reward) + coefficient * A(process rewards) of MT-GRPO (arXiv:2505.11821, equation 6).
+    """The advantage of each turn in MT-GRPO (arXiv:2505.11821, equation 6).
+
+    - A turn that used a tool: A(outcome reward) + coefficient * A(process rewards).
+    - A turn that used no tool, in a trajectory with tool use: A(outcome reward).
+    - A turn of a trajectory without any tool use: A(return).
 
     A(x) is (x - mean x) / std x, with mean and std over the group. x is one number per trajectory: the outcome reward,
-    the sum of the process rewards, or the return R.
-
-    A turn that used no tool has only the advantage A(outcome reward). If no turn of a trajectory used a tool, all its
-    turns have the advantage A(R).
+    the sum of the process rewards, or the return.
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"

@@ -39,7 +39,7 @@ class ElementPatterns:
 
 
 class _Search:
-    """A search in a growing text for the first element of one kind.
+    """A search in a growing text for the first element of one kind, such as the first call of a tool.
 
     The search finds the first opening delimiter, and then the first closing delimiter after the opening delimiter.
     """

@@ -61,8 +61,8 @@ class Bug:
 
     @property
     def repair(self) -> str:
-        """The right answer of the agent: the right line. With ``proposals``, the position of ``right`` in this tuple,
-        counted from 1.
+        """The right answer: the line without the bug. If there are ``proposals``, the right answer is the number of
+        the right proposal, counted from 1.
         """
         if self.proposals:
             return str(self.proposals.index(self.right) + 1)

@@ -99,8 +99,8 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
     """Return the change of a mean from the steps ``before`` to the steps ``after``.
 
-    Return 0 if the change is within ``ERRORS`` standard errors. ``index`` is 0 for the mean of the rewards, and 1 for
-    the mean of the true rewards.
+    Return 0 if the change is within ``ERRORS`` standard errors. Each step is a pair (reward, true reward). ``index`` is
+    0 for the change of the reward, and 1 for the change of the true reward.
     """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
