@@ -132,10 +132,9 @@ class CachedPrefix:
         self._cache.crop(len(self.token_ids) - self._cache.get_seq_length())  # minus the number of tokens to remove
 
     def append(self, token_ids: tuple[int, ...]) -> None:
-        """Add ``token_ids`` at the end of the recorded tokens of the prefix.
+        """Record that the cache holds the keys and values of ``token_ids``, which follow its earlier tokens.
 
-        ``token_ids`` are the first tokens of the latest pass. This pass has already added their keys and values to the
-        cache.
+        ``token_ids`` are the first tokens of the latest pass. This pass has already written the keys and values.
         """
         self.token_ids += token_ids
 

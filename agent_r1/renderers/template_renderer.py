@@ -215,7 +215,7 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools,
     ) -> RenderedPrompt | None:
-        """Return the prompt of :meth:`bridge_to_next_turn`, if ``before`` is the text of the prompt of ``messages``."""
+        """Return the result of :meth:`bridge_to_next_turn` for a prompt with the text ``before``."""
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)

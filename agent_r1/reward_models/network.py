@@ -135,7 +135,7 @@ def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
 
 
 def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[PassPlan, Prefixes]:
-    """Return the plan for reading all sequences in micro-batches, and the states of the prefix of all sequences."""
+    """Return the plan for reading all sequences in micro-batches, and the states of their common prefix."""
     plan = plan_passes(by_sequence(packed.sequences), micro_tokens, network.sharing)
     return plan, tuple(PrefixStates(model, plan.prefix.to(model.device)) for model in network.backbones)
 

@@ -175,7 +175,7 @@ def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_ranks(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield ``trainer.rank_restarts`` if the trainer has one rank, because then the trainer starts no process."""
+    """Yield ``trainer.rank_restarts`` if the trainer has one rank. Such a trainer has no process to restart."""
     if config.trainer.ranks == 1:
         reason = "with one rank, no process of the trainer is started; set trainer.ranks"
         yield InactiveSettings(("trainer.rank_restarts",), reason)

@@ -47,7 +47,7 @@ difference between the losses.
 """
 
 VISIBLE_CHANGE = 4.0
-"""The change of log-probabilities that changed weights must cause, as a multiple of the limit for rounding errors."""
+"""The weights are changed until the log-probabilities change by this multiple of the limit for rounding errors."""
 
 MAX_DOUBLINGS = 16
 """The largest number of times that the change of the weights is doubled until the log-probabilities change enough."""

@@ -45,7 +45,7 @@ BANDWIDTH_SHARE = 0.7
 """The share of the bandwidth of a GPU's memory that decode steps reach."""
 
 PREFILL_SHARE = 0.5
-"""The share of the highest FLOPs per second of a GPU that prefill reaches."""
+"""A prefill is assumed to reach this share of a GPU's highest FLOPs per second."""
 
 STEP_SECONDS = 0.003
 """The seconds of a decode step outside the model: scheduling, launches of kernels, sampling."""
