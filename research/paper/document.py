@@ -44,8 +44,9 @@ SETTING = """\
   not 1 and clips act: the column of clipped tokens shows how much.
 - **Attempts to {goal}.** Exact match of the training attempts, which are sampled at temperature 1 at questions that are
   each asked once, first has a mean of {goal} over {window} steps. This measure is not saturated if all methods end at
-  the ceiling. Tokens are the sampled ones. Figures are medians over runs, with 95 % intervals by a bootstrap over runs;
-  a run that does not get there counts as "never". A run has {steps} steps of 16 questions with 16 attempts.
+  the ceiling. Tokens are the sampled ones. Figures are medians over runs, with 95 % intervals by a bootstrap over runs
+  (of three runs, their range); a run that does not get there counts as "never".
+- A run has {steps} steps of 16 questions with 16 attempts.
 - **Exact match** of the last weights is measured on {questions} questions per split, with one greedy attempt and
   {samples} attempts sampled at temperature 1. A figure is a mean over runs ± half the width of its 95 % interval by
   Student's t. Runs count as independent draws although some share a base, so an interval says little about bases in
