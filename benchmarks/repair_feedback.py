@@ -131,6 +131,8 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=1, help="attempts at each function")
     parser.add_argument("--temperature", type=float, default=0.0, help="temperature of the attempts; 0: greedy")
     arguments = parser.parse_args()
+    if not arguments.run and not arguments.model:
+        parser.error("give --run or --model")
     table = Table("", *COLUMNS, "functions")
     rows = [row for run in arguments.run for row in of_run(run_folder(run), arguments.steps)]
     for model in arguments.model:
