@@ -39,15 +39,20 @@ MODELS = {
 KINDS = ("whole block", "running rows", "native")
 
 
-def runners_of(name: str, context: int) -> dict[str, ModelRunner]:
-    """Return a runner for each kind of step, with a common block in which every row holds a sequence."""
+def random_llama(name: str) -> LlamaForCausalLM:
+    """Return the model ``name`` of ``MODELS`` with random weights."""
     vocabulary, width, inner, layers, heads, kv_heads = MODELS[name]
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=True,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+def runners_of(name: str, context: int) -> dict[str, ModelRunner]:
+    """Return a runner for each kind of step, with a common block in which every row holds a sequence."""
+    model = random_llama(name)
     native = choose_native("native", model)
     runners = {}
     for kind, large_from in zip(KINDS, (10**12, 0, 0), strict=True):

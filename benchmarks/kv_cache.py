@@ -12,11 +12,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-import torch
-from decode import MODELS
+from decode import random_llama
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.inference.kv_cache import CacheSlot, round_up
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk
@@ -37,13 +35,7 @@ def lengths_by_case(rng: random.Random) -> Mapping[str, Sequence[int]]:
 
 def reserved_tokens(lengths: Sequence[int]) -> tuple[int, float]:
     """Return the tokens for which the KV cache has room after the sequences are prefilled, and its size in MiB."""
-    vocabulary, width, inner, layers, heads, kv_heads = MODELS["0.2M"]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=CONTEXT,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = random_llama("0.2M")
     runner = ModelRunner(model, ROWS, native=choose_native("auto", model))
     block = runner.add_block()
     for row, length in enumerate(lengths):
