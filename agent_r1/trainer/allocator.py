@@ -26,7 +26,8 @@ class FreedMemory:
     """
 
     def __init__(self) -> None:
-        self._resident = 0  # bytes that the process held after the last return
+        # bytes that the process held in the beginning, or after the last return
+        self._resident = 0 if _malloc_trim() is None else _resident_bytes()
 
     def give_back(self) -> None:
         """Give freed memory back to the operating system if the process has grown. Call this method after each pass.

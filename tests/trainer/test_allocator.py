@@ -48,3 +48,16 @@ def test_a_pass_returns_the_memory_of_its_freed_tensors() -> None:
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_malloc_trim", lambda: None)
     assert TokenBudget(1).run(lambda tokens: 7, lambda tokens: tokens, lambda: None) == 7
+
+
+@pytest.mark.skipif(allocator._malloc_trim() is None, reason="the C library is not glibc")
+def test_a_process_that_grows_little_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    sizes = iter([2**30, 2**30 + 1, 2**30 + allocator.KEPT + 1, 2**30])  # a large process, before its first pass
+    monkeypatch.setattr(allocator, "_malloc_trim", lambda: trims.append)
+    monkeypatch.setattr(allocator, "_resident_bytes", lambda: next(sizes))
+    memory = allocator.FreedMemory()
+    memory.give_back()
+    assert trims == []
+    memory.give_back()
+    assert trims == [0]
