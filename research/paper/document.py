@@ -55,13 +55,15 @@ SETTING = """\
   zero, or too small or too noisy to see. Of twenty differences that are zero, one is resolved by chance. In differences
   of attempts, a run that never gets there counts with all its attempts.
 - **Critics.** A method with a critic is compared only if its critic explains more than {critic} of the variance of the
-  returns (predicted before the update, mean over the last third of the steps and over runs). Masks that are switched
-  off count with the critic of their full method.
+  returns (predicted before the update, mean over the last third of the steps and over runs). With lambda below 1 the
+  returns that a critic learns include its own values, which makes its share larger. Methods with masks switched off
+  count with the critic of their full method.
 """
 
 MASKS = """\
-The masks are switched off one after the other. PPO has lambda 0.95 here: with lambda 1, GAE is the return minus the
-value, whatever tokens are between, so that the advantage mask could not show its effect.
+The masks are switched off one after the other. Differences are to the method with all its masks. PPO has lambda 0.95
+here: with lambda 1, GAE is the return minus the value, whatever tokens are between, so that the advantage mask could
+not show its effect.
 """
 
 CURVES = """\
