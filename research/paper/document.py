@@ -44,16 +44,16 @@ SETTING = """\
   not 1 and clips act: the column of clipped tokens shows how much.
 - **Attempts to {goal}.** Exact match of the training attempts, which are sampled at temperature 1 at questions that are
   each asked once, first has a mean of {goal} over {window} steps. This measure is not saturated if all methods end at
-  the ceiling. Tokens are the sampled ones. Figures are medians over runs, with 95 % intervals by a bootstrap over runs
-  (of three runs, their range); a run that does not get there counts as "never".
-- A run has {steps} steps of 16 questions with 16 attempts.
+  the ceiling. Tokens are the sampled ones. Figures are medians over runs (of an even number, the lower middle value),
+  with 95 % intervals by a bootstrap over runs (of three runs, their range). A run that does not get there counts as
+  "never". A run has {steps} steps of 16 questions with 16 attempts.
 - **Exact match** of the last weights is measured on {questions} questions per split, with one greedy attempt and
   {samples} attempts sampled at temperature 1. A figure is a mean over runs ± half the width of its 95 % interval by
   Student's t. Runs count as independent draws although some share a base, so an interval says little about bases in
   general.
-- **Differences** are paired: same base, same seed. A difference whose interval includes 0 is not resolved: it may be
-  zero, or too small or too noisy to see. Of twenty differences that are zero, one is resolved by chance. In differences
-  of attempts, a run that never gets there counts with all its attempts.
+- **Differences** are means over pairs of runs with the same base and the same seed. A difference whose interval
+  includes 0 is not resolved: it may be zero, or too small or too noisy to see. Of twenty differences that are zero, one
+  is resolved by chance. In differences of attempts, a run that never gets there counts with all its attempts.
 - **Critics.** A method with a critic is compared only if its critic explains more than {critic} of the variance of the
   returns (predicted before the update, mean over the last third of the steps and over runs). With lambda below 1 the
   returns that a critic learns include its own values, which makes its share larger. Methods with masks switched off
