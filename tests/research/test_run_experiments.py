@@ -77,7 +77,7 @@ def test_a_failure_does_not_stop_the_other_experiments(here):
         comparison.raise_failures()
     text = (here / "docs" / "results.md").read_text()
     assert "python -m research.paper --seeds 1 --bases 1 --steps 1 --n 4 --out docs/results.md\n" in text
-    assert "- broken, base 0, seed 0: " in text and "| Broken (0 of 1 runs) | - |" in text
+    assert "- broken, base 0, seed 0: " in text and "There are no runs of: Broken." in text
     assert (here / "docs" / "learning_curves.svg").stat().st_size > 1000
     assert json.loads(json.dumps(comparison_json(comparison)))["written"] == [
         "docs/results.md",

@@ -169,7 +169,7 @@ def test_a_run_is_written_down_whole(taskset, tmp_path):
     kinds = [event.kind for event in reader.events() if event.kind != DECODE_STEP]  # only with a C++ compiler
     *first, one, two, three, table, completed = kinds
     between = [one, two, three]
-    assert [*first, table, completed] == ["fingerprint", "tools", "hardware", "table", "completed"]
+    assert [*first, table, completed] == ["fingerprint", "update", "tools", "hardware", "table", "completed"]
     assert sorted(between) == ["checkpoint_saved", "checkpoint_saved", "validation"]
     assert json.loads((report.run / "config.json").read_text())["group_size"] == 4
     reader.close()
