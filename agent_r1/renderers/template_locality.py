@@ -18,7 +18,7 @@ module does not know.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,9 +36,16 @@ parts of the template (``caller``)."""
 _ITERATORS = frozenset({
     "batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "unique",
 })
-# fmt: on
 """Filters that return an iterator. An iterator gives each value only once, so a variable that holds an iterator changes
 when the template reads the variable."""
+
+_LOOP_VALUES = frozenset({
+    "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0",
+})
+_LOOP_CALLS = frozenset({"changed", "cycle"})
+"""What a template may read and call of any other loop. A variable that holds the loop itself would give its next item
+at each use, and ``loop.changed`` keeps the value of its last call."""
+# fmt: on
 
 _UNKNOWN_EXPRESSIONS = (
     nodes.ContextReference,
@@ -131,6 +138,7 @@ class _Proof:
     def __init__(self) -> None:
         self.first, self.near, self.shift, self.is_after_loop = 1, 1, 0, False
         self._conversations = {"messages"}  # the variables that stand for the messages from some index on
+        self._names: set[str] = set()  # the names that were checked as names of other values
 
     def visit(self, node: nodes.Node, place: _Place) -> None:
         """Check a node and the nodes below it."""
@@ -143,12 +151,11 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), _Place("macro"))
             case nodes.Assign(target=nodes.Name(name=name), node=value) if (start := self._start(value)) is not None:
                 self._require(place.part == "top" and not self.is_after_loop)
+                self._require(name not in self._names)  # a macro before this statement reads the new value too
                 self._conversations.add(name)
                 self.shift += start
-            case nodes.Assign(node=value) if place.part != "loop" and any(
-                each.name in _ITERATORS
-                for each in (value, *value.find_all(nodes.Filter))
-                if isinstance(each, nodes.Filter)
+            case nodes.Assign(node=value) | nodes.AssignBlock(filter=nodes.Filter() as value) if (
+                place.part != "loop" and _has_iterator(value)
             ):
                 raise _NotLocal
             case nodes.AssignBlock():
@@ -170,7 +177,8 @@ class _Proof:
         """Check all branches of an ``if``. Only one branch runs, so each branch can have a loop over the messages."""
         self.visit(node.test, place)
         before, after = self.is_after_loop, []
-        for branch in (node.body, node.elif_, node.else_):
+        branches: list[Sequence[nodes.Node]] = [node.body, *([each] for each in node.elif_), node.else_]
+        for branch in branches:
             self.is_after_loop = before
             self._visit_all(branch, place)
             after.append(self.is_after_loop)
@@ -185,10 +193,11 @@ class _Proof:
             body = _Place("loop")
         else:
             self.visit(node.iter, place)
+            self._require(place.part == "loop" or not _has_iterator(_iterated(node.iter)))
             body = replace(place, part="other") if place.part == "top" else replace(place, in_inner_loop=True)
         self._visit_all([node.target, *node.body], body)
         if node.test is not None:
-            self.visit(node.test, body)
+            self.visit(node.test, place)  # in the condition of a loop, the name loop stands for the loop around it
         self.is_after_loop = self.is_after_loop or start is not None
         self._visit_all(node.else_, place)
 
@@ -196,17 +205,23 @@ class _Proof:
         in_loop = place.part == "loop" and not place.in_inner_loop
         match node:
             case nodes.Name(name=name):
-                is_outer = place.part in ("loop", "macro") and not place.in_inner_loop
-                self._require(not (name == "loop" and (is_outer or node.ctx != "load")))
-                self._require(name not in self._conversations and name not in _STATEFUL)
+                self._require(name != "loop" and name not in self._conversations and name not in _STATEFUL)
+                self._names.add(name)
             case nodes.NSRef():  # a namespace keeps its values from one message to the next
                 self._require(place.part in ("top", "other"))
             case nodes.Getattr(node=nodes.Name(name="loop"), attr=attribute) if in_loop:
                 self._require(attribute in ("first", "last", "previtem", "nextitem"))
-            case nodes.Compare(expr=left, ops=[nodes.Operand(op=op, expr=nodes.Const(value=int(value)))]) if (
-                op in _COMPARISONS and (self._is_length(left) or (in_loop and _offset(left) is not None))
+            case nodes.Getattr(node=nodes.Name(name="loop"), attr=attribute):
+                self._require(attribute in _LOOP_VALUES and (place.in_inner_loop or place.part == "other"))
+            case nodes.Call(node=nodes.Getattr(node=nodes.Name(name="loop"), attr=attribute)) if (
+                attribute in _LOOP_CALLS and (place.in_inner_loop or place.part == "other")
             ):
-                self.first = max(self.first, value + 1)
+                self._visit_all(node.iter_child_nodes(exclude=("node",)), place)
+            case nodes.Compare(expr=left, ops=[nodes.Operand(op=op, expr=nodes.Const(value=int(value)))]) if (
+                op in _COMPARISONS
+                and (offset := 0 if self._is_length(left) else _offset(left) if in_loop else None) is not None
+            ):
+                self.first = max(self.first, value - offset + 1)
             case nodes.Getitem(node=nodes.Name(name=name), arg=index) if name in self._conversations:
                 self._read(index, place, in_loop)
             case nodes.Or(left=left, right=right):
@@ -258,6 +273,23 @@ class _Proof:
     def _require(self, is_local: bool) -> None:
         if not is_local:
             raise _NotLocal
+
+
+def _has_iterator(node: nodes.Node) -> bool:
+    """Return whether a value of the expression ``node`` can be or contain an iterator (see ``_ITERATORS``)."""
+    filters = (each for each in (node, *node.find_all(nodes.Filter)) if isinstance(each, nodes.Filter))
+    return any(each.name in _ITERATORS for each in filters)
+
+
+def _iterated(node: nodes.Node) -> nodes.Node:
+    """Return the expression whose items a loop over ``node`` gets, perhaps fewer of them or in another order.
+
+    Example:
+        ``tools`` for ``tools | select | reverse``
+    """
+    while isinstance(node, nodes.Filter) and node.name in _ITERATORS - {"map"} and node.node is not None:
+        node = node.node
+    return node
 
 
 def _offset(node: nodes.Node) -> int | None:

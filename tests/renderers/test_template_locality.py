@@ -57,10 +57,16 @@ def looped(body, before="", after="", messages="messages"):
 
 LOCAL_SOURCES = [
     looped("{{ 'a' if loop.index0 == 3 }}"),
+    looped("{{ 'a' if loop.index0 - 60 == 1 }}"),
+    looped("{{ 'a' if loop.index + 1 > 4 }}"),
     looped("{{ 'a' if loop.first or messages[loop.index0 - 1].role == 'tool' }}"),
     looped("{{ 'a' if loop.last or messages[loop.index].role == 'tool' }}"),
     looped("{{ 'a' if loop.previtem and loop.previtem.role == 'tool' }}"),
     looped("{% set x = m.role %}{{ x }}{% for c in m.tool_calls or [] %}{{ loop.index }}{% endfor %}"),
+    looped("{% for c in m.tool_calls or [] %}{{ loop.cycle('a', 'b') }}{{ loop.changed(c.id) }}{% endfor %}"),
+    looped(
+        "", before="{% for t in tools or [] %}{% for k, v in t | items %}{{ k }}{{ loop.last }}{% endfor %}{% endfor %}"
+    ),
     looped("", before="{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}"),
     looped("", after="{{ 'a' if messages[-1].role == 'tool' }}"),
     looped(
@@ -91,6 +97,26 @@ OTHER_SOURCES = [
     looped("{{ turns.next() }}", before="{% set turns = cycler('a', 'b') %}"),
     looped("{{ comma() }}", before="{% set comma = joiner() %}"),
     looped("{{ numbers | first }}", before="{% set numbers = range(99) | map('string') %}"),
+    looped("{{ letters | first }}", before="{% set letters | map('upper') %}a to z{% endset %}"),
+    looped(
+        "{{ ns.all | first }}",
+        before="{% set ns = namespace() %}{% for n in [range(99) | map('string')] %}{% set ns.all = n %}{% endfor %}",
+    ),
+    looped(
+        "{{ ns.turns | first }}",
+        before="{% set ns = namespace() %}{% for n in range(99) %}{% set ns.turns = loop %}{% break %}{% endfor %}",
+    ),
+    looped(
+        "{{ 'a' if m.role == 'user' and ns.is_new(m.content) }}",
+        before="{% set ns = namespace() %}{% for n in [1] %}{% set ns.is_new = loop.changed %}{% endfor %}",
+    ),
+    looped("{% for n in [1] if loop.index0 % 2 %}a{% endfor %}"),  # the loop over the messages
+    looped("{{ name() }}", before="{% macro name() %}{{ all | length }}{% endmacro %}{% set all = messages %}"),
+    "{% if documents %}{% elif tools %}"
+    + looped("")
+    + "{% elif messages[-1].role == 'tool' %}a{% else %}"
+    + looped("")
+    + "{% endif %}",
     looped("{{ last.role }}", before="{% set last = messages[-1] %}"),
     looped("{{ last.role }}", before="{% set last = messages | last %}"),
     looped("{% if m.role == 'tool' %}{% break %}{% endif %}"),
@@ -104,6 +130,12 @@ OTHER_SOURCES = [
     "{% for m in messages recursive %}{{ m.content }}{% endfor %}",
     "{{ messages[0].content }}",
 ]
+
+
+def test_how_many_messages_at_the_beginning_a_comparison_distinguishes():
+    assert locality_of(looped("{{ 'a' if loop.index0 - 60 == 1 }}")) == Locality(first=62, near=1)
+    assert locality_of(looped("{{ 'a' if loop.index + 1 > 4 }}")) == Locality(first=3, near=1)
+    assert locality_of(looped("", before="{{ 'a' if messages | length > 4 }}")) == Locality(first=5, near=1)
 
 
 @pytest.mark.parametrize("source", LOCAL_SOURCES)
