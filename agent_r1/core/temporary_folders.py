@@ -62,7 +62,8 @@ def remove_abandoned(prefix: str, parent: Path) -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if os.fstat(descriptor).st_nlink:  # if not, the folder was kept after the file was opened
+                shutil.rmtree(folder, ignore_errors=True)
         except OSError:  # its process is running
             continue
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.core.temporary_folders import TemporaryFolder
+from agent_r1.core.temporary_folders import TemporaryFolder, remove_abandoned
 
 PREFIX = "name-"
 
@@ -64,6 +65,20 @@ def test_a_kept_folder_stays(tmp_path: Path) -> None:
     kept.keep()
     TemporaryFolder(PREFIX, tmp_path).remove()
     assert [file.name for file in kept.path.iterdir()] == ["file"]
+
+
+def test_a_folder_stays_that_is_kept_while_another_process_tries_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, lock = TemporaryFolder(PREFIX, tmp_path), fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:  # the file of the lock is open
+        kept.keep()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    remove_abandoned(PREFIX, tmp_path)
+    assert kept.path.is_dir()
 
 
 def test_a_removed_folder_is_gone_and_its_process_keeps_no_file_open(tmp_path: Path) -> None:
