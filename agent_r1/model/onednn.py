@@ -77,7 +77,10 @@ class OneDnnLinear(nn.Linear):
         # oneDNN has no product over no tokens; the layer may have been moved or converted
         if not plain or not states.numel() or torch.is_autocast_enabled("cpu"):
             return super().forward(states)
-        return cast(Tensor, cast(Any, _Product).apply(states, weight, self.bias))
+        product = cast(Tensor, cast(Any, _Product).apply(states, weight, self.bias))  # (padded N, O)
+        rows = states.numel() // states.shape[-1]
+        # not in _Product, because a view that it returned could not be changed in place, as some models do
+        return (product if rows == len(product) else product[:rows]).view(*states.shape[:-1], len(weight))
 
 
 PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
@@ -85,26 +88,26 @@ PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
 
 
 class _Product(torch.autograd.Function):
-    """The product x W^T + b of states x (.., I), weights W (O, I) and a bias b (O,), or without a bias."""
+    """The product x W^T + b of states x (.., I), weights W (O, I) and a bias b (O,), or without a bias.
+
+    The result (padded N, O) has a row for each of the N tokens, and then the rows of the padding.
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
-        flat = states.flatten(0, -2)  # (N, I)
-        product = _multiply(pad_rows(flat), weight, bias)[: len(flat)]  # (N, O)
-        return product.view(*states.shape[:-1], len(weight))
+        return _multiply(pad_rows(states.reshape(-1, states.shape[-1])), weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         states, weight = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
-        flat = gradient.flatten(0, -2)  # (N, O)
-        padded = pad_rows(flat)
-        return (
-            _multiply(padded, weight.t(), None)[: len(flat)].view_as(states) if needs_states else None,
-            _multiply(padded.t(), pad_rows(states.flatten(0, -2)).t(), None) if needs_weight else None,  # (O, N) (N, I)
-            flat.sum(0) if needs_bias else None,
+        flat = states.reshape(-1, states.shape[-1])  # (N, I)
+        return (  # gradient: (padded N, O), with zeros after row N
+            _multiply(gradient, weight.t(), None)[: len(flat)].view_as(states) if needs_states else None,
+            _multiply(gradient.t(), pad_rows(flat).t(), None) if needs_weight else None,  # (O, padded N) (padded N, I)
+            gradient[: len(flat)].sum(0) if needs_bias else None,
         )
 
 

@@ -49,7 +49,7 @@ def gap(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(7,), (2, 5), (1, 1), (0,)])
+@pytest.mark.parametrize("shape", [(7,), (2, 5), (1, 1), (0,), ()])
 def test_results_and_gradients_are_those_of_a_linear_layer(bias: bool, shape: tuple[int, ...]) -> None:
     plain = nn.Linear(24, 40, bias)
     fast = copy.deepcopy(plain)
@@ -63,6 +63,17 @@ def test_results_and_gradients_are_those_of_a_linear_layer(bias: bool, shape: tu
         found.append((result.detach(), *gradients))
     for one, other in zip(*found, strict=True):
         assert one.shape == other.shape and (one - other).abs().sum() <= 1e-5 * one.abs().sum()
+
+
+@pytest.mark.parametrize("tokens", [5, 8])
+def test_a_model_can_change_results_in_place(tokens: int) -> None:
+    plain, states = nn.Linear(24, 40), torch.randn(1, tokens, 24)
+    fast = copy.deepcopy(plain)
+    fast.__class__ = OneDnnLinear
+    for layer in (plain, fast):
+        layer(states).clamp_(-0.5, 0.5).square().sum().backward()
+    assert plain.weight.grad is not None and fast.weight.grad is not None
+    assert gap(fast.weight.grad, plain.weight.grad) < 1e-5
 
 
 def test_frozen_weights_get_no_gradient() -> None:
