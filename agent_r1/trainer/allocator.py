@@ -11,10 +11,10 @@ from pathlib import Path
 STATM = Path("/proc/self/statm")
 
 KEPT = 256 * 2**20
-"""The number of bytes by which the process may always grow before it returns freed memory to the operating system."""
+"""The number of bytes by which the process may grow before it returns freed memory to the operating system.
 
-GROWTH = 1.25
-"""The factor by which the process may grow. The next pass has to get returned memory anew, which takes time."""
+A process with a small model usually grows less, and so spends no time on returning memory.
+"""
 
 
 class FreedMemory:
@@ -26,23 +26,18 @@ class FreedMemory:
     """
 
     def __init__(self) -> None:
-        self._usual: int | None = None  # bytes of the process after the first pass since memory was given back
+        # bytes that the process held in the beginning, or after the last return
+        self._resident = 0 if _malloc_trim() is None else _resident_bytes()
 
     def give_back(self) -> None:
         """Give freed memory back to the operating system if the process has grown. Call this method after each pass.
 
-        The growth is counted from the end of the first pass, and after a return from the end of the next pass. Memory
-        is given back if the growth is more than ``KEPT`` bytes and more than the factor ``GROWTH``.
+        Memory is given back only if the growth since memory was last given back is more than ``KEPT``.
         """
         trim = _malloc_trim()
-        if trim is None:
-            return
-        resident = _resident_bytes()
-        if self._usual is None:
-            self._usual = resident
-        elif resident > max(self._usual + KEPT, self._usual * GROWTH):
+        if trim is not None and _resident_bytes() > self._resident + KEPT:
             trim(0)  # 0: keep no freed memory at the ends of the heaps
-            self._usual = None
+            self._resident = _resident_bytes()
 
 
 def _resident_bytes() -> int:
