@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_r1.config import Layer, read_toml, restrict, settings_of
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.inference.torch_engine import TorchEngine
@@ -133,12 +134,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.run and not arguments.model:
         parser.error("give --run or --model")
+    if arguments.steps < 1 or arguments.attempts < 1:
+        parser.error("--steps and --attempts must be at least 1")
     table = Table("", *COLUMNS, "functions")
-    rows = [row for run in arguments.run for row in of_run(run_folder(run), arguments.steps)]
-    for model in arguments.model:
-        rows += asyncio.run(
-            of_model(model, arguments.config, arguments.data, arguments.attempts, arguments.temperature)
-        )
+    options = arguments.config, arguments.data, arguments.attempts, arguments.temperature
+    try:
+        rows = [row for run in arguments.run for row in of_run(run_folder(run), arguments.steps)]
+        for model in arguments.model:
+            rows += asyncio.run(of_model(model, *options))
+    except (AgentR1Error, OSError) as error:
+        parser.error(str(error))
     for label, trajectories in rows:
         found = shares(trajectories)
         table.add_row(label, *(str(found[name]) for name in COLUMNS), str(found["fixed"].functions))

@@ -28,7 +28,7 @@ class ExportReport:
     Attributes:
         format: the format of the export.
         out: the folder of the export.
-        facts: what was exported, by name: for a model, the step after which the weights were saved; otherwise, the
+        facts: facts about the export, by name: for a model, the step after which the weights were saved; otherwise, the
             number of exported conversations or steps. Settings that selected the attempts are included.
         bytes: the size of all files together.
         pushed: the URL of the commit on the hub; None if nothing was uploaded.

@@ -172,12 +172,7 @@ def _start(
             model = weights.handle.base if isinstance(weights.handle, AdapterFolders) else weights.handle
             assert isinstance(model, Path)
             policy.tokenizer.save_pretrained(model)  # the servers search for stop strings in the text
-            command = partial(_command, engine, model, context, adapters)
-            for number in range(engine.replicas):
-                new = launcher.start(number, command, logs.path / f"server-{number}.log")
-                started.append(new.process)
-                urls.append(new.url)
-            _wait(started, urls, vllm.start_seconds)
+            urls = _start_servers(partial(_command, engine, model, context, adapters), engine, launcher, logs, started)
         names = [_check(url, context) for url in urls]
 
         def replicas() -> list[VllmEngine]:
@@ -196,6 +191,26 @@ def _start(
             logs.remove()
         raise
     return SharedPool(EnginePool(replicas(), limits), stop, started)
+
+
+def _start_servers(
+    command: Callable[[str, int], list[str]],
+    engine: EngineConfig,
+    launcher: ServerLauncher,
+    logs: TemporaryFolder,
+    started: list[Server],
+) -> list[str]:
+    """Start ``engine.replicas`` servers, wait until they are ready, and return their addresses.
+
+    Each server is added to ``started`` as soon as it runs, so that the caller can stop it if a later one fails.
+    """
+    urls = []
+    for number in range(engine.replicas):
+        new = launcher.start(number, command, logs.path / f"server-{number}.log")
+        started.append(new.process)
+        urls.append(new.url)
+    _wait(started, urls, engine.vllm.start_seconds)
+    return urls
 
 
 def _keep(server: Server, run_folder: Path | None) -> Path:

@@ -90,7 +90,8 @@ def gather(results: Iterable[Result], planned: Mapping[str, int]) -> Results:
 def counted(methods: Sequence[Method], results: Results) -> list[Method]:
     """Return the methods that are compared: without a critic, or with a critic that explains enough.
 
-    An ablation counts if its full method does, because its own critic may suffer from what was switched off.
+    An ablation (a method with a mask switched off) is compared if its full method is compared, because the missing mask
+    may be the reason for a poor critic.
     """
 
     def explains(method: Method) -> bool:
