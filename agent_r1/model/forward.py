@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from agent_r1.model.onednn import has_onednn, padded_length
 from agent_r1.model.softmax_scores import softmax_scores
 from agent_r1.model.tree_attention import (
     SMALL_TREE,
@@ -158,8 +159,11 @@ def backbone_states(
     ``ids``, ``positions``, ``subtree_end``, ``prefix`` and ``images`` are as in :func:`hidden_states`. If ``added``
     (B, T, H) is given, it is added to the token embeddings.
     """
-    cache = None if prefix is None else prefix.cache(len(ids))
     decoder = text_decoder(backbone)
+    tokens = ids.shape[1]
+    if len(ids) == 1 and images is None and not isinstance(prefix, CachedPrefix) and has_onednn(decoder):
+        ids, positions, subtree_end, added = _pad_row(ids, positions, subtree_end, added)
+    cache = None if prefix is None else prefix.cache(len(ids))
     read: dict[str, Any] = {"input_ids": ids}
     if images is not None:
         read = embed_with_images(decoder, ids, images.index, compute_features(backbone, images.pixels))
@@ -171,7 +175,28 @@ def backbone_states(
     if cache is not None:
         read["past_key_values"] = cache
     read |= _attention_arguments(decoder, subtree_end, 0 if prefix is None else prefix.num_tokens)
-    return decoder(**read, position_ids=positions, use_cache=cache is not None).last_hidden_state
+    return decoder(**read, position_ids=positions, use_cache=cache is not None).last_hidden_state[:, :tokens]
+
+
+def _pad_row(
+    ids: Tensor, positions: Tensor | None, subtree_end: Tensor | None, added: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the arguments of :func:`backbone_states` for a single row, with tokens that no other token attends to.
+
+    The result has as many tokens as oneDNN multiplies at once. Otherwise each linear layer would copy its inputs into
+    a larger matrix (see ``padded_length``).
+    """
+    tokens = ids.shape[1]
+    missing = padded_length(tokens) - tokens
+    if not missing:
+        return ids, positions, subtree_end, added
+    return (
+        functional.pad(ids, (0, missing)),
+        None if positions is None else functional.pad(positions, (0, missing)),
+        # one tree without branches, after the trees of the row
+        None if subtree_end is None else functional.pad(subtree_end, (0, missing), value=tokens + missing),
+        None if added is None else functional.pad(added, (0, 0, 0, missing)),
+    )
 
 
 def _attention_arguments(decoder: PreTrainedModel, subtree_end: Tensor | None, prefix: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.inference.native_library import find_compiler
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model import onednn
+from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, use_tree_attention
 from agent_r1.model.onednn import OneDnnLinear, is_onednn_faster, padded_length, use_onednn
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
@@ -111,6 +113,36 @@ def test_small_models_other_types_and_other_processors_keep_their_layers(
     is_onednn_faster.cache_clear()
     use_onednn(other)
     assert not any(isinstance(module, OneDnnLinear) for model in (small, half, other) for module in model.modules())
+
+
+@pytest.mark.parametrize("prefix_tokens", [0, 5])
+@pytest.mark.parametrize("is_tree", [False, True])
+@pytest.mark.usefixtures("faster")
+def test_a_row_is_padded_once_and_not_in_each_layer(is_tree: bool, prefix_tokens: int) -> None:
+    plain = llama()
+    fast = copy.deepcopy(plain)
+    use_onednn(fast)
+    assert use_tree_attention(plain) and use_tree_attention(fast)
+    rows = set[int]()
+    for layer in fast.model.modules():
+        if isinstance(layer, OneDnnLinear):
+            layer.register_forward_hook(lambda _, inputs, __: rows.add(inputs[0].shape[1]))
+    ids = torch.arange(101)[None]
+    positions = ends = None
+    if is_tree:  # a chain of 21 tokens, with two branches of 40 tokens
+        ends = torch.tensor([[101] * 21 + [61] * 40 + [101] * 40])
+        positions = prefix_tokens + torch.tensor([[*range(61), *range(21, 61)]])
+    found = []
+    for model in (plain, fast):
+        prefix = PrefixStates(backbone_of(model), torch.arange(prefix_tokens))
+        rows.clear()
+        states = hidden_states(model, ids, positions, ends, prefix)
+        assert states.shape == (1, 101, 96)
+        states.square().sum().backward()
+        prefix.backward()
+        found.append((states.detach(), *(cast(Tensor, weight.grad) for weight in model.model.parameters())))
+    assert rows == {104}
+    assert max(gap(one, other) for one, other in zip(*found, strict=True)) < 1e-5
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
