@@ -134,6 +134,18 @@ def test_a_record_belongs_to_the_processor_that_made_it(monkeypatch: pytest.Monk
         assert find_record() is None
 
 
+def test_the_record_is_found_by_what_the_system_says_of_its_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is from the AMD EPYC of `record_amd_epyc.json`, as Linux lists it for each of its cores."""
+    core = "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\n\n"
+    (tmp_path / "cpuinfo").write_text(2 * f"processor\t: 0\n{core}")
+    monkeypatch.setattr(sys.modules[__name__], "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert find_record() == json.loads((RECORDS / "record_amd_epyc.json").read_text())
+
+
 def write_record(file: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         assume_memory(patch)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from extras import needs_compiler
 from llama_models import MODELS, SIZES, decode, equal, make
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -24,7 +25,7 @@ from agent_r1.inference.native_decode import NativeDecoder, choose_native
 from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
 from agent_r1.inference.torch_engine import TorchEngine
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+pytestmark = needs_compiler
 
 SHAPES = {
     # vocabulary, width, inner width, layers, heads, key-value heads, head size, tied

@@ -11,12 +11,12 @@ from typing import cast
 
 import pytest
 import torch
+from extras import needs_compiler
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.native_decode import NativeDecoder
-from agent_r1.inference.native_library import find_compiler
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model import onednn
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, use_tree_attention
@@ -145,7 +145,7 @@ def test_a_row_is_padded_once_and_not_in_each_layer(is_tree: bool, prefix_tokens
     assert max(gap(one, other) for one, other in zip(*found, strict=True)) < 1e-5
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+@needs_compiler
 def test_the_engine_decodes_such_a_model_in_cpp_too(faster: None) -> None:
     model = llama()
     use_onednn(model)

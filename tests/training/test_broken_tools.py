@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 import torch
+from sandboxed import sandbox_or_skip
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import STATUS_POLICY, Status, Trajectory
 from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.sandbox import Limits
 from agent_r1.store import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
@@ -95,13 +95,7 @@ CODE = {
 
 
 def sandboxed() -> dict[str, Break]:
-    try:
-        place = Sandbox(SandboxConfig(limits=Limits(seconds=SECONDS, memory=2**28, disk=2**20, output=1000)))
-    except InvalidInput as refusal:
-        if "does not hold" in str(refusal):
-            raise
-        pytest.skip(str(refusal))
-    python = python_tool(place)
+    python = python_tool(sandbox_or_skip(Limits(seconds=SECONDS, memory=2**28, disk=2**20, output=1000)))
     return {kind: calls(python, {"code": code}) for kind, code in CODE.items()}
 
 

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from extras import needs_compiler
 from resuming import config_of
 
 from agent_r1.config import Layer
@@ -22,8 +23,6 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.resume import recorded_decode_step, resolve_resume_config
 from agent_r1.training.run import resume, train
-
-needs_compiler = pytest.mark.skipif(native_decode.find_compiler() is None, reason="no C++ compiler")
 
 
 def without_compiler(patch: pytest.MonkeyPatch) -> None:
