@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmark_files import SHARED, real_data
 from film_pages import write_pages
 from tests_tokenizer import hermes_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -25,10 +26,7 @@ from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 PAPER = RECIPES / "paper_multihop.toml"
-
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 
 def test_the_recipe_has_the_papers_numbers() -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from benchmark_files import SHARED, real_data
+from extras import requires
 from sandboxed import sandbox_or_skip
 
 from agent_r1.sandbox import Limits
 
 SCORERS = Path(__file__).parents[1] / "benchmarks" / "scorers.py"
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
-@pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed (extra math)")
+@real_data
+@requires("math_verify", "math")
 def test_right_answers_score_1_and_wrong_answers_0() -> None:
     sandbox_or_skip(Limits())
     command = [sys.executable, str(SCORERS), "--data", str(SHARED), "--every", "40", "--json"]

@@ -1,7 +1,7 @@
 """Chat templates: rendered as transformers does, with limits that no template passes."""
 
 import pytest
-from chat_templates import SEARCH, TEMPLATES, tokenizer_of
+from chat_templates import MODELS, SEARCH, real_tokenizer, tokenizer_of
 from hostile_templates import ALLOWED_FORMATS, EXPENSIVE, FAILING, REFUSED_FORMATS
 from tests_tokenizer import hermes_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -83,16 +83,13 @@ def test_a_template_renders_as_with_transformers(source):
                 assert expected is not None and as_we_do(tokenizer, messages, tools, added) == expected
 
 
-def test_templates_of_models_render_as_with_transformers():
-    paths = sorted(TEMPLATES.glob("*.jinja"))
-    if not paths:
-        pytest.skip(f"the chat templates are not beside this checkout: {TEMPLATES}")
-    for path in paths:
-        tokenizer = tokenizer_of(path.read_text())
-        for messages in CONVERSATIONS:
-            for tools in ([], [SEARCH.to_openai()]):
-                expected = as_transformers(tokenizer, messages, tools, True)
-                assert as_we_do(tokenizer, messages, tools, True) == expected, path.stem
+@pytest.mark.parametrize("name", MODELS)
+def test_templates_of_models_render_as_with_transformers(name):
+    tokenizer = real_tokenizer(name)
+    for messages in CONVERSATIONS:
+        for tools in ([], [SEARCH.to_openai()]):
+            expected = as_transformers(tokenizer, messages, tools, True)
+            assert as_we_do(tokenizer, messages, tools, True) == expected
 
 
 def render(source, content="Who?"):

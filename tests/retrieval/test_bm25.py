@@ -6,9 +6,9 @@ import asyncio
 import math
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from benchmark_files import SHARED, real_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,9 +24,6 @@ from agent_r1.retrieval.passages import Passage, read_corpus
 from agent_r1.retrieval.tool import NOTHING_FOUND, render, search_tool
 from agent_r1.tasksets.multihop.questions import read_questions
 from agent_r1.tools.function_tool import Tool
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 PASSAGES = (
     Passage("Alba", "Alba is a river in the north. Bruno rules the land around Alba."),

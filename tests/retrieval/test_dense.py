@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_files import SHARED, real_data
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.encoder import load_encoder
@@ -19,9 +20,6 @@ from agent_r1.retrieval.passages import Passage, corpus_checksum, read_corpus
 from agent_r1.retrieval.vectors import FaissVectors, TorchVectors, build_faiss
 from agent_r1.tasksets.multihop import recall
 from agent_r1.tasksets.multihop.questions import read_questions
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 
 @pytest.fixture

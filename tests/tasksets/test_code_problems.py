@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_files import SHARED, real_data
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox import Sandbox, SandboxConfig, Verdict
@@ -16,9 +17,6 @@ from agent_r1.tasksets.code.examples import Example, example_from_assertion, exa
 from agent_r1.tasksets.code.problems import Problem, read_problems
 from agent_r1.tasksets.code.source import parse_source
 from agent_r1.tasksets.code.tool import trial_program
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 PROMPT = (
     "from typing import List\n\ndef scale(x):\n    return 3 * x\n\n\n"

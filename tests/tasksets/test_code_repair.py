@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_files import SHARED, real_data
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
@@ -24,7 +25,6 @@ from agent_r1.tasksets.code_repair.edits import apply_edit, most_similar_line
 from agent_r1.tasksets.code_repair.inside.trials import STEPS, outcome_of
 from agent_r1.tasksets.code_repair.tool import bug_of
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "mbpp_400.jsonl"
 SPLITS = ("train", "validation", "test")
 
 
@@ -310,7 +310,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(
         build("code-repair", None, None, 0)
 
 
-@pytest.mark.skipif(not SHARED.is_file(), reason=f"MBPP is not at {SHARED}")
+@real_data
 def test_most_short_functions_of_mbpp_get_a_bug(sandbox: Sandbox) -> None:
-    bugs = plant_bugs(read_problems(SHARED), 1, 6, 6, "0", sandbox)
+    bugs = plant_bugs(read_problems(SHARED / "mbpp_400.jsonl"), 1, 6, 6, "0", sandbox)
     assert len(bugs) > 180 and len({bug.kind for bug in bugs}) == 8

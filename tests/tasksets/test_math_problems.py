@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_files import SHARED, real_data
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets.math.problems import Problem, read_problems
 from agent_r1.tasksets.splits import GIVEN_OUT, read_splits
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 MATH = {"problem": "Half of 4?", "level": "Level 1", "type": "Algebra", "solution": r"It is $\boxed{2}$."}
 

@@ -7,11 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import requires
 
 from agent_r1.core import packages
 from agent_r1.core.attempt_id import AttemptId
@@ -24,7 +24,7 @@ from agent_r1.tasksets import build
 from agent_r1.tasksets.math import scorer
 from agent_r1.tasksets.math.scorer import LONGEST, AnswerChecker, Checked
 
-pytestmark = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed (extra math)")
+pytestmark = requires("math_verify", "math")
 
 HANGS = "9^{9^{9^{9}}}"
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from importlib.util import find_spec
 
 import pytest
+from extras import requires
 
 from agent_r1.core.task import Task
 from agent_r1.tasksets.math.problems import Problem
 from agent_r1.tasksets.math.scorer import AnswerChecker, Checked
 from agent_r1.tasksets.math.solutions import copied_expressions, plus_one, solutions_of
 
-pytestmark = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed (extra math)")
+pytestmark = requires("math_verify", "math")
 
 
 @pytest.fixture(scope="module")

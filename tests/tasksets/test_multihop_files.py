@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_files import SHARED, real_data
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.retrieval.passages import Passage, read_corpus
 from agent_r1.tasksets.multihop.questions import Question, read_questions
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 OFFICIAL = {
     "_id": "5a7a",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_files import SHARED, real_data
 
 import agent_r1.tasksets.multihop
 from agent_r1.core.attempt_id import AttemptId
@@ -26,9 +27,6 @@ from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
 from agent_r1.retrieval.retriever import RetrievalError
 from agent_r1.tasksets import TASKSETS, build
 from agent_r1.tasksets.multihop import MAX_OUTPUT
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the benchmark files are not in {SHARED}")
 
 
 def official(number: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_files import SHARED, real_data
 from film_pages import PAGES, write_pages
 
 import agent_r1.tasksets.wikifilm
@@ -34,7 +35,6 @@ from agent_r1.tasksets.wikifilm.questions import build_questions
 from agent_r1.tasksets.wikifilm.settings import KINDS
 from agent_r1.tasksets.wikifilm.words import name_key
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "2wiki_corpus.jsonl"
 TEXTS = {page.title: page.text for page in PAGES}
 SPLITS = ("train", "validation", *KINDS)
 
@@ -143,9 +143,9 @@ def test_no_film_and_no_person_is_in_two_classes(facts: FilmFacts) -> None:
     assert not names["train"] & names["validation"] and not names["validation"] & names["test"]
 
 
-@pytest.mark.skipif(not SHARED.is_file(), reason=f"the benchmark's pages are not in {SHARED}")
+@real_data
 def test_no_name_of_a_real_test_question_is_in_a_training_question() -> None:
-    questions = build_questions(read_facts(read_pages(SHARED)[:1500]))
+    questions = build_questions(read_facts(read_pages(SHARED / "2wiki_corpus.jsonl")[:1500]))
     trained = {name for one in questions["train"] for name in (*one.supporting, *one.hops[:-1])}
     tested = {name for one in questions["test"] for name in one.supporting}
     assert len(tested) > 100 and not trained & tested

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from film_pages import PAGES
 
@@ -13,7 +11,6 @@ from agent_r1.tasksets.wikifilm.films import Film, read_film
 from agent_r1.tasksets.wikifilm.persons import Person, read_director
 from agent_r1.tasksets.wikifilm.settings import KINDS
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "2wiki_corpus.jsonl"
 TEXTS = {page.title: page.text for page in PAGES}
 SPLITS = ("train", "validation", *KINDS)
 
