@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from extras import requires
 
 from agent_r1 import InvalidInput, Message
 from agent_r1.core.attempt_id import AttemptId
@@ -196,8 +197,8 @@ def scalars(folder: Path, name: str) -> dict[int, float]:
     return {event.step: event.value for event in read_events(folder).Scalars(name)}
 
 
+@requires("tensorboard", "tensorboard")
 def test_tensorboard_shows_metrics_settings_and_attempts(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     hostile = "<script>alert(1)</script>\n# not a heading"
     assert record(tmp_path, ["tensorboard"], [attempt(0, hostile)], METRICS)[0] == []
     assert scalars(tmp_path, "reward/em") == {1: 0.25}
@@ -207,8 +208,8 @@ def test_tensorboard_shows_metrics_settings_and_attempts(tmp_path: Path) -> None
     assert '"corpus": "http://***@' in settings and "pass-7" not in settings
 
 
+@requires("tensorboard", "tensorboard")
 def test_tensorboard_hides_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     record(tmp_path, ["tensorboard"], *[[StepMetrics(step, {"reward": 0.0})] for step in range(1, 5)])
     resumed = TensorBoardTracker(run_in(tmp_path, step=2))
     resumed.log_metrics(3, {"reward/total": 1.0})
@@ -219,8 +220,8 @@ def test_tensorboard_hides_steps_that_a_resumed_run_repeats(tmp_path: Path) -> N
 HOSTILE_METRICS = [StepMetrics(1, {"reward": float("nan"), "reward/<b>&\n\u202e": 1.0, "kl": float("inf")})]
 
 
+@requires("wandb", "wandb")
 def test_wandb_continues_a_run_under_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr("sys.argv", ["agent-r1", "train", "--corpus", SECRET])
     for _ in range(2):
@@ -230,8 +231,10 @@ def test_wandb_continues_a_run_under_its_id(tmp_path: Path, monkeypatch: pytest.
     assert not any(b"pass-7" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
+@requires("mlflow", "mlflow")
 def test_mlflow_continues_a_run_under_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    import mlflow
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     for _ in range(2):
@@ -242,10 +245,12 @@ def test_mlflow_continues_a_run_under_its_id(tmp_path: Path, monkeypatch: pytest
     assert run.info.status == "FINISHED"
 
 
+@requires("trackio", "trackio")
 def test_trackio_continues_a_run_under_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    storage = pytest.importorskip("trackio.sqlite_storage")
+    from trackio import sqlite_storage as storage
+
     for name in ("TRACKIO_DIR", "MEDIA_DIR"):
         monkeypatch.setattr(storage, name, tmp_path / name, raising=False)
     for _ in range(2):
