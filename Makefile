@@ -38,7 +38,7 @@ docs: $(INSTALLED_DOCS)  ## the documentation as a site in site/; a broken link 
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict
 	@echo "open site/index.html; with search: python3 -m http.server --directory site --bind 127.0.0.1"
 
-test: $(INSTALLED_DEV)  ## every test; those of the sandbox need bubblewrap, those of the viewer in a browser need Chromium (apt-get install bubblewrap libseccomp2 chromium)
+test: $(INSTALLED_DEV)  ## every test; some skip without bubblewrap, Chromium or strace (apt-get install bubblewrap libseccomp2 chromium strace)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 VLLM_PYTHON ?= .venv/vllm/bin/python
