@@ -5,7 +5,7 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/docs/.installed
 INSTALLED_PEERS := .venv/peers/.installed
 
-.PHONY: demo install test test-vllm test-ray check format docs bench bench-check bench-peers algorithms faults controls paper tiny-base clean
+.PHONY: demo install test test-vllm test-ray test-extras check format docs bench bench-check bench-peers algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -52,6 +52,14 @@ test-vllm: $(INSTALLED_DEV)  ## training through real vLLM servers; VLLM_PYTHON 
 
 test-ray: .venv/ray/.installed  ## training in Ray actors: killed actors, sockets, processes that are left
 	PYTHONPATH=.venv/ray $(BIN)/python -m pytest -rs tests/training/test_ray_runs.py
+
+# In a folder of its own: with what they need, these four packages take 1.2 GB.
+.venv/extras/.installed: $(INSTALLED_DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/extras wandb==0.31.0 trackio==0.43.0 mlflow==3.17.2 openenv-core==0.3.0
+	touch $@
+
+test-extras: .venv/extras/.installed  ## Weights & Biases, Trackio, MLflow and OpenEnv
+	PYTHONPATH=.venv/extras $(BIN)/python -m pytest -rs tests/trackers tests/envs/adapters/test_openenv.py tests/test_adapters_documented.py
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .
