@@ -115,6 +115,20 @@ def test_small_models_other_types_and_other_processors_keep_their_layers(
     assert not any(isinstance(module, OneDnnLinear) for model in (small, half, other) for module in model.modules())
 
 
+@pytest.mark.parametrize(
+    ("vendor", "capability", "faster"),
+    [("AuthenticAMD", "AVX512", True), ("AuthenticAMD", "AVX2", False), ("GenuineIntel", "AVX512", False)],
+)
+def test_onednn_counts_as_faster_on_amd_with_avx512_only(
+    vendor: str, capability: str, faster: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    monkeypatch.setattr(onednn, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    is_onednn_faster.cache_clear()
+    assert is_onednn_faster() == faster
+
+
 @pytest.mark.parametrize("prefix_tokens", [0, 5])
 @pytest.mark.parametrize("is_tree", [False, True])
 @pytest.mark.usefixtures("faster")
