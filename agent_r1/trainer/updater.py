@@ -16,7 +16,7 @@ from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.reward_schedule import RewardSchedule, weights_at
-from agent_r1.core.threads import run_in_thread
+from agent_r1.core.threads import WorkerThread
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
@@ -126,6 +126,8 @@ class PolicyUpdater:
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
         self._role_baselines: dict[str, float] = {}
         self._published: WeightUpdate | None = None
+        # All updates run in one thread, because glibc keeps the freed memory of each thread for this thread alone.
+        self._thread = WorkerThread("update")
         packing: Packing = pack_prefix_tree if trainer.supports_tree_attention else pack_causal
         # If the algorithm needs whole trajectories, all sequences of a trajectory share a micro-batch. Splitting a long
         # tree into paths would then only make the micro-batch larger, so no length limit applies.
@@ -153,14 +155,14 @@ class PolicyUpdater:
         return SelectedGroup(group, selection, has_signal=bool(kept.samples))
 
     async def update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
-        """Train on ``groups`` in a worker thread, and return the report of the update.
+        """Train on ``groups`` in the worker thread of this updater, and return the report of the update.
 
         If no attempt can be trained, the policy's weights and their version do not change.
 
         Raises:
             OutOfMemory: the update does not fit in memory, and smaller micro-batches cannot help.
         """
-        return await run_in_thread(self._update, groups)
+        return await self._thread.run(self._update, groups)
 
     def _update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
         kl = self._algorithm.kl

@@ -44,8 +44,8 @@ OVERHEAD = 1.1
 """The memory that allocators hold, divided by the memory of the tensors."""
 
 KEPT = 192 * 2**20
-"""The maximum number of bytes that allocators keep after tensors are freed. Each update runs in a new thread, and a
-thread can have its own heap, which keeps freed memory."""
+"""The number of bytes for freed memory that a pass cannot use again, because its tensors have other sizes. All updates
+run in one thread, which can have its own heap."""
 
 
 @dataclass(frozen=True, slots=True)

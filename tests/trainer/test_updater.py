@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -67,6 +68,15 @@ def test_only_an_update_of_several_passes_computes_old_log_probabilities(epochs:
     model.base_model.embed_tokens.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
     metrics = update(updater, make.random_groups(0)).metrics
     assert sum(read) == pytest.approx(passes * metrics["model_tokens"] / (1 - metrics["padding"]))
+
+
+def test_all_updates_run_in_the_same_thread(make: Any) -> None:
+    model, threads = make.model(), list[threading.Thread]()
+    updater = updater_of(model)
+    model.base_model.embed_tokens.register_forward_hook(lambda *_: threads.append(threading.current_thread()))
+    for seed in range(2):
+        update(updater, make.random_groups(seed))
+    assert len(set(threads)) == 1 and threads[0] is not threading.main_thread()
 
 
 def test_entropy_is_of_the_weights_that_the_update_began_with(make: Any) -> None:
