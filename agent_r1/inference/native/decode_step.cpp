@@ -133,7 +133,11 @@ static void multiply_tile(const float *x, int64_t x_stride, const float *packed,
     Vector sums[ROWS][PANELS] = {};
     for (int64_t input = 0; input < inputs; input++) {
         Vector weights[PANELS];
-        for (int panel = 0; panel < PANELS; panel++) weights[panel] = load(packed + (panel * inputs + input) * LANES);
+        for (int panel = 0; panel < PANELS; panel++) {
+            const float *from = packed + (panel * inputs + input) * LANES;
+            weights[panel] = load(from);
+            __builtin_prefetch(from + TILE_PANELS * inputs * LANES, 0, 2);  // for the next tile
+        }
         for (int row = 0; row < ROWS; row++) {
             const float state = x[row * x_stride + input];
             for (int panel = 0; panel < PANELS; panel++) sums[row][panel] += state * weights[panel];
@@ -194,6 +198,15 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t size, f
     }
 }
 
+// Return the vector whose lane l is the sum of query[i] key[i] over all i = l, l + LANES, .. in ascending order.
+static inline Vector multiply_lanes(const float *query, const float *key, int64_t size) {
+    Vector sums = {};
+    int64_t index = 0;
+    for (; index + LANES <= size; index += LANES) sums += load(query + index) * load(key + index);
+    if (index < size) sums += load_part(query + index, size - index) * load_part(key + index, size - index);
+    return sums;
+}
+
 // Softmax of the scores of one query with ``count`` keys, then the weighted sum of the values.
 static void attend(const float *query, const float *keys, const float *values, int64_t count, int64_t size,
                    float *weights, float *mixed) {
@@ -201,14 +214,10 @@ static void attend(const float *query, const float *keys, const float *values, i
     for (int64_t token = 0; token < count; token += LANES) {
         Vector products[LANES] = {};
         const int64_t here = std::min<int64_t>(LANES, count - token);
-        for (int64_t index = 0; index < size; index += LANES) {
-            const bool whole = index + LANES <= size;
-            const Vector part = whole ? load(query + index) : load_part(query + index, size - index);
-            for (int64_t lane = 0; lane < here; lane++) {
-                const float *key = keys + (token + lane) * size + index;
-                __builtin_prefetch(values + (token + lane) * size + index);  // read after the softmax
-                products[lane] += part * (whole ? load(key) : load_part(key, size - index));
-            }
+        for (int64_t lane = 0; lane < here; lane++) {
+            const int64_t place = (token + lane) * size;
+            products[lane] = multiply_lanes(query, keys + place, size);
+            for (int64_t index = 0; index < size; index += LANES) __builtin_prefetch(values + place + index);
         }
         Vector scores = totals<LANES>(products);
         for (int64_t lane = here; lane < LANES; lane++) scores[lane] = -INFINITY;
