@@ -121,8 +121,10 @@ class EngineConfig(BaseModel):
     room; a vLLM server has at most this number of requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache, in GiB. Sequences that do not fit wait, but one sequence always runs. None: on a CPU,
-    half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their own default."""
+    """Memory for the KV cache, in GiB. Sequences that do not fit wait, but one sequence always runs. With the native
+    decode step, sequences share this memory as they grow; otherwise each session takes the memory of a whole context.
+    None: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their
+    own default."""
 
     backend: Backend = "embedded"
     """Where tokens are generated. embedded: in the process of the run. vllm: on vLLM servers. sglang: on SGLang servers

@@ -5,8 +5,10 @@ tensor of keys and one tensor of values. A decode step runs on whole blocks. Bec
 arithmetic of a row does not depend on the other rows. So a sequence that is computed alone gets the same bits as in a
 batch (tests/inference/test_torch_engine.py).
 
-The memory of a slot is contiguous, unlike the pages of vLLM's paged attention. All slots of a block have the same
-length: at least the length of the longest sequence in the block.
+A slot has contiguous addresses, unlike the pages of vLLM's paged attention. On a CPU, each slot has addresses for the
+whole context, and the operating system provides memory for the tokens that are written (``inference.lazy_memory``). So
+memory is spent on tokens. The idea is that of vAttention (arXiv 2405.04437), which does so on GPUs. On other devices,
+all slots of a block have the same length: at least the length of the longest sequence in the block.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).
@@ -19,6 +21,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
+
+from agent_r1.inference.lazy_memory import give_back, lazy_zeros
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
@@ -113,7 +117,8 @@ class CacheBlock:
     """The keys and values of R = ``rows`` sequences.
 
     ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D), with K key-value heads of size D. In row
-    i, the keys and values of the first ``lengths[i]`` tokens are valid.
+    i, the keys and values of the first ``lengths[i]`` tokens are valid. On a CPU, tokens that were never written take
+    no memory.
     """
 
     rows: int
@@ -138,8 +143,8 @@ class CacheBlock:
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
-            self.keys.append(like.new_zeros(shape))
-            self.values.append(like.new_zeros(shape))
+            self.keys.append(_zeros(shape, like))
+            self.values.append(_zeros(shape, like))
         return self.keys[index], self.values[index]
 
     def reserve(self, tokens: int) -> None:
@@ -150,13 +155,26 @@ class CacheBlock:
         for tensors in (self.keys, self.values):
             for layer, tensor in enumerate(tensors):
                 rows, heads, length, size = tensor.shape
-                tensors[layer] = tensor.new_zeros((rows, heads, capacity, size))
+                tensors[layer] = _zeros((rows, heads, capacity, size), tensor)
                 tensors[layer][:, :, :length] = tensor
         self.capacity = capacity
 
+    def empty(self, row: int) -> None:
+        """Remove all keys and values of a row. On a CPU, the memory goes back to the operating system."""
+        self.lengths[row] = 0
+        if self.device.type == "cpu":
+            for tensor in (*self.keys, *self.values):
+                give_back(tensor[row])
+
     @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+    def bytes_per_token(self) -> int:
+        """The size of the keys and values of one token in all layers."""
+        return sum(tensor[0, :, 0].nbytes for tensor in (*self.keys, *self.values))
+
+
+def _zeros(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+    """Return a tensor of zeros with the data type and the device of ``like``."""
+    return lazy_zeros(shape, like.dtype) if like.device.type == "cpu" else like.new_zeros(shape)
 
 
 class _CacheView:

@@ -132,7 +132,8 @@ class ModelRunner:
 
     Each block has ``rows`` rows. The runner takes ownership of the model, and replaces the model's attention function
     by :func:`agent_r1.inference.kv_cache.cache_attention`. ``images`` holds the images of requests; it is None if the
-    model has no vision. ``native`` computes the decode steps and the prefill; None: PyTorch computes them.
+    model has no vision. ``native`` computes the decode steps and the prefill; None: PyTorch computes them. ``capacity``
+    is the number of tokens for which a row has room at first.
     """
 
     def __init__(
@@ -141,12 +142,13 @@ class ModelRunner:
         rows: int,
         images: ImageCache | None = None,
         native: NativeDecoder | None = None,
+        capacity: int = 2 * LENGTH_MULTIPLE,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self._decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
         self._decoder.set_attn_implementation(ATTENTION)
         self._images, self._native = images, native
-        self.rows = rows
+        self.rows, self._capacity = rows, capacity
         self.blocks: list[CacheBlock] = []
         self._llama = LlamaDecoder.of(model)
         is_large = model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL
@@ -163,8 +165,14 @@ class ModelRunner:
 
     def add_block(self) -> int:
         """Add a block with room for ``rows`` sequences to the KV cache. Return the index of the block."""
-        self.blocks.append(CacheBlock(self.rows, 2 * LENGTH_MULTIPLE, self.model.device))
+        self.blocks.append(CacheBlock(self.rows, self._capacity, self.model.device))
         return len(self.blocks) - 1
+
+    @torch.inference_mode()
+    def empty(self, slots: Sequence[CacheSlot]) -> None:
+        """Remove all keys and values of ``slots``, and free the memory of the slots if they are on a CPU."""
+        for slot in slots:
+            self.blocks[slot.block].empty(slot.row)
 
     @torch.inference_mode()
     def copy_prefixes(self, copies: Sequence[PrefixCopy]) -> None:
@@ -358,7 +366,7 @@ def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
         raise InvalidInput("model", got=type(model).__name__, do=do)
     if not torch.allclose(logits, expected, rtol=0, atol=PROBE_TOLERANCE[model.dtype] * float(expected.abs().max())):
         raise _unsupported(model, f"its logits differ by {float((logits - expected).abs().max()):.2g}")
-    return runner.blocks[0].bytes // runner.blocks[0].capacity
+    return runner.blocks[0].bytes_per_token
 
 
 def _unsupported(model: PreTrainedModel, why: str) -> InvalidInput:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.inference.config import DecodeStep
-from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock
+from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock, round_up
 from agent_r1.inference.llama_decode import LlamaDecoder, LlamaLayer
 from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
 from agent_r1.model.forward import has_dynamic_rope
@@ -162,9 +162,10 @@ class NativeDecoder:
             self._pack_weights()
             self._version = version
         layers = [block.layer(index, self._like) for index in range(self._weights.layers)]
-        self._reserve(len(rows), block.capacity)
+        longest = round_up(int(positions.max()) + 1, LENGTH_MULTIPLE)
+        self._reserve(len(rows), longest)
         step = _Step(
-            *(len(rows), torch.get_num_threads(), block.capacity),
+            *(len(rows), torch.get_num_threads(), block.capacity, longest),
             *(token_ids.data_ptr(), rows.data_ptr(), positions.data_ptr()),
             *(_pointers([keys for keys, _ in layers]), _pointers([values for _, values in layers])),
             *(self._cos.data_ptr(), self._sin.data_ptr(), self._scratch.data_ptr()),
@@ -296,7 +297,7 @@ class _Step(ctypes.Structure):
     """The struct ``Step`` in ``native/decode_step.cpp``: the inputs and the outputs of one decode step."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "threads", "capacity")),
+        *((name, ctypes.c_int64) for name in ("rows", "threads", "capacity", "longest")),
         *((name, ctypes.c_void_p) for name in ("token_ids", "places", "lengths")),
         *((name, ctypes.POINTER(ctypes.c_void_p)) for name in ("keys", "values")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "scratch", "logits")),

@@ -6,6 +6,7 @@ The scheduler works on the host with plain Python values, and never reads or wri
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from agent_r1.core.inference import Completion, FinishReason, PolicyVersionSpan, SamplingParams, TopLogprobs
+from agent_r1.inference.cache_pages import CachePages, pages_for
 from agent_r1.inference.kv_cache import CacheSlot
 from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 
@@ -79,11 +81,12 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill: four lists, which have to be processed in the order of the fields.
+    """The work of a prefill: five lists, which have to be processed in the order of the fields.
 
     A chunk is a part of the sequence in one slot of the KV cache.
 
     Attributes:
+        emptied: slots that lost their keys and values, because their memory is needed for other slots.
         compute: chunks to compute first. A chunk begins after the tokens that its slot already holds, or is a whole
             sequence of which no prefix can be copied from another slot.
         prefix_copies: copies of prefixes to empty slots, from slots that hold the prefix already, or get it in
@@ -93,6 +96,7 @@ class PrefillPlan:
             the sequence already, or gets it by the first three lists.
     """
 
+    emptied: list[CacheSlot] = field(default_factory=list)
     compute: list[PrefillChunk] = field(default_factory=list)
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
     remainders: list[PrefillChunk] = field(default_factory=list)
@@ -102,21 +106,40 @@ class PrefillPlan:
 class Scheduler:
     """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
-    A session keeps its slot until the session is released. So each turn of an episode computes only its new tokens.
+    A session keeps its slot until the session is released. So each turn of an episode usually computes only its new
+    tokens.
+
+    The sequences in the slots grow, and share a number of pages. If no page is free for a running sequence, the pages
+    of other slots are freed in this order: slots without a session; sessions without a running request, first the one
+    whose last request is the oldest; the request that started last, which then waits. The tokens of an emptied slot are
+    prefilled again when they are needed. New sessions wait as long as other requests run and no page is free for them.
 
     A prefix cache maps prompts to the slots that hold the prompts' keys and values. Attempts at the same task have
     equal prompts, so the prompt is computed once, and its keys and values are copied for the other attempts.
 
     Args:
         rows: number of slots in a block.
-        max_blocks: maximum number of blocks that fit in memory. Requests without a free slot wait.
+        max_blocks: maximum number of blocks. Requests without a free slot wait.
+        pages: the number of pages that fit in memory. The longest sequence must fit.
+        session_pages: the number of pages that a session takes from its beginning, even if its sequence is shorter. If
+            these are enough for the longest sequence, and ``pages`` for all slots, no slot of a session is emptied.
         add_block: function that allocates a block of the KV cache and returns the index of the block.
         prefix_multiple: the beginning of a sequence is shared only up to a multiple of this number of tokens. Use the
             number of tokens of a prefill chunk. Then sharing changes no bits of the results.
     """
 
-    def __init__(self, rows: int, max_blocks: int, add_block: Callable[[], int], prefix_multiple: int) -> None:
+    def __init__(
+        self,
+        rows: int,
+        max_blocks: int,
+        pages: int,
+        session_pages: int,
+        add_block: Callable[[], int],
+        prefix_multiple: int,
+    ) -> None:
         self._rows, self._max_blocks, self._add_block = rows, max_blocks, add_block
+        self._pages, self._session_pages = CachePages(pages), session_pages
+        self._emptied: list[CacheSlot] = []
         self._prefix_multiple = prefix_multiple
         self._num_blocks = 0
         self._version = 0
@@ -154,7 +177,7 @@ class Scheduler:
         """Free the slots of released sessions and start waiting requests. Return whether any request is running.
 
         A request starts in the slot of its session, or in a free slot if its session is new. It keeps waiting if no
-        slot is free, or if another request of its session is running.
+        slot or too little memory is free, or if another request of its session is running.
         """
         released, self._released = self._released, []
         for session_id in released:
@@ -164,35 +187,92 @@ class Scheduler:
             if session.slot in self._running:
                 self._running.pop(session.slot).is_cancelled = True
             self._free.append(session.slot)
+        self._take_pages_for_running()
         waiting, self._waiting = self._waiting, []
+        is_full = False
         for request in waiting:
+            is_new = request.session_id not in self._sessions
             if request.is_cancelled:
                 continue
-            session = self._sessions.get(request.session_id) or self._open_session(request.session_id)
-            if session is None or session.slot in self._running:
+            if (is_new and is_full) or not self._start(request):
                 self._waiting.append(request)
-            else:
-                request.version_spans.append(PolicyVersionSpan(0, self._version))
-                self._running[session.slot] = request
+                is_full |= is_new  # a shorter sequence does not overtake a longer one that waits for memory
         return bool(self._running)
 
-    def _open_session(self, session_id: str) -> _Session | None:
+    def _start(self, request: Request) -> bool:
+        """Start a waiting request if a slot and enough pages are free. Return whether it was started."""
+        session = self._sessions.pop(request.session_id, None)
+        if session is not None:
+            self._sessions[request.session_id] = session  # the last place: its keys and values are the last to go
+        slot = self._free_slot() if session is None else session.slot
+        if slot is None or slot in self._running:
+            return False
+        if session is None and self._pages.held(slot) - self._pages_of(request) > self._pages.free:
+            self._empty(slot)  # an earlier sequence was longer; otherwise its pages stay, because new pages take time
+        if not self._take_pages(slot, request, may_empty_sessions=session is not None or not self._running):
+            return False
+        if session is None:
+            self._free.popleft()
+            self._forget_prefixes(slot)
+            self._sessions[request.session_id] = _Session(slot)
+        if not request.version_spans or request.version_spans[-1].version != self._version:
+            request.version_spans.append(PolicyVersionSpan(len(request.token_ids), self._version))
+        self._running[slot] = request
+        return True
+
+    def _free_slot(self) -> CacheSlot | None:
+        """Return the slot that has been without a session for the longest time; None if each slot has a session."""
         if not self._free:
             if self._num_blocks >= self._max_blocks:
                 return None
             self._num_blocks += 1
             block = self._add_block()
             self._free.extend(CacheSlot(block, row) for row in range(self._rows))
-        slot = self._free.popleft()
+        return self._free[0]
+
+    def _take_pages_for_running(self) -> None:
+        """Let each running sequence hold pages for its next token. If pages are missing, the last requests wait."""
+        for slot, request in list(self._running.items()):
+            while slot in self._running and not self._take_pages(slot, request, may_empty_sessions=True):
+                last, stopped = self._running.popitem()
+                self._empty(last)
+                stopped.is_prefilled = False
+                self._waiting.insert(0, stopped)
+
+    def _take_pages(self, slot: CacheSlot, request: Request, *, may_empty_sessions: bool) -> bool:
+        """Let a slot hold pages for the sequence of a request and its next token. Return False if too few are free.
+
+        Slots without a session are emptied if their pages are needed, and slots of sessions without a running request
+        if ``may_empty_sessions`` is true.
+        """
+        while not self._pages.take(slot, self._pages_of(request)):
+            idle = (session.slot for session in self._sessions.values() if session.slot not in self._running)
+            others = itertools.chain(self._free, idle if may_empty_sessions else ())
+            other = next((one for one in others if one != slot and self._pages.held(one)), None)
+            if other is None:
+                return False
+            self._empty(other)
+        return True
+
+    def _pages_of(self, request: Request) -> int:
+        """Return the number of pages for the sequence of a request. Its next decode step needs no other pages."""
+        return max(pages_for(len(request.prompt) + len(request.token_ids)), self._session_pages)
+
+    def _empty(self, slot: CacheSlot) -> None:
+        """Free the pages of a slot. The keys and values in the slot are lost."""
+        self._pages.drop(slot)
         self._forget_prefixes(slot)
-        self._sessions[session_id] = _Session(slot)
-        return self._sessions[session_id]
+        self._emptied.append(slot)
+        for session in self._sessions.values():
+            if session.slot == slot:
+                session.token_ids = session.prefills = ()
 
     def plan_prefill(self) -> PrefillPlan:
         """Return the prefill that the running requests need. Equal sequences and prefixes are computed only once.
 
-        Requests that were cancelled leave the running batch before the prefill is planned. After the prefill, the KV
-        cache holds all tokens of each running request's sequence except the last token.
+        The plan begins with the slots that were emptied since the last plan. Requests that were cancelled leave the
+        running batch before the prefill is planned. After the prefill, the KV cache holds all tokens of each running
+        request's sequence except the last token.
         """
         self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
         new: list[tuple[_Session, Request, PrefillChunk]] = []
@@ -209,7 +289,8 @@ class Scheduler:
                     session.prefills += ((cached, len(needed)),)
                 new.append((session, request, PrefillChunk(slot, needed[:cached], needed[cached:])))
         # The prefix cache no longer contains slots that will be overwritten, so all of its entries are valid.
-        plan = PrefillPlan()
+        plan = PrefillPlan(self._emptied)
+        self._emptied = []
         for session, request, chunk in new:
             source = self._prefix_cache.setdefault((session.prefills, session.token_ids), chunk.slot)
             if source != chunk.slot:

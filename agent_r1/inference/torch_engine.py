@@ -17,7 +17,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -30,9 +29,9 @@ from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.tasks import shared_task
 from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.inference.cache_pages import cache_size
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.image_cache import ImageCache
-from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, round_up
 from agent_r1.inference.model_runner import ModelRunner, probe_kv_bytes_per_token
 from agent_r1.inference.native_decode import choose_native
 from agent_r1.inference.sampling import likeliest, sample_tokens
@@ -43,10 +42,6 @@ from agent_r1.model.vision import ImageProcessor
 from agent_r1.model.weights import DTYPES, cast_parameters, weights_checksum
 
 log = logging.getLogger(__name__)
-
-GIB = 2**30
-CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
-GPU_SHARE = 0.3
 
 
 class TorchEngine:
@@ -79,19 +74,16 @@ class TorchEngine:
         bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
         cast_parameters(model, config.dtype)  # after the probe, which needs precise weights
         use_plain_products(model)  # the trainer's products can be oneDNN's: an engine has those of a loaded model
-        bytes_per_slot = bytes_per_token * round_up(context + 1, LENGTH_MULTIPLE)
-        slots = max(1, kv_cache_bytes(config, model.device) // bytes_per_slot)
-        # The shape of a decode batch changes the bits of its results. So, on a CPU, the shape does not depend on the
-        # memory that is free now: the free memory limits only the number of decode batches.
-        fixed = config.kv_cache_gib or (CPU_LIMIT_GIB if model.device.type == "cpu" else None)
-        rows = min(config.max_sequences, slots if fixed is None else max(1, int(fixed * GIB) // bytes_per_slot))
         self._context, self._dtype, self._profiler = context, config.dtype, profiler
         self._images = None if images is None else ImageCache(model, images)
         native = choose_native(config.decode_step, model)
         self.decode_step = "torch" if native is None else str(native)
-        self._runner = ModelRunner(model, rows, self._images, native)
-        blocks = max(1, slots // config.max_sequences)
-        self._scheduler = Scheduler(rows, blocks, self._runner.add_block, self._runner.prefill_shape.chunk)
+        size = cache_size(config, context, bytes_per_token, model.device, is_native=native is not None)
+        self._runner = ModelRunner(model, size.rows, self._images, native, size.capacity)
+        self._scheduler = Scheduler(
+            *(size.rows, size.blocks, size.pages, size.session_pages),
+            *(self._runner.add_block, self._runner.prefill_shape.chunk),
+        )
         self._updates: list[tuple[WeightUpdate, asyncio.Future[PolicyVersion]]] = []
         self._worker = WorkerThread("engine", lambda: EngineError("the engine's thread has ended"))
         self._driver: asyncio.Task[None] | None = None
@@ -242,6 +234,7 @@ class TorchEngine:
         try:
             with self._profiler.measure(Part.PREFILL):
                 plan = self._scheduler.plan_prefill()
+                self._runner.empty(plan.emptied)
                 self._runner.prefill(plan.compute)
                 self._runner.copy_prefixes(plan.prefix_copies)
                 self._runner.prefill(plan.remainders)
@@ -338,21 +331,3 @@ def _resolve(request: Request) -> None:
             prefilled_tokens=request.prefilled_tokens,
         )
         settle(request.future, completion, None)
-
-
-def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the maximum size of the KV cache in bytes.
-
-    The setting ``config.kv_cache_gib`` gives the size. If it is None, the size is a share of the free memory of
-    ``device``.
-    """
-    if config.kv_cache_gib is not None:
-        return int(config.kv_cache_gib * GIB)
-    if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-        available = int(lines["MemAvailable"].split()[0]) * 1024  # given in kB
-    except (OSError, KeyError, ValueError):  # not Linux
-        return int(CPU_LIMIT_GIB * GIB)
-    return min(int(CPU_SHARE * available), int(CPU_LIMIT_GIB * GIB))

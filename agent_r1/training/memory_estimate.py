@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.prefix_sharing import MAX_TREE
+from agent_r1.inference.cache_pages import kv_cache_bytes
 from agent_r1.inference.native_decode import wants_native
-from agent_r1.inference.torch_engine import kv_cache_bytes
 from agent_r1.model.adapter import count_adapter
 from agent_r1.model.forward import may_use_tree_attention
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of

@@ -195,6 +195,7 @@ def out_of_memory(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
 
 PASS = passes._micro_batch_pass
 
+
 def _forgetful(run: Callable[..., Any]) -> AbstractContextManager[Any]:
     """Return a patch with which retries keep the gradients of the failed pass."""
     return patch.object(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from extras import needs_compiler
 from llama_models import MODELS, SIZES, decode, equal, make
+from memory_maps import resident_bytes
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -18,6 +20,7 @@ from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference import native_decode, native_library
+from agent_r1.inference.cache_pages import PAGE_TOKENS
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import CacheSlot
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk, PrefixCopy
@@ -245,9 +248,11 @@ async def converse(engine: TorchEngine, name: int) -> Turns:
     return turns
 
 
-def converse_together(model: PreTrainedModel, names: list[int]) -> list[Turns]:
+def converse_together(model: PreTrainedModel, names: list[int], gib: float = 0.1) -> list[Turns]:
+    config = EngineConfig(max_sequences=16, decode_step="native", kv_cache_gib=gib)
+
     async def run() -> list[Turns]:
-        engine = TorchEngine(copy.deepcopy(model), 512, EngineConfig(max_sequences=16, decode_step="native"))
+        engine = TorchEngine(copy.deepcopy(model), 512, config)
         cancelled = asyncio.ensure_future(engine.generate(Prompt((1, 2)), SamplingParams(max_tokens=400)))
         turns = await asyncio.gather(*(converse(engine, name) for name in names))
         cancelled.cancel()
@@ -268,6 +273,41 @@ def test_conversations_have_the_same_bits_alone_and_the_logprobs_of_a_plain_forw
                 logits = tiny_model(torch.tensor([[*state, *done.token_ids]])).logits[0, len(state) - 1 : -1] / 0.7
             expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
             assert (expected - torch.tensor(done.logprobs)).abs().max() < 1e-5
+
+
+def test_with_a_kv_cache_that_is_too_small_for_all_sequences_they_have_the_same_bits(
+    tiny_model: PreTrainedModel,
+) -> None:
+    page = PAGE_TOKENS * 2 * 2 * 2 * 8 * 4  # tokens * layers * (keys, values) * heads * head size * bytes of a number
+    plenty, scarce = (converse_together(tiny_model, list(range(8)), n * page / 2**30) for n in (500, 20))
+    sampled = [[(done.token_ids, done.logprobs) for _, done in turns] for turns in plenty]
+    assert [[(done.token_ids, done.logprobs) for _, done in turns] for turns in scarce] == sampled
+    computed = [sum(done.prefilled_tokens for turns in each for _, done in turns) for each in (plenty, scarce)]
+    assert computed[1] > computed[0] + 200  # sequences were removed, and computed again
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/pagemap of Linux")
+def test_the_kv_cache_takes_memory_for_its_tokens_and_not_for_the_context() -> None:
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=64, num_hidden_layers=2, head_dim=64, num_attention_heads=2
+    )
+    lengths, page = [30, 1000, 100, 60, 450, 20, 200, 140], PAGE_TOKENS * 2 * 2 * 2 * 64 * 4
+
+    async def run(context: int, pages: int) -> tuple[int, int]:
+        settings = EngineConfig(max_sequences=8, decode_step="native", kv_cache_gib=pages * page / 2**30)
+        engine = TorchEngine(LlamaForCausalLM(copy.deepcopy(config)).eval(), context, settings)
+        for _ in range(2):
+            prompts = [Prompt(tuple((index + length) % 50 for index in range(length))) for length in lengths]
+            await asyncio.gather(*(engine.generate(prompt, SamplingParams(max_tokens=30)) for prompt in prompts))
+        (block,) = engine._runner.blocks
+        resident = sum(resident_bytes(tensor) for tensor in (*block.keys, *block.values))
+        await engine.close()
+        return resident, block.rows * block.capacity * page // PAGE_TOKENS
+
+    resident, reserved = asyncio.run(run(16_000, 300))
+    tokens = sum(length + 30 for length in lengths) * page // PAGE_TOKENS
+    assert resident < 2 * tokens < reserved / 25  # slots may keep pages that only their earlier sequences needed
+    assert asyncio.run(run(1_100, 20))[0] <= 20 * page  # less than the sequences have
 
 
 def test_the_engine_decodes_with_updated_weights_and_fails_with_weights_that_are_not_finite(

@@ -44,7 +44,7 @@ struct Model {
 // keys[layer] and values[layer] have the shape (rows of the block, K, capacity, D); places are rows of the block. Rows
 // with the same place stand one after the other, with ascending lengths. Without logits, only keys and values are wanted.
 struct Step {
-    int64_t rows, threads, capacity;
+    int64_t rows, threads, capacity, longest;
     const int64_t *token_ids, *places, *lengths;
     float *const *keys, *const *values;
     const float *cos, *sin;  // (positions, D)
@@ -278,8 +278,8 @@ static int64_t widest(const Model &model) {
     return std::max((model.heads + 2 * model.kv_heads) * model.head_size, 2 * model.inner);
 }
 
-static int64_t row_floats(const Model &model, int64_t capacity) {
-    return 2 * model.width + widest(model) + std::max(model.heads * model.head_size, model.inner) + capacity + LANES;
+static int64_t row_floats(const Model &model, int64_t longest) {
+    return 2 * model.width + widest(model) + std::max(model.heads * model.head_size, model.inner) + longest + LANES;
 }
 
 static void norm_rows(const float *x, const float *weight, const Model &model, int64_t rows, float *y) {
@@ -303,7 +303,7 @@ static void gate_rows(const float *gate_up, int64_t rows, int64_t inner, float *
 static void compute_rows(const Model &model, const Step &step, int64_t first, int64_t last) {
     const int64_t rows = last - first, width = model.width, mixed_width = model.heads * model.head_size;
     const int64_t qkv_width = mixed_width + 2 * model.kv_heads * model.head_size;
-    float *hidden = step.scratch + first * row_floats(model, step.capacity);
+    float *hidden = step.scratch + first * row_floats(model, step.longest);
     float *normed = hidden + rows * width, *wide = normed + rows * width, *mixed = wide + rows * widest(model);
     float *weights = mixed + rows * std::max(mixed_width, model.inner);
     for (int64_t row = 0; row < rows; row++)
@@ -332,8 +332,8 @@ extern "C" {
 
 int64_t lanes() { return LANES; }
 
-int64_t scratch_floats(const Model *model, int64_t rows, int64_t capacity) {
-    return rows * row_floats(*model, capacity);
+int64_t scratch_floats(const Model *model, int64_t rows, int64_t longest) {
+    return rows * row_floats(*model, longest);
 }
 
 void decode_step(const Model *model, const Step *step) {

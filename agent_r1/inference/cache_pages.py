@@ -1,0 +1,130 @@
+"""The size of the KV cache, and its memory counted in pages: which slots hold how many pages, and how many are free.
+
+The tensors with the keys and values are in :mod:`agent_r1.inference.kv_cache`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheSlot, round_up
+
+GIB = 2**30
+CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
+GPU_SHARE = 0.3
+
+PAGE_TOKENS = LENGTH_MULTIPLE
+"""The number of tokens whose keys and values are in a page."""
+
+
+def pages_for(tokens: int) -> int:
+    """Return the number of pages that a sequence of ``tokens`` tokens takes.
+
+    Example:
+        >>> pages_for(65)
+        2
+    """
+    return round_up(tokens, PAGE_TOKENS) // PAGE_TOKENS
+
+
+class CachePages:
+    """Counts the pages that each slot of the KV cache holds, so that all slots together hold at most ``total`` pages.
+
+    Args:
+        total: the number of pages for which there is memory.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.free = total
+        self._held: dict[CacheSlot, int] = {}
+
+    def held(self, slot: CacheSlot) -> int:
+        """Return the number of pages that a slot holds."""
+        return self._held.get(slot, 0)
+
+    def take(self, slot: CacheSlot, pages: int) -> bool:
+        """Let a slot hold at least ``pages`` pages. Return False, and change nothing, if too few pages are free."""
+        missing = max(0, pages - self.held(slot))
+        if missing > self.free:
+            return False
+        self.free -= missing
+        self._held[slot] = self.held(slot) + missing
+        return True
+
+    def drop(self, slot: CacheSlot) -> None:
+        """Free all pages that a slot holds."""
+        self.free += self._held.pop(slot, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The size of a KV cache.
+
+    Attributes:
+        rows: the number of slots in a block.
+        blocks: the maximum number of blocks.
+        pages: the maximum number of pages that all slots hold together.
+        session_pages: the number of pages that a session takes from its beginning.
+        capacity: the number of tokens for which a slot has addresses at first.
+    """
+
+    rows: int
+    blocks: int
+    pages: int
+    session_pages: int
+    capacity: int
+
+
+def cache_size(
+    config: EngineConfig, context: int, bytes_per_token: int, device: torch.device, *, is_native: bool
+) -> CacheSize:
+    """Return the size of the KV cache of an embedded engine.
+
+    A token that is computed again by the native decoder has the same keys and values. So the sequences of a native
+    decoder can share all pages, and if none is left, a sequence is removed and computed again later. PyTorch computes
+    other bits in a prefill than in decode steps. So, without the native decoder, each session takes the pages of a
+    whole context, and no sequence is removed.
+
+    Args:
+        config: the settings of the engine.
+        context: the maximum number of tokens of a sequence.
+        bytes_per_token: the size of a token's keys and values in all layers.
+        device: the device of the model.
+        is_native: whether the native decoder computes the keys and values.
+    """
+    most = pages_for(context + 1)
+    pages = kv_cache_bytes(config, device) // (bytes_per_token * PAGE_TOKENS)
+    slots = max(1, pages // most)  # the number of whole contexts that fit
+    blocks = max(1, slots // config.max_sequences)
+    on_cpu = device.type == "cpu"
+    capacity = most * PAGE_TOKENS if on_cpu else 2 * PAGE_TOKENS  # only on a CPU, memory is taken when it is written
+    if is_native:
+        return CacheSize(config.max_sequences, blocks, max(pages, most), 1, capacity)
+    # The shape of a decode batch changes the bits of its results. So, on a CPU, the shape does not depend on the
+    # memory that is free now: the free memory limits only the number of decode batches.
+    gib = config.kv_cache_gib or (CPU_LIMIT_GIB if on_cpu else None)
+    fixed = slots if gib is None else max(1, int(gib * GIB) // (bytes_per_token * PAGE_TOKENS * most))
+    rows = min(config.max_sequences, fixed)
+    return CacheSize(rows, blocks, rows * blocks * most, most, capacity)
+
+
+def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Return the maximum size of the KV cache in bytes.
+
+    The setting ``config.kv_cache_gib`` gives the size. If it is None, the size is a share of the free memory of
+    ``device``.
+    """
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * GIB)
+    if device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024  # given in kB
+    except (OSError, KeyError, ValueError):  # not Linux
+        return int(CPU_LIMIT_GIB * GIB)
+    return min(int(CPU_SHARE * available), int(CPU_LIMIT_GIB * GIB))

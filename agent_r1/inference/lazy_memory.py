@@ -1,0 +1,46 @@
+"""Tensors on a CPU whose memory the operating system provides page by page, when a page is first written.
+
+So a tensor can have room for many more values than it will ever hold. Only the part that was written takes memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_LINUX_NORESERVE = 0x4000
+"""MAP_NORESERVE of Linux: without this flag, the system refuses tensors that are larger than its memory."""
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of zeros in CPU memory. A page of the memory (4 KiB on most systems) is taken on the first write.
+
+    All numbers in ``shape`` must be positive.
+
+    Raises:
+        OSError: the system does not provide so many addresses.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size, flags | (_LINUX_NORESERVE if sys.platform == "linux" else 0))
+    if sys.platform == "linux":
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page takes 2 MiB for the first byte that is written
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)  # keeps ``memory`` open
+
+
+def give_back(part: Tensor) -> None:
+    """Give the memory of a contiguous part of a lazy tensor back to the operating system. The values in it are lost.
+
+    Later reads find zeros or earlier values. Pages that also belong to other parts of the tensor are kept.
+    """
+    assert part.is_contiguous()
+    begin, end = part.data_ptr(), part.data_ptr() + part.nbytes
+    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
