@@ -12,6 +12,7 @@ import torch
 
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheSlot, round_up
+from agent_r1.inference.lazy_memory import has_free_addresses
 
 GIB = 2**30
 CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
@@ -98,18 +99,21 @@ def cache_size(
     """
     most = pages_for(context + 1)
     pages = kv_cache_bytes(config, device) // (bytes_per_token * PAGE_TOKENS)
+    on_cpu = device.type == "cpu"
+    is_lazy = on_cpu and has_free_addresses()  # memory is taken when it is written
+    capacity = most * PAGE_TOKENS if is_lazy else 2 * PAGE_TOKENS
+    if is_native:
+        blocks = max(1, pages // config.max_sequences)  # each sequence takes a page or more
+        return CacheSize(config.max_sequences, blocks, max(pages, most), 1, capacity)
     slots = max(1, pages // most)  # the number of whole contexts that fit
     blocks = max(1, slots // config.max_sequences)
-    on_cpu = device.type == "cpu"
-    capacity = most * PAGE_TOKENS if on_cpu else 2 * PAGE_TOKENS  # only on a CPU, memory is taken when it is written
-    if is_native:
-        return CacheSize(config.max_sequences, blocks, max(pages, most), 1, capacity)
     # The shape of a decode batch changes the bits of its results. So, on a CPU, the shape does not depend on the
     # memory that is free now: the free memory limits only the number of decode batches.
     gib = config.kv_cache_gib or (CPU_LIMIT_GIB if on_cpu else None)
     fixed = slots if gib is None else max(1, int(gib * GIB) // (bytes_per_token * PAGE_TOKENS * most))
     rows = min(config.max_sequences, fixed)
-    return CacheSize(rows, blocks, rows * blocks * most, most, capacity)
+    pages = rows * blocks * (most + 1)  # one more for each, because a page for each running request stays free
+    return CacheSize(rows, blocks, pages, most, capacity)
 
 
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:

@@ -143,8 +143,9 @@ class CacheBlock:
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
-            self.keys.append(_zeros(shape, like))
-            self.values.append(_zeros(shape, like))
+            keys, values = _zeros(shape, like), _zeros(shape, like)  # first both: there may be no memory for one
+            self.keys.append(keys)
+            self.values.append(values)
         return self.keys[index], self.values[index]
 
     def reserve(self, tokens: int) -> None:

@@ -8,14 +8,30 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import resource
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 _LINUX_NORESERVE = 0x4000
-"""MAP_NORESERVE of Linux: without this flag, the system refuses tensors that are larger than its memory."""
+"""MAP_NORESERVE of Linux on usual processors: without this flag, the system refuses tensors that are larger than its
+memory."""
+
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+
+
+def has_free_addresses() -> bool:
+    """Return whether a process may have many more addresses than it uses memory.
+
+    The result is False if the process has a limit for addresses (``ulimit -v``), or if Linux counts all addresses as
+    memory (``vm.overcommit_memory`` is 2).
+    """
+    counts_all = OVERCOMMIT.exists() and OVERCOMMIT.read_text("ascii").strip() == "2"
+    return not counts_all and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -30,7 +46,8 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size, flags | (_LINUX_NORESERVE if sys.platform == "linux" else 0))
     if sys.platform == "linux":
-        memory.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page takes 2 MiB for the first byte that is written
+        with suppress(OSError):  # this kernel has no huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page takes 2 MiB for the first byte that is written
     return torch.frombuffer(memory, dtype=dtype).view(*shape)  # keeps ``memory`` open
 
 

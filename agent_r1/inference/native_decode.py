@@ -182,10 +182,10 @@ class NativeDecoder:
         floats = self._library.functions.scratch_floats(ctypes.byref(self._weights), rows, positions)
         if len(self._scratch) < floats:
             self._scratch = torch.empty(floats)
-        while len(self._cos) < positions:
-            numbers = torch.arange(len(self._cos), len(self._cos) + LENGTH_MULTIPLE)
-            cos, sin = self._llama.rotary(self._like, numbers[None])  # (1, LENGTH_MULTIPLE, D)
-            self._cos, self._sin = torch.cat((self._cos, cos[0])), torch.cat((self._sin, sin[0]))
+        starts = range(len(self._cos), positions, LENGTH_MULTIPLE)
+        parts = [self._llama.rotary(self._like, torch.arange(start, start + LENGTH_MULTIPLE)[None]) for start in starts]
+        self._cos = torch.cat([self._cos, *(cos[0] for cos, _ in parts)])  # of each part: (1, LENGTH_MULTIPLE, D)
+        self._sin = torch.cat([self._sin, *(sin[0] for _, sin in parts)])
 
     def _pack_weights(self) -> None:
         """Copy the model's matrices to the layout of the C++ code, and set the addresses of all weights in

@@ -112,7 +112,7 @@ class Scheduler:
     The sequences in the slots grow, and share a number of pages. If no page is free for a running sequence, the pages
     of other slots are freed in this order: slots without a session; sessions without a running request, first the one
     whose last request is the oldest; the request that started last, which then waits. The tokens of an emptied slot are
-    prefilled again when they are needed. New sessions wait as long as other requests run and no page is free for them.
+    prefilled again when they are needed. While a request waits for pages, no new session starts.
 
     A prefix cache maps prompts to the slots that hold the prompts' keys and values. Attempts at the same task have
     equal prompts, so the prompt is computed once, and its keys and values are copied for the other attempts.
@@ -176,6 +176,8 @@ class Scheduler:
     def schedule(self) -> bool:
         """Free the slots of released sessions and start waiting requests. Return whether any request is running.
 
+        Requests that were cancelled leave the running batch.
+
         A request starts in the slot of its session, or in a free slot if its session is new. It keeps waiting if no
         slot or too little memory is free, or if another request of its session is running.
         """
@@ -187,34 +189,42 @@ class Scheduler:
             if session.slot in self._running:
                 self._running.pop(session.slot).is_cancelled = True
             self._free.append(session.slot)
+        self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
         self._take_pages_for_running()
         waiting, self._waiting = self._waiting, []
         is_full = False
         for request in waiting:
-            is_new = request.session_id not in self._sessions
             if request.is_cancelled:
                 continue
-            if (is_new and is_full) or not self._start(request):
+            session = self._sessions.get(request.session_id)
+            is_next_turn = session is not None and session.slot in self._running
+            if is_next_turn or (is_full and session is None):
                 self._waiting.append(request)
-                is_full |= is_new  # a shorter sequence does not overtake a longer one that waits for memory
+            elif not self._start(request):
+                self._waiting.append(request)
+                is_full = True  # no new session starts before this request: it would take the pages that become free
         return bool(self._running)
 
     def _start(self, request: Request) -> bool:
-        """Start a waiting request if a slot and enough pages are free. Return whether it was started."""
-        session = self._sessions.pop(request.session_id, None)
-        if session is not None:
-            self._sessions[request.session_id] = session  # the last place: its keys and values are the last to go
+        """Start a waiting request if a slot and enough pages are free. Return whether the request was started.
+
+        If other requests run, a page for each of them must stay free. Otherwise running requests would soon have to
+        wait again, and their keys and values would be computed several times.
+        """
+        session = self._sessions.get(request.session_id)
         slot = self._free_slot() if session is None else session.slot
-        if slot is None or slot in self._running:
+        if slot is None:
             return False
         if session is None and self._pages.held(slot) - self._pages_of(request) > self._pages.free:
             self._empty(slot)  # an earlier sequence was longer; otherwise its pages stay, because new pages take time
-        if not self._take_pages(slot, request, may_empty_sessions=session is not None or not self._running):
+        may_empty_sessions = session is not None or not self._running
+        if not self._take_pages(slot, request, len(self._running), may_empty_sessions=may_empty_sessions):
             return False
         if session is None:
             self._free.popleft()
             self._forget_prefixes(slot)
-            self._sessions[request.session_id] = _Session(slot)
+        # the last place: the keys and values of this session are the last to go
+        self._sessions[request.session_id] = self._sessions.pop(request.session_id, _Session(slot))
         if not request.version_spans or request.version_spans[-1].version != self._version:
             request.version_spans.append(PolicyVersionSpan(len(request.token_ids), self._version))
         self._running[slot] = request
@@ -233,26 +243,33 @@ class Scheduler:
     def _take_pages_for_running(self) -> None:
         """Let each running sequence hold pages for its next token. If pages are missing, the last requests wait."""
         for slot, request in list(self._running.items()):
-            while slot in self._running and not self._take_pages(slot, request, may_empty_sessions=True):
+            while slot in self._running and not self._take_pages(slot, request, 0, may_empty_sessions=True):
                 last, stopped = self._running.popitem()
                 self._empty(last)
                 stopped.is_prefilled = False
                 self._waiting.insert(0, stopped)
 
-    def _take_pages(self, slot: CacheSlot, request: Request, *, may_empty_sessions: bool) -> bool:
+    def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
         """Let a slot hold pages for the sequence of a request and its next token. Return False if too few are free.
 
-        Slots without a session are emptied if their pages are needed, and slots of sessions without a running request
-        if ``may_empty_sessions`` is true.
+        ``spare`` further pages must stay free. Slots without a session are emptied if their pages are needed, and slots
+        of sessions without a running request if ``may_empty_sessions`` is true. If all of them have too few pages, no
+        slot is emptied.
         """
-        while not self._pages.take(slot, self._pages_of(request)):
+        needed = self._pages_of(request) - self._pages.held(slot) + spare
+        if needed > self._pages.free:
             idle = (session.slot for session in self._sessions.values() if session.slot not in self._running)
             others = itertools.chain(self._free, idle if may_empty_sessions else ())
-            other = next((one for one in others if one != slot and self._pages.held(one)), None)
-            if other is None:
+            emptied, found = list[CacheSlot](), self._pages.free
+            for other in others:
+                if found < needed and other != slot and self._pages.held(other):
+                    emptied.append(other)
+                    found += self._pages.held(other)
+            if found < needed:
                 return False
-            self._empty(other)
-        return True
+            for other in emptied:
+                self._empty(other)
+        return self._pages.take(slot, self._pages_of(request))
 
     def _pages_of(self, request: Request) -> int:
         """Return the number of pages for the sequence of a request. Its next decode step needs no other pages."""
@@ -270,11 +287,9 @@ class Scheduler:
     def plan_prefill(self) -> PrefillPlan:
         """Return the prefill that the running requests need. Equal sequences and prefixes are computed only once.
 
-        The plan begins with the slots that were emptied since the last plan. Requests that were cancelled leave the
-        running batch before the prefill is planned. After the prefill, the KV cache holds all tokens of each running
-        request's sequence except the last token.
+        The plan begins with the slots that were emptied since the last plan. After the prefill, the KV cache holds all
+        tokens of each running request's sequence except the last token.
         """
-        self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
         new: list[tuple[_Session, Request, PrefillChunk]] = []
         for slot, request in self._running.items():
             if not request.is_prefilled:

@@ -146,13 +146,13 @@ def test_with_few_pages_all_requests_end_and_each_slot_holds_its_sequence(
 
 
 def test_sequences_share_pages_and_the_last_one_waits_if_none_is_left() -> None:
-    engine = Simulation(rows=4, pages=4)
+    engine = Simulation(rows=4, pages=7)
     requests = [engine.add(str(number), (number,) * 10, 100) for number in range(4)]
     while not requests[0].finish_reason:
         engine.step()
-    assert engine.most_running == 4  # with the pages of the longest sequence for each, only two would run
-    assert engine.num_emptied == 2  # each needs two pages after 54 tokens: the last two were stopped
-    for request in requests[:2]:
+    assert engine.most_running == 4  # with the pages of the longest sequence for each, only three would run
+    assert engine.num_emptied == 1  # each needs two pages after 54 tokens: the last one was stopped
+    for request in requests[:3]:
         engine.scheduler.release(request.session_id)
     while not all(request.finish_reason for request in requests):
         engine.step()
@@ -202,4 +202,46 @@ def test_a_slot_keeps_the_pages_of_a_longer_sequence_only_as_long_as_enough_are_
             engine.step()
         engine.scheduler.release(session)
     assert engine.num_emptied == 1  # "another" has the slot of "long": 8 pages, when 3 of 12 are free
+    engine.loop.close()
+
+
+def test_a_short_new_sequence_does_not_overtake_a_longer_one_that_waits_for_pages() -> None:
+    engine = Simulation(rows=4, pages=4)
+    running = engine.add("running", (1,) * 150, 5)
+    engine.step()
+    longer, shorter = engine.add("longer", (2,) * 100, 1), engine.add("shorter", (3,) * 10, 1)
+    while not running.finish_reason:
+        engine.step()
+        assert not longer.token_ids and not shorter.token_ids
+    engine.scheduler.release("running")
+    engine.step()
+    assert longer.finish_reason and shorter.finish_reason
+    engine.loop.close()
+
+
+def test_the_next_turn_of_a_session_starts_although_new_sessions_never_end() -> None:
+    engine = Simulation(rows=8, pages=12)
+    engine.add("long", (1,) * 500, 1)
+    engine.step()
+    second = engine.add("long", (1,) * 505, 1)
+    requests = [engine.add(f"{number}", (number,) * 100, 30) for number in range(4)]
+    for number in range(4, 200):
+        engine.step()
+        for request in [request for request in requests if request.finish_reason]:
+            requests.remove(request)
+            engine.scheduler.release(request.session_id)
+            requests.append(engine.add(f"{number}", (number % 3,) * 100, 30))
+    assert second.finish_reason
+    engine.loop.close()
+
+
+def test_no_session_loses_its_tokens_for_a_request_that_cannot_start_anyway() -> None:
+    engine = Simulation(rows=4, pages=9)
+    engine.add("idle", (1,) * 60, 1)
+    engine.add("running", (2,) * 300, 20)
+    engine.add("later", (3,) * 60, 1)
+    engine.step()
+    later = engine.add("later", (3,) * 300, 1)  # needs 5 pages; with those of the idle session, 4 are free
+    engine.step()
+    assert not later.token_ids and engine.num_emptied == 0
     engine.loop.close()

@@ -27,7 +27,7 @@ from agent_r1.core.inference import (
     StopCondition,
 )
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.inference.config import DecodeConfig, DecodeMethod, EngineConfig
+from agent_r1.inference.config import DecodeConfig, DecodeMethod, DecodeStep, EngineConfig
 from agent_r1.inference.critic import Critic
 from agent_r1.inference.particles import sequential_monte_carlo, systematic_resample
 from agent_r1.inference.torch_engine import TorchEngine
@@ -310,14 +310,16 @@ def test_the_context_is_computed_once_and_shared_prefixes_too(
     assert sizes == [(1, 40 + 4), (1, 3 + 3)]
 
 
-def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel) -> None:
+@pytest.mark.parametrize("decode_step", ["auto", "torch"])
+def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel, decode_step: DecodeStep) -> None:
     """Each waits until all slots of its candidates are free: otherwise each would hold what another one waits for."""
 
     async def run() -> None:
-        inner = TorchEngine(copy.deepcopy(tiny_model), 64, EngineConfig(max_sequences=7, kv_cache_gib=0.0003))
+        config = EngineConfig(max_sequences=7, kv_cache_gib=0.0003, decode_step=decode_step)
+        inner = TorchEngine(copy.deepcopy(tiny_model), 64, config)
         slots = inner.capabilities.max_sessions or 0
         engine = ValueGuidedEngine(inner, TableValues(lambda _: 0.0), guide("step", candidates=3))
-        assert 3 < slots < 12
+        assert 3 < slots < 12 * 3
 
         async def attempt(name: str) -> None:
             for turn in range(2):
