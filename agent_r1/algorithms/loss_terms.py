@@ -60,8 +60,8 @@ class Kl(Component):
     bound. With estimator k3, the token then has no gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Number of steps between two changes of the reference policy. Each change replaces the reference policy by alpha *
-    policy + (1 - alpha) * reference. 0: the reference policy is always the policy before training."""
+    """Number of steps between two changes of the reference policy. Each change moves the reference policy towards
+    the trained policy (see ``sync_alpha``). 0: the reference policy is always the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
     """Share of the policy in each change of the reference policy, which becomes alpha * policy + (1 - alpha) *
@@ -164,8 +164,9 @@ class Distillation(Component):
 
     tail: Literal["bucket", "ignored"] = "bucket"
     """Treatment of the tokens that are not among the teacher's k most likely tokens. bucket: all these tokens count as
-    one token (``forward_kl_topk_tail`` in verl, ``loss_add_tail`` in TRL). ignored: only the k most likely tokens are
-    summed. If the sum is negative, it is replaced by 0, which has no gradient (``forward_kl_topk`` in verl)."""
+    one token (``forward_kl_topk_tail`` in verl, ``loss_add_tail`` in TRL). ignored: these
+    tokens have no term in the divergence (``forward_kl_topk`` in verl). Without them, the divergence can be negative. A
+    negative divergence is replaced by 0, which has no gradient."""
 
     bound: float | None = Field(default=None, gt=0)
     """Largest divergence at a token (``loss_max_clamp`` in verl). A token with a larger divergence has no gradient.

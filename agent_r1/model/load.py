@@ -82,7 +82,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
     """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``.
 
-    ``model`` is a model with the same architecture and the same adapter settings.
+    ``model`` is not changed. It must have the architecture and the adapter settings of the model that was saved.
     """
     if has_adapter(model):
         return read_adapter(folder, model)

@@ -85,10 +85,12 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Pass the text of the new tokens to the generation's check (see ``make_check``), and return the result.
+        """Pass the text of the new tokens to the function that ``make_check`` returned, and return its answer.
+
+        A new function is made for each generation.
 
         ``ids`` are all tokens of the generation so far. The tokens after the ``ids`` of the previous call are new. If
-        ``ids`` do not begin with the ``ids`` of the previous call, a new generation begins, with a new check.
+        ``ids`` do not begin with the ``ids`` of the previous call, a new generation begins.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

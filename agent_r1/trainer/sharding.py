@@ -104,7 +104,10 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def own_rows(tensor: DTensor) -> Rows:
-    """Return the rows of a divided tensor that this rank holds. The rows are divided as by ``torch.chunk``."""
+    """Return the values of the rows of a divided tensor that this rank holds, with the place of the rows in the tensor.
+
+    The rows are divided among the ranks as ``torch.chunk`` divides them.
+    """
     assert tensor.placements == (Shard(0),)
     rows, total = tensor.to_local().detach(), tensor.shape[0]
     size = math.ceil(total / tensor.device_mesh.size())

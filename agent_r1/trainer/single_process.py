@@ -60,8 +60,8 @@ class SingleProcessTrainer:
 
     Args:
         model: the policy. Its trained weights are in float32. If it has an adapter, only the adapter is trained, and
-            all models that the algorithm needs share the frozen weights. If the algorithm needs a reference, the
-            reference is a copy of ``model``, without the adapter.
+            the other models that the algorithm needs use the same frozen weights. For example, the reference is then
+            ``model`` without its adapter. Without an adapter, the reference is a copy of ``model``.
         algorithm: the algorithm whose loss is minimized.
         config: settings of the optimizer and of memory.
         temperature: the sampler's temperature, above 0.

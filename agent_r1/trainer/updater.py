@@ -280,8 +280,10 @@ class PolicyUpdater:
     def _needs_old_logprobs(self, batch: TrainingBatch, is_stale: bool) -> bool:
         """Return whether an extra pass must compute log pi_old, the policy's log-probabilities, before the update.
 
-        ``is_stale`` is true if older weights sampled a token of the batch. If the update uses each trajectory only
-        once, usually no extra pass is needed, because the training pass itself computes log pi_old.
+        ``is_stale`` is true if older weights sampled a token of the batch. An extra pass is needed in three cases: the
+        algorithm corrects the mismatch between trainer and sampler; older weights sampled a token, and the advantages
+        depend on the policy; or the ratio is taken to the policy before the update, the update uses each trajectory
+        several times, and no older weights sampled a token. Otherwise the training pass computes log pi_old itself.
         """
         if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and is_stale):
             return True

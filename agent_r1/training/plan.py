@@ -177,8 +177,9 @@ def _plan_division(
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
     """Return a copy of ``config`` in which the trainer has ``ranks`` ranks.
 
-    With several GPUs, the engines are vLLM servers; with one GPU, the engine is the embedded engine. The copy switches
-    shared prefixes off, so a plan with these settings overestimates time and memory.
+    The copy has vLLM servers as engines if ``config.gpus`` is above 1, and the embedded engine otherwise. The copy also
+    switches shared prefixes off, because several ranks cannot share prefixes. So, with one rank, a plan overestimates
+    time and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {

@@ -336,7 +336,7 @@ def serve(connection: int, source: str) -> None:
 
 
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
-    """Run the tests. Each call of a candidate's function is sent to the candidate's process.
+    """Run the tests. They can call the candidate's functions ``calls``, which run in the candidate's process.
 
     If all tests pass, the output on stderr ends with ``nonce``, a secret text. If the tests are faulty, the output ends
     with ``nonce`` and a reason. If the candidate fails, ``nonce`` is not written.
