@@ -7,8 +7,8 @@ batch (tests/inference/test_torch_engine.py).
 
 A slot has contiguous addresses, unlike the pages of vLLM's paged attention. On a CPU, each slot has addresses for the
 whole context, and the operating system provides memory for the tokens that are written (``inference.lazy_memory``). So
-memory is spent on tokens. The idea is that of vAttention (arXiv 2405.04437), which does so on GPUs. On other devices,
-all slots of a block have the same length: at least the length of the longest sequence in the block.
+memory is spent on tokens. vAttention (arXiv 2405.04437) does the same on GPUs. Here, on a device other than a CPU, all
+slots of a block have the same length: at least the length of the longest sequence in the block.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).
