@@ -1,7 +1,7 @@
 """Forced searches: what a model reaches untrained, if decoding chooses for it when to search and when to answer.
 
     python benchmarks/forced_search.py --config recipes/people.toml
-    python benchmarks/forced_search.py --config recipes/people.toml --n 50 --searches 1 2
+    python benchmarks/forced_search.py --config recipes/wikifilm.toml --model smollm2-135m --splits 1-hop 2-hop
 
 A row forces k searches and then an answer: each action begins with the tokens of <search> or <answer>, and the model
 writes the rest. It says how much of a trained agent's gain is the decision when to search. The model must use the tool
@@ -109,13 +109,18 @@ async def measure(config: EvalConfig, taskset: TaskSet, searches: Sequence[int])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="settings of a training run or an evaluation")
+    parser.add_argument("--model", help="model instead of the one in --config")
+    parser.add_argument("--splits", nargs="+", help="splits of questions; without: the evaluation splits")
     parser.add_argument("--searches", type=int, nargs="+", default=[1, 2, 3], help="forced searches of each row")
     parser.add_argument("--n", type=int, default=200, help="questions per split")
     arguments = parser.parse_args()
-    layers = [Layer("options", {"n": arguments.n}), restrict(read_toml(arguments.config), EvalConfig, TrainConfig)]
+    options = {"n": arguments.n} | ({"model": arguments.model} if arguments.model else {})
+    layers = [Layer("options", options), restrict(read_toml(arguments.config), EvalConfig, TrainConfig)]
     settings = settings_of(EvalConfig, layers)
     data = settings.get("data")
     taskset = build(settings["taskset"], Path(data) if data else None, settings.get("corpus"), settings.get("seed", 0))
+    if arguments.splits:
+        taskset = replace(taskset, evaluation=tuple(arguments.splits))
     config = resolve_config(EvalConfig, layers, taskset)
     torch.set_num_threads(config.threads)
     asyncio.run(measure(config, taskset, arguments.searches))
