@@ -1,4 +1,4 @@
-"""Agent programs: load the function of a user, and choose between an agent program and the agent loop."""
+"""Agent programs of users."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ AGENT_MODULE = "agent_program"
 
 
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return a copy of ``taskset`` with an agent program as its agent.
+    """Return a copy of ``taskset`` whose agent is the agent program ``config.agent``, or else the task set's own.
 
-    The agent program is ``config.agent``, or the task set's own agent program if ``config.agent`` is empty. If there is
-    no agent program, return the task set unchanged. Baselines keep their own environments.
+    Without an agent program, the task set is returned unchanged. Baselines keep their own environments.
 
     Raises:
-        InvalidInput: the agent program cannot be loaded; ``config`` has a context policy although there is an agent
-            program; or ``config.gateway`` is set although there is no agent program.
+        InvalidInput: the agent program cannot be loaded; it is combined with a context policy; or ``config.gateway`` is
+            set without an agent program.
     """
     function = load_agent(config.agent) if config.agent else taskset.agent
     if function is None:
@@ -45,10 +44,7 @@ def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
 
 
 def load_agent(name: str) -> AgentFunction:
-    """Return the function of an agent program.
-
-    Args:
-        name: the file and the name of the function, such as "my_agent.py:run".
+    """Return the function of an agent program, given as FILE:NAME, such as "my_agent.py:run".
 
     Raises InvalidInput if the file does not exist, raises an error or does not define the function.
     """
@@ -67,7 +63,7 @@ def load_agent(name: str) -> AgentFunction:
 def make_rollout(agent: Agent, env: Env) -> Rollout:
     """Return the rollout in which ``agent`` acts in ``env``.
 
-    If ``env`` belongs to an agent program, the agent program acts, and ``agent`` answers its requests.
+    In the environment of an agent program, the program acts, and ``agent`` answers its requests.
     """
     if isinstance(env, AgentProgramEnv):
         return AgentProgram(env.function, agent, env.host)
@@ -75,6 +71,6 @@ def make_rollout(agent: Agent, env: Env) -> Rollout:
 
 
 async def close_agents(taskset: TaskSet) -> None:
-    """Stop the gateway of the task set's agent program, if the task set has one."""
+    """Stop the gateway of the task set's agent program, if there is one."""
     if isinstance(taskset.env, AgentProgramEnv):
         await taskset.env.host.close()

@@ -52,12 +52,10 @@ def train(
 ) -> TrainReport:
     """Train an agent in ``env`` on ``tasks``, and return a report that compares the agent with the baselines.
 
-    The call is a shortcut for ``Trainer(env, tasks, ..).train()``.
-
-    :class:`Trainer` explains all arguments except these two:
+    Short for ``Trainer(env, tasks, ..).train()``. See :class:`Trainer` for the other arguments.
 
     Args:
-        resume: whether to continue the run that the setting ``run`` names, instead of starting a new run.
+        resume: continue the run that the setting ``run`` names.
         settings: options of ``agent-r1 train``, for example ``steps=100`` or ``trainer={"learning_rate": 1e-5}``.
             ``taskset``, ``data``, ``corpus`` and ``sandbox`` are not accepted.
 
@@ -81,25 +79,22 @@ def train(
 
 
 class Trainer:
-    """A trainer for your own agent, in scripts and notebooks. It trains and evaluates the agent, and saves the model.
+    """A trainer for your own agent, in scripts and notebooks.
 
     Args:
-        env: the environment: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
-        tasks: the tasks. The agent is trained on the tasks of the split "train". If ``evaluate_every`` is set, the
-            tasks of the split "validation" determine the best step. Each further split is a column of the result table.
-        eval_tasks: tasks for the evaluation. A task of the split "train" (the default of a task) gets the split "test".
+        env: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
+        tasks: the tasks. Training uses the split "train". The split "validation" determines the best step, if
+            ``evaluate_every`` is set. Each other split is a column of the result table.
+        eval_tasks: tasks for the evaluation. A task of the split "train" (the default) gets the split "test".
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
-        agent: an agent program, which runs its own tools instead of the tools of ``env``: a function with the arguments
-            base URL, API key and task, or "FILE.py:NAME". The agent program calls the model over HTTP
-            (``docs/gateway.md``).
-        callbacks: functions that are called with the :class:`StepReport` of each step. An exception in a callback stops
-            the run.
-        progress: the display of the progress. Default: on stderr, a bar for a terminal, otherwise one line per step.
-        placement: factories of engine and trainer. Default: engine and trainer run in this process, unless the settings
-            ask for servers or for several ranks.
-        settings: fields of :class:`~agent_r1.training.config.TrainConfig`. A group of fields is a mapping: ``steps=20,
+        agent: an agent program, which calls the model over HTTP and runs its own tools (``docs/gateway.md``): a
+            function of base URL, API key and task, or "FILE.py:NAME".
+        callbacks: functions that take the :class:`StepReport` of each step. An exception in a callback stops the run.
+        progress: the display of the progress, on stderr by default.
+        placement: factories of engine and trainer. Default: as the settings say.
+        settings: fields of :class:`~agent_r1.training.config.TrainConfig`, for example ``steps=20,
             trainer={"learning_rate": 1e-5}``.
 
     Example:
@@ -144,8 +139,8 @@ class Trainer:
         """Train the agent, and return a report that compares the agent with the baselines.
 
         Args:
-            resume: continue the run that the setting ``run`` names, with the stored settings of that run. Only the
-                settings in :data:`agent_r1.training.resume.CHANGEABLE` can differ from the stored settings.
+            resume: continue the run that the setting ``run`` names, with its stored settings. Only the settings in
+                :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
 
         Raises:
             InvalidInput: an argument cannot be used. Nothing was written.
@@ -165,10 +160,7 @@ class Trainer:
         return report
 
     def evaluate(self) -> Table:
-        """Return a result table on the evaluation splits. Each row is a baseline, the base model or the trained agent.
-
-        Before training, there is no row for a trained agent.
-        """
+        """Return a result table of the baselines, the base model and (after training) the trained agent."""
         config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
         shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
         model = config.model if self._run is None else str(self._run)
@@ -176,7 +168,7 @@ class Trainer:
         return _run_outside_event_loop(lambda: evaluate(settings, self._taskset, self._progress, self._placement))
 
     def save_model(self, folder: str | Path) -> Path:
-        """Copy the trained model (Hugging Face format) to ``folder``, and return the path of ``folder``.
+        """Copy the trained model (Hugging Face format) to ``folder``, and return the path.
 
         Raises InvalidInput if the trainer has not trained yet, or if ``folder`` exists.
         """
@@ -190,11 +182,6 @@ class Trainer:
 
 
 def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
-    """Check arguments of :class:`Trainer`. Raise InvalidInput if ``rewards`` or ``callbacks`` is no list of functions.
-
-    Also raise InvalidInput if ``settings`` contains ``taskset``, ``data``, ``corpus`` or ``sandbox``, because the
-    arguments ``env`` and ``tasks`` of the trainer replace these settings.
-    """
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in settings:
             raise InvalidInput(name, got=repr(settings[name]), do="leave it out: env and tasks are the task set")
@@ -204,7 +191,7 @@ def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: ob
 
 
 class _CallbackProgress:
-    """A progress display that also calls the callbacks with the report of each step."""
+    """A progress display that also calls the callbacks after each step."""
 
     def __init__(self, progress: Progress, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
@@ -219,9 +206,8 @@ class _CallbackProgress:
 
 
 def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Call ``work`` and return its result.
+    """Call ``work`` and return its result; in a new thread if this thread runs an event loop (as in a notebook).
 
-    If an event loop runs in this thread (as in a notebook), call ``work`` in a new thread, and wait for the result.
     Ctrl-C during the wait requests a shutdown of the run, as the signal SIGINT does.
     """
     try:

@@ -1,7 +1,6 @@
-"""The implementations that decide the rounding errors of a run, apart from its settings.
+"""The implementations that determine the rounding errors of a run, on its machine.
 
-They depend on the machine: on its processor, its compiler and its version of PyTorch. They are recorded when the run
-begins, and compared when the run is resumed.
+They are recorded when a run begins, and compared when it is resumed.
 """
 
 from __future__ import annotations
@@ -18,19 +17,16 @@ from agent_r1.training.checkpoint.restore import INEXACT
 from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step
 
 UPDATE = "update"
-"""The kind of an event that names who computes the products of updates, and whether updates share prefixes."""
+"""The kind of the event that records :attr:`Trainer.arithmetic`."""
 
 
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
     """Return the events that record which implementation computes the decode steps.
 
-    A new run has no event if the implementation is PyTorch. A resumed run has an event only if the implementation has
-    changed. A second event then reports that results can differ in their last bits. If the engine is not embedded,
-    there are no events.
+    There are none for PyTorch in a new run, for an unchanged implementation, and for an engine that is not embedded.
+    After a change, a second event reports that results can differ in their last bits.
 
-    Args:
-        engine: the engine of the policy.
-        run: the folder of the resumed run; None if the run is new.
+    ``run`` is the folder of the resumed run, or None for a new run.
     """
     if not isinstance(engine, TorchEngine):
         return ()
@@ -44,12 +40,10 @@ def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEv
 def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
     """Return the events that record how the trainer computes updates (:attr:`Trainer.arithmetic`).
 
-    A resumed run has an event only if this has changed, and a second event as in :func:`decode_step_events`. Runs of
-    earlier versions have no such event; then the first event is recorded when the run is resumed.
+    There are none if a resumed run computes updates as before. After a change, a second event reports that results can
+    differ in their last bits.
 
-    Args:
-        trainer: the trainer of the policy.
-        run: the folder of the resumed run; None if the run is new.
+    ``run`` is the folder of the resumed run, or None for a new run.
     """
     recorded: list[str] = []
     if run is not None:
@@ -61,7 +55,7 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return the events of a resumed run whose implementation is ``now`` and was ``before``: none if they are equal."""
+    """Return the events of a resumed run: () if ``now`` and ``before`` are equal."""
     if now == before:
         return ()
     detail = f"{report} instead of {before}: results differ in their last bits from those of an uninterrupted run"

@@ -91,18 +91,13 @@ def _trainer(
 class Placement:
     """The factories that make the engine and the trainer of a run.
 
-    By default, engine and trainer run in this process. If ``trainer.ranks`` is above 1, each rank of the trainer is a
-    process of its own.
-
     Attributes:
-        engine: takes a policy and the settings, and returns an inference engine that serves the policy's weights. The
-            engine can keep and change the policy's model, because no other service uses this model. With LoRA, this
-            model shares its frozen weights with the trainer's model, so the engine must not change the frozen weights.
-            An engine that needs a model without an adapter can use :func:`agent_r1.model.adapter.merged_copy`.
-        trainer: takes the policy, the settings and the teacher (None if there is no teacher), and returns a trainer
-            that trains the policy.
-        processes: a text for the record of the run: the processes that the factories start, and their machines. "": the
-            processes run on this machine, and the settings determine their devices.
+        engine: returns an inference engine that serves the policy's weights. The engine owns the policy's model. With
+            LoRA, the engine must not change the frozen weights, because the trainer shares them;
+            :func:`agent_r1.model.adapter.merged_copy` makes a model without an adapter.
+        trainer: returns a trainer of the policy. The third argument is the teacher, or None.
+        processes: the processes that the factories start, and their machines, as text for the run's record. "": all on
+            this machine.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
@@ -111,7 +106,7 @@ class Placement:
 
 
 EMBEDDED = Placement()
-"""The default placement: the engine, and a trainer of one rank, run in this process."""
+"""The default placement: the engine, and the trainer if it has one rank, run in this process."""
 
 
 def resolve_placement(
@@ -122,13 +117,11 @@ def resolve_placement(
 ) -> Placement:
     """Return ``placement``, or the default placement for the settings if ``placement`` is None.
 
-    Raise InvalidInput if Ray has to start processes, but cannot be reached or has too few resources.
-
     Args:
-        placement: the placement; None: the default placement.
-        config: has the settings ``engine.backend`` and ``placement``.
         profiler: measures the engine and the trainer of the default placement.
-        folder: the folder of the run, for the output of servers that crash; None if there is no run.
+        folder: the run's folder, for the output of crashed servers; None if there is no run.
+
+    Raises InvalidInput if Ray is needed, but cannot be reached or has too few resources.
     """
     if placement is not None:
         return placement
@@ -155,13 +148,12 @@ def resolve_placement(
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The services of a run. The services are built and checked before the run writes a file.
+    """The services of a run, built and checked before the run writes a file.
 
     Attributes:
-        engines: the inference engines by role. The engine "policy" serves the policy's weights. The engine "guided", if
-            there is one, samples the attempts for training from the policy, guided by a critic.
-        extra_scorers: the scorers of the rewards that the run adds to the rewards of its task set.
-        events: reports of decisions that were made during the build. The run records these events first.
+        engines: the engines by role: "policy", and "guided" if a critic guides the training attempts.
+        extra_scorers: the scorers of the setting ``extra_rewards``.
+        events: reports of decisions made during the build, for the run's record.
         profiler: measures where the time of a step goes.
         meter: counts the requests to the engine "policy".
     """
@@ -184,15 +176,12 @@ class Runtime:
 
     @property
     def training_agent(self) -> Agent:
-        """The agent that samples the attempts for training.
-
-        A critic guides the agent if ``engines`` has an engine with the name "guided".
-        """
+        """The agent that samples the attempts for training, guided by a critic if the run has one."""
         return replace(self.agent, engine=self.engines["guided"]) if "guided" in self.engines else self.agent
 
     @property
     def agent(self) -> Agent:
-        """The agent that samples from the policy at the configured temperature, without the guidance of a critic."""
+        """The agent that samples at the configured temperature without guidance."""
         engine: InferenceEngine = MeteredEngine(self.engine, self.meter)
         agent = self.policy.agent(engine, self.config, self.config.temperature)
         if self.profiler is NO_PROFILER:
@@ -212,8 +201,6 @@ def build_runtime(
     """Check the inputs of a run, load its models, and return its services.
 
     Args:
-        config: the settings of the run.
-        taskset: the task set, with the environment and the scorers.
         placement: makes the engine and the trainer; None: the default placement for the settings.
         profiler: measures where the time of a step goes.
         folder: the folder of the run, which need not exist yet; None if there is no run.
@@ -245,9 +232,9 @@ def build_runtime(
 
 
 def rebuild_trainer(runtime: Runtime) -> Runtime:
-    """Return a copy of ``runtime`` with a new trainer and updater, in the state of a new run.
+    """Return a copy of ``runtime`` with a new trainer and updater. Close the old trainer first.
 
-    The policy's model gets its initial weights again. The engines do not change. Close the old trainer first.
+    The policy's model gets its initial weights again. The engines do not change.
     """
     config, policy = runtime.config, runtime.policy
     torch.manual_seed(config.seed)
@@ -260,10 +247,6 @@ def rebuild_trainer(runtime: Runtime) -> Runtime:
 def _make_trainer(
     config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int, profiler: Profiler
 ) -> tuple[Trainer, PolicyUpdater]:
-    """Return a new trainer of ``policy``, and the updater that uses the trainer.
-
-    ``micro_tokens`` is the largest number of tokens in a micro-batch.
-    """
     fitting = config.trainer.model_copy(update={"micro_tokens": micro_tokens})
     trainer = placement.trainer(policy, config.model_copy(update={"trainer": fitting}), load_teacher(config, policy))
     updater = PolicyUpdater(
@@ -281,7 +264,6 @@ def _make_trainer(
 
 
 def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]:
-    """Return one event with the number of trained weights if the policy has an adapter; otherwise no event."""
     trained, total = count_adapter(policy.model), policy.model.num_parameters()
     if not trained:
         return ()
@@ -290,7 +272,7 @@ def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]
 
 
 def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
-    """Return one event if memory requires smaller micro-batches than the settings; otherwise no event."""
+    """Report if memory requires smaller micro-batches than the settings."""
     tokens = config.trainer.micro_tokens
     if plan.micro_tokens >= tokens:
         return ()
@@ -299,23 +281,20 @@ def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
 
 
 def rollout_limits(config: RunConfig) -> RolloutLimits:
-    """Return the limits of attempts that a configuration sets: concurrency, time limits and retries."""
+    """Return the limits of attempts from the settings."""
     return RolloutLimits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 
 def group_requests(
     tasks: Sequence[Task], config: TrainConfig, first: int = 0, kind: Callable[[Task], int] | None = None
 ) -> Iterator[GroupRequest]:
-    """Yield an endless sequence of group requests. The first group has the id ``first``.
+    """Yield an endless sequence of group requests, with ids from ``first`` on.
 
-    Each epoch has all tasks in a random order, which depends only on the seed and the number of the epoch. If ``kind``
-    is given, the tasks of each kind are spread evenly over the epoch.
+    Each epoch has all tasks in a random order, which depends only on the seed and the index of the epoch.
 
     Args:
-        tasks: the training tasks.
-        config: has the seed and the number of attempts per group.
-        first: the id of the first group. The id is above 0 in a resumed run.
-        kind: returns the kind of a task as a number, such as its number of hops; None if all tasks are of one kind.
+        kind: returns the kind of a task, such as its number of hops. The tasks of each kind are spread evenly over an
+            epoch. None: all tasks are of one kind.
     """
     kinds = [0 if kind is None else kind(task) for task in tasks]
     for epoch in count(first // len(tasks)):
@@ -327,13 +306,9 @@ def group_requests(
 
 
 def _spread(permutation: Sequence[int], kinds: Sequence[int]) -> list[int]:
-    """Return the indices in ``permutation`` in an order that spreads the tasks of each kind evenly.
+    """Return ``permutation`` reordered, so that the tasks of each kind are spread evenly.
 
-    Tasks of the same kind keep their order.
-
-    Args:
-        permutation: the indices of the tasks, in random order.
-        kinds: the kind of each task: ``kinds[i]`` is the kind of the task with index i.
+    Tasks of the same kind keep their order. ``kinds[i]`` is the kind of the task with index i.
 
     Example:
         _spread([0, 1, 2, 3, 4, 5], kinds=[1, 1, 2, 2, 2, 2]) == [2, 0, 3, 4, 1, 5]

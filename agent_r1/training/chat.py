@@ -36,7 +36,7 @@ HELP = """\
 Anything else is sent to the model. A line that ends with \\ continues on the next one."""
 
 MAX_QUESTION = 2000
-"""A question with more characters than this is printed in a shortened form."""
+"""The number of characters above which a question is shortened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,13 @@ class ChatResult:
 
 
 def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatResult:
-    """Let a person talk to the model ``config.model``, until the person leaves. Return the last conversation.
+    """Let a person talk to the model ``config.model``. Return the last conversation.
 
-    Args:
-        config: the settings of the model and the chat.
-        taskset: has the tools and the system message; None for a model without tools.
-        console: prints the messages.
+    ``taskset`` has the tools and the system message; None for a model without tools.
 
     Raises:
-        InvalidInput: the model cannot be loaded; the environment of the task set is not a ToolEnv; or the chosen split
-            has no task with the index ``config.number``.
+        InvalidInput: the model cannot be loaded; the environment is not a ToolEnv; or the split has no task with the
+            index ``config.number``.
     """
     torch.set_num_threads(config.threads)
     env, task, question = _opening(config, taskset)
@@ -80,13 +77,7 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
 
 
 def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
-    """Return (environment of the chat, task with the system message and the data, question of the task).
-
-    If ``taskset`` is None, the environment has no tools, the task has no messages, and the question is "".
-
-    Raise InvalidInput if the environment is not a ToolEnv, or if the split has no task with the index
-    ``config.number``.
-    """
+    """Return the environment, the task with the system message and the data, and the task's question or ""."""
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ()), ""
     split = config.split or taskset.evaluation[0]
@@ -103,11 +94,7 @@ def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task
 
 
 class _Chat:
-    """A running chat between a person and the model.
-
-    Attributes:
-        messages: the current conversation.
-    """
+    """A running chat. ``messages`` is the current conversation."""
 
     def __init__(self, agent: Agent, env: ToolEnv, task: Task, terminal: Terminal) -> None:
         self._agent, self._env, self._task, self._terminal = agent, env, task, terminal
@@ -172,10 +159,8 @@ class _Chat:
             self._terminal.print(f"(the environment failed: {format_error(error)})")
 
     async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
-        """Add a message of the person to the conversation. Return the session and the episode of the conversation.
-
-        If the message is the first message of a conversation, open a new session and a new episode.
-        """
+        """Add a message of the person to the conversation, and return its session and episode. Open them if
+        necessary."""
         if self._session is not None and self._episode is not None:
             self.messages = (*self.messages, message)
             return self._session, self._episode

@@ -1,4 +1,4 @@
-"""Check a task set: gold (right) solutions must earn the expected rewards, and wrong solutions must not earn them."""
+"""Check a task set: gold (right) solutions must earn the expected rewards, and wrong solutions must not."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from agent_r1.training.reward_totals import sum_rewards
 
 @dataclass(frozen=True, slots=True)
 class SolutionCheck:
-    """A reference solution, and the rewards that are expected for it.
+    """A reference solution and the expected rewards.
 
-    A right (gold) solution must earn all ``expected_rewards``. A wrong solution must earn none of these rewards.
+    A gold (right) solution must earn all ``expected_rewards``. A wrong solution must earn none.
 
     Example:
         SolutionCheck(task, ReferenceSolution("the answer", respond), is_gold=True, expected_rewards={"em": 1.0})
@@ -43,9 +43,9 @@ class SolutionCheck:
     expected_rewards: Mapping[str, float]
 
     def failure(self, trajectory: Trajectory) -> str | None:
-        """Return the reason why the solution fails the check; None if the solution passes.
+        """Return the reason why the solution fails the check; None if it passes.
 
-        ``trajectory`` is the record of an episode in which the solution wrote the messages, instead of a model.
+        ``trajectory`` is an episode in which the solution wrote the messages, instead of a model.
         """
         if not trajectory.rewards:
             return f"it was not scored: {trajectory.status}, {trajectory.reason}"
@@ -79,8 +79,7 @@ class CheckFailure:
 
     Attributes:
         task: the id of the task.
-        solution: the name of the solution, or what the task lacks: "gold" (a right solution), "wrong" (a wrong
-            solution) or "expected_rewards".
+        solution: the name of the solution, or what the task lacks: "gold", "wrong" or "expected_rewards".
         reason: the problem in words.
 
     Example:
@@ -94,13 +93,7 @@ class CheckFailure:
 
 @dataclass(frozen=True, slots=True)
 class SolutionCount:
-    """Counts of reference solutions in ``agent-r1 check``.
-
-    Attributes:
-        played: the number of solutions with which an episode was played.
-        passed: the number of played solutions that earned what they should: the expected rewards for a right solution,
-            none of them for a wrong solution.
-    """
+    """The number of reference solutions that were played, and how many of them passed the check."""
 
     played: int
     passed: int
@@ -121,12 +114,12 @@ class CheckReport:
         return not self.failures
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 check``: ``passed``, and one key per attribute of this class."""
+        """Return the JSON output of ``agent-r1 check``: ``passed``, and one key per attribute."""
         return {"passed": self.passed, **asdict(self)}
 
 
 MAX_FAILURES_SHOWN = 20
-"""The maximum number of failures that the terminal lists. The JSON output has all failures."""
+"""Maximum number of failures that the terminal lists. The JSON output has all failures."""
 
 
 def render_report(report: CheckReport) -> Text:
@@ -144,11 +137,10 @@ def render_report(report: CheckReport) -> Text:
 
 
 def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
-    """Play the reference solutions of some tasks, and compare their rewards with the expected rewards.
+    """Play the reference solutions of ``config.n`` tasks per split, and compare their rewards with the expected
+    rewards.
 
-    ``config.n`` is the number of tasks in each split. ``progress`` prints the number of solutions of each split.
-
-    Raises InvalidInput if the task set has no solutions, or if the task set cannot create the solutions of a task.
+    Raises InvalidInput if the task set has no solutions, or cannot create the solutions of a task.
     """
     return run_protected(_check(config, taskset, progress))
 
@@ -171,10 +163,10 @@ async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> C
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
-    """Return the names of the splits to check.
+    """Return the names of the splits that have tasks; only ``taskset.whole`` if this split contains all tasks.
 
-    If one split contains all tasks of the task set, only this split is checked. Otherwise every split that has tasks
-    is checked. Example: ("train", "validation", "style-a", "style-b", "three-hop").
+    Example:
+        ("train", "validation", "style-a", "style-b", "three-hop")
     """
     if taskset.whole is not None:
         return (taskset.whole,)
@@ -190,10 +182,7 @@ def _has_tasks(taskset: TaskSet, split: str) -> bool:
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order.
-
-    If ``n`` is 0, or if there are fewer than ``n`` tasks, return all tasks. ``seed`` determines which tasks are drawn.
-    """
+    """Return ``n`` random tasks in their original order; all tasks if ``n`` is 0 or above their number."""
     if n == 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]
@@ -217,10 +206,7 @@ def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
 
 
 def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
-    """Check the types of the reference solutions that a user's function returned, and return the solutions unchanged.
-
-    Raises TypeError if a type is wrong.
-    """
+    """Return ``given`` if its types are right. Raise TypeError if the user's function returned a wrong type."""
     if not isinstance(given, ReferenceSolutions):
         raise TypeError(f"it returned an object of type {type(given).__name__}, not ReferenceSolutions")
     for solution in (*given.gold, *given.wrong):
@@ -233,11 +219,7 @@ def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
 
 
 def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
-    """Yield a failure for each part that is missing: a right (gold) solution, a wrong solution, the expected rewards.
-
-    Args:
-        checks: the solutions of ``task``.
-    """
+    """Yield a failure for each missing part: a gold solution, a wrong solution, the expected rewards."""
     for name, is_gold in (("gold", True), ("wrong", False)):
         if not any(check.is_gold is is_gold for check in checks):
             yield CheckFailure(task.id, name, f"it has no {name} solution")
@@ -248,7 +230,7 @@ def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailu
 async def _play(
     checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env, config: CheckConfig
 ) -> list[tuple[SolutionCheck, str | None]]:
-    """Play each solution once. Return (check, reason) for each solution. The reason is None if the solution passed."""
+    """Play each solution once. Return (check, reason) for each solution; the reason is None if the solution passed."""
     agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
     limits = RolloutLimits(concurrency=config.concurrency, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)

@@ -44,18 +44,16 @@ DEFAULT_ALGORITHM = "grpo"
 
 
 def _absolute(data: Path) -> Path:
-    """Return ``data`` as an absolute path, which is valid in every working directory. Hub names stay unchanged."""
+    """Make the path absolute, but leave a Hub name unchanged."""
     return data if is_hub(data) else data.absolute()
 
 
 def _absolute_file(agent: str) -> str:
-    """Return the setting ``agent`` (``FILE.py:NAME``) with an absolute path, valid in every working directory."""
     file, colon, name = agent.rpartition(":")
     return f"{Path(file).absolute()}{colon}{name}" if file else agent
 
 
 def _absolute_source(source: str) -> str:
-    """Return the source of an extra reward. A path becomes absolute, so that it is valid in every working directory."""
     return source if source in TERMS else str(Path(source).absolute())
 
 
@@ -79,30 +77,24 @@ class TasksetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """Questions, for task sets that read their questions from a file: the file, or hf:NAME for a data set on the
-    Hugging Face hub. For wikifilm, the file holds the pages from which questions are built. For multihop, a TOML file
-    can list several data sets."""
+    """File of questions, or hf:NAME for a data set on the Hugging Face hub. For wikifilm: a file of pages, from which
+    questions are built. For multihop: also a TOML file that lists several data sets."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
 
     encoder: str = ""
-    """Sentence encoder of the search: all-minilm, a folder, or a Hugging Face name; empty: BM25. For task sets that
-    search a file of passages, or the passages of their questions."""
+    """Sentence encoder of the search: all-minilm, a folder, or a Hugging Face name; empty: BM25."""
 
     sandbox: SandboxLevel | None = None
-    """Isolation of code written by the policy, for task sets that execute such code: bubblewrap (the default of these
-    task sets) or none."""
+    """Isolation of code written by the policy, for task sets that run such code: bubblewrap (their default) or none."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of generated task sets, sampling and initial weights."""
 
     @field_serializer("corpus", "data", when_used="json-unless-none")
     def _without_credentials(self, value: str | Path) -> str:
-        """Return the value of a setting. If the value is an address, its credentials are removed.
-
-        A run stores its settings, but must not store credentials.
-        """
+        """Remove credentials from addresses, because a run stores its settings."""
         return redact_url(str(value))
 
 
@@ -127,11 +119,11 @@ class PlayConfig(TasksetConfig):
     """Split of the task to play; empty: the first evaluation split of the task set."""
 
     number: int | None = Field(default=None, ge=0)
-    """Index of the task in its split, from 0. Without an index, the task is drawn at random with the seed."""
+    """Index of the task in its split, from 0; empty: a random task, drawn with the seed."""
 
 
 class RunConfig(TasksetConfig):
-    """Settings that training and evaluation share: the task set, the model, and the limits of an attempt."""
+    """Settings shared by training and evaluation: the task set, the model, and the limits of an attempt."""
 
     section: ClassVar[str] = "Model and rollout"
 
@@ -142,8 +134,8 @@ class RunConfig(TasksetConfig):
     """Splits in the table of results, separated by commas; empty: the evaluation splits of the task set."""
 
     model: str = ""
-    """Model: tiny-base, smollm2-135m, a folder, or a Hugging Face name; for evaluation also a run. A task set can have
-    a default model."""
+    """Model: tiny-base, smollm2-135m, a folder, or a Hugging Face name; for evaluation also a run. Empty: the task
+    set's default."""
 
     max_tokens: int = Field(default=1024, ge=1)
     """Maximum number of new tokens per turn."""
@@ -155,11 +147,11 @@ class RunConfig(TasksetConfig):
     """How a long history is shortened."""
 
     agent: Annotated[str, AfterValidator(_absolute_file)] = ""
-    """Agent of your own that calls the model over HTTP, as FILE.py:NAME of a function (base_url, api_key, task); see
-    docs/gateway.md. Empty: the agent loop with the tools of the task set."""
+    """Your own agent, which calls the model over HTTP, as FILE.py:NAME of a function (base_url, api_key, task); see
+    docs/gateway.md. Empty: the built-in agent loop."""
 
     gateway: GatewayConfig = GatewayConfig()
-    """Limits of the agent program in the setting agent, and what to do if the program raises an exception."""
+    """Limits of the agent program that the setting agent names."""
 
     engine: EngineConfig = EngineConfig()
     """The embedded engine, which generates tokens."""
@@ -175,27 +167,27 @@ class RunConfig(TasksetConfig):
     """Maximum number of episodes that run at the same time."""
 
     episode_seconds: float = Field(default=600.0, gt=0)
-    """Time limit of an episode in seconds. An episode that exceeds the limit is dropped."""
+    """Time limit of an episode in seconds. A longer episode is dropped."""
 
     score_seconds: float = Field(default=600.0, gt=0)
-    """Time limit of each scorer for a group in seconds. If a scorer exceeds the limit, the group is dropped."""
+    """Time limit of each scorer for a group in seconds. If a scorer takes longer, the group is dropped."""
 
     pass_k: int = Field(default=0, ge=0)
-    """k of pass@k, the probability that at least one of k sampled attempts is right; 0: pass@k is not measured. The
-    same attempts give pass@1, the majority vote and the likeliest attempt. Training measures pass@k of the base model,
-    on at most 50 questions per split."""
+    """k of pass@k, the probability that at least one of k sampled attempts is right; 0: not measured. Also gives
+    pass@1, the majority vote and the likeliest attempt. Training measures the base model, on at most 50 questions per
+    split."""
 
     pass_attempts: int = Field(default=0, ge=0)
-    """Sampled attempts per question for the unbiased estimates of pass@1 and pass@k: at least k; 0: k attempts."""
+    """Sampled attempts per question, from which pass@1 and pass@k are estimated without bias; 0: k attempts."""
 
     retries: int = Field(default=2, ge=0)
-    """Maximum number of repetitions of an attempt if the environment or the engine fails."""
+    """Maximum number of new tries of an attempt if the environment or the engine fails."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     threads: int = Field(default=1, ge=1, le=256)
-    """Number of torch threads. Two runs are bit-identical only if they use the same number of threads."""
+    """Number of torch threads. Bit-identical runs need the same number of threads."""
 
     @field_validator("tags")
     @classmethod
@@ -219,8 +211,8 @@ class GuidedConfig(RunConfig):
     section: ClassVar[str] = "Model and rollout"
 
     decode: DecodeConfig = DecodeConfig()
-    """Guidance of actions by the values of a critic. Training samples guided attempts; evaluation compares guided and
-    plain decoding."""
+    """Guidance of actions by a critic. Training samples guided attempts; evaluation compares guided with plain
+    decoding."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
     """Workers: other machines that run the environments and tools."""
@@ -230,7 +222,7 @@ class GuidedConfig(RunConfig):
 
 
 class TrainSettings(GuidedConfig):
-    """Settings of training except the algorithm. The validation of these settings does not import torch."""
+    """Settings of training except the algorithm. Their validation does not import torch."""
 
     section: ClassVar[str] = "Training"
 
@@ -268,21 +260,20 @@ class TrainSettings(GuidedConfig):
     """Only 0 (off) is accepted, because truncated sampling would bias the importance ratio."""
 
     reward_weights: dict[str, float] = Field(default_factory=dict)
-    """Weights of rewards by name, as --reward_weights.NAME X. A reward without a weight has weight 1. A reward with
-    weight 0 is recorded and shown, but not trained on."""
+    """Weights of rewards by name, as --reward_weights.NAME X. The default weight is 1. Weight 0: the reward is
+    recorded, but not trained on."""
 
     extra_rewards: dict[str, Annotated[str, AfterValidator(_absolute_source)]] = Field(default_factory=dict)
-    """Further rewards, only for training, as --extra_rewards.NAME SOURCE. SOURCE is the folder of a reward model, the
-    FILE.toml of a judge, or one of calls, repeated_calls, failed_calls, tokens, logprob, format and grounded. A NAME
-    that reward_weights does not list has weight 1."""
+    """Extra rewards, only for training, as --extra_rewards.NAME SOURCE. SOURCE is the folder of a reward model, the
+    FILE.toml of a judge, or one of calls, repeated_calls, failed_calls, tokens, logprob, format and grounded."""
 
     reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
-    """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. A factor is linear between
-    the given steps, and constant before and after. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
+    """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. Between the steps, a
+    factor is linear. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
 
     shuffle_rewards: bool = False
-    """Control run: shuffle the rewards among the attempts at each task, so that a reward tells nothing about its
-    attempt. Needs groups of at least 2. Process rewards of the environment are not shuffled."""
+    """Control run: shuffle the rewards among the attempts at each task. Needs groups of at least 2. Process rewards of
+    the environment are not shuffled."""
 
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""
@@ -291,22 +282,21 @@ class TrainSettings(GuidedConfig):
     """Maximum number of questions per split in each evaluation."""
 
     checkpoint_every: int = Field(default=5, ge=0)
-    """Optimizer steps between checkpoints; 0: only the final model is saved, and an interrupted run restarts from step
-    0."""
+    """Optimizer steps between checkpoints; 0: none, so an interrupted run restarts from step 0."""
 
     checkpoint_keep: int = Field(default=2, ge=1)
-    """Number of newest checkpoints to keep. The best checkpoint by validation is kept too."""
+    """Number of newest checkpoints to keep, in addition to the best checkpoint by validation."""
 
     track: tuple[TrackerName, ...] = ()
-    """Trackers that show the metrics while the run trains, separated by commas: tensorboard, wandb, trackio, mlflow."""
+    """Trackers that show the metrics during training, separated by commas: tensorboard, wandb, trackio, mlflow."""
 
     record_tokens: int = Field(default=2, ge=0)
-    """Number of groups per optimizer step in which each attempt gets a record of every token: log-probability in the
-    trainer, advantage, loss weight, entropy, and value of the critic. 0: no records."""
+    """Number of groups per optimizer step whose tokens are recorded: log-probability in the trainer, advantage, loss
+    weight, entropy, and value of the critic. 0: no records."""
 
     profile: int = Field(default=0, ge=0)
-    """Number of optimizer steps between two tables. A table shows where the time of a step goes: generation, tools, ..
-    At the end of training, a table shows the mean of all steps. 0: the time is not measured."""
+    """Optimizer steps between two tables of times: generation, tools, .. The last table has the mean of all steps. 0:
+    the time is not measured."""
 
     @field_validator("shuffle_rewards")
     @classmethod
@@ -324,7 +314,7 @@ class TrainSettings(GuidedConfig):
 
 
 class TrainConfig(TrainSettings):
-    """Settings of a training run. The defaults fit a model of 3B parameters. Task sets can have other defaults."""
+    """Settings of a training run. The defaults fit a model of 3B parameters."""
 
     section: ClassVar[str] = "Algorithm"
 
@@ -335,7 +325,7 @@ class TrainConfig(TrainSettings):
 
 
 class EvalConfig(GuidedConfig):
-    """Settings of an evaluation, which prints a table of results with one row per method."""
+    """Settings of an evaluation. Its table of results has one row per method."""
 
     section: ClassVar[str] = "Evaluation"
 
@@ -355,28 +345,26 @@ class ChatConfig(RunConfig):
     """Sampling temperature; 0: greedy decoding."""
 
     checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
-    """Weights of a run: best (by validation), last (the newest checkpoint), or the number of a step that has a
-    checkpoint."""
+    """Weights of a run: best (by validation), last (the newest checkpoint), or the step of a checkpoint."""
 
     split: str = ""
-    """Split of the task that gives the system message and the data for tools; empty: the first evaluation split."""
+    """Split of the task from which the chat takes the system message and tools; empty: the first evaluation split."""
 
     number: int = Field(default=0, ge=0)
-    """Index, in its split, of the task that gives the system message and the data for tools, from 0."""
+    """Index, in its split, of the task from which the chat takes the system message and tools, from 0."""
 
 
 Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
-    """Return the configuration from ``layers`` (such as the command line) and from the defaults of the task set.
+    """Return the configuration from ``layers`` (such as the command line) and the defaults of the task set.
 
-    If several layers have a setting, the value of the earliest layer applies. If no layer has a setting, the default of
-    the task set applies. In a training configuration, the algorithm gets an importance weight if trainer and engine
-    have different data types (see :func:`agent_r1.training.precision.with_correction`).
+    The earliest layer that has a setting decides. In a training configuration, the algorithm is corrected for different
+    data types of trainer and engine (see :func:`corrected_algorithm`).
 
-    Raises InvalidInput in the same cases as :func:`agent_r1.config.resolve`, and in two more cases: no model is named,
-    or a run has too few steps for the schedule of its learning rates.
+    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if no model is named, or if a run has too few steps
+    for its learning-rate schedule.
     """
     defaults = restrict(Layer(f"defaults of {taskset.name}", taskset.recipe), cls, TrainConfig)
     config = resolve(cls, [*layers, defaults])
@@ -391,8 +379,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
     """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    ``config`` was made from ``layers``, the sources of settings. If a layer sets ``algorithm.correction``, the
-    algorithm is not changed. See :func:`agent_r1.training.precision.with_correction`.
+    If one of ``layers`` sets ``algorithm.correction``, the algorithm is unchanged. See
+    :func:`agent_r1.training.precision.with_correction`.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 

@@ -19,15 +19,13 @@ class CriticConfig(BaseModel):
     """Run whose attempts the critic learns from: a name in runs/, or a folder."""
 
     out: Path | None = None
-    """Folder for the critic; empty: the folder named critic in the folder of the run. An existing critic is
-    replaced."""
+    """Folder for the critic, where an old critic is replaced; empty: the folder critic in the folder of the run."""
 
     model: str = ""
     """Model that the critic starts from; empty: the trained model of the run."""
 
     attempts: int = Field(default=0, ge=0)
-    """Number of newest attempts to learn from; 0: all. The critic learns best from attempts that were sampled with the
-    same weights as the policy that the critic will guide."""
+    """Number of newest attempts to learn from; 0: all. Attempts of the policy that the critic will guide are best."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of tasks whose attempts only measure the critic."""
@@ -39,13 +37,13 @@ class CriticConfig(BaseModel):
     """Attempts per optimizer step."""
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
-    """Learning rate of AdamW at the first step. The rate falls linearly to 0."""
+    """Learning rate of AdamW at the first step, from which it falls linearly to 0."""
 
     reads_logprobs: bool = True
     """Whether the critic also reads the probability with which each token was sampled."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed that determines which tasks are held out, and the order of the attempts."""
+    """Seed of the held-out tasks and of the order of the attempts."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the critic: auto (a GPU if there is one), cpu, cuda, cuda:N."""

@@ -26,7 +26,7 @@ CRITIC = "critic."
 def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:
     """Load the critic of ``config`` to the device of ``policy``, and return its value function.
 
-    Raise InvalidInput if there is no such critic, or if its vocabulary is smaller than the policy's vocabulary.
+    Raise InvalidInput if there is no such critic, or if its vocabulary is smaller than the policy's.
     """
     model, vocabulary = load_critic(config.critic), int(policy.config.get_text_config().vocab_size)
     embedded = int(model.backbone.config.get_text_config().vocab_size)
@@ -46,10 +46,7 @@ def load_critic(name: str) -> ValueModel:
 
 
 def _load_from_run(run: Path) -> ValueModel:
-    """Return the critic in the newest checkpoint of a run. The critic has the architecture of the run's model.
-
-    Raise InvalidInput if the run has LoRA, if it has no checkpoint with a critic, or if the critic cannot be loaded.
-    """
+    """Return the critic in the newest checkpoint of a run, with the architecture of the run's model."""
     with closing(RunReader(run)) as reader:
         config = reader.config()
     do = f"train one with 'agent-r1 train-critic --run {run}'"

@@ -1,5 +1,4 @@
-"""Fingerprints of a run's data. After a resume, the files of the data can be in a different place, but must be
-unchanged."""
+"""Fingerprints of a run's data, which must be unchanged when the run is resumed."""
 
 from __future__ import annotations
 
@@ -17,23 +16,20 @@ from agent_r1.store.reader import RunReader
 from agent_r1.training.config import TasksetConfig, TrainConfig
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
-"""The kind of an event with a fingerprint (a hash of data), and the name of the fingerprint of all tasks.
+"""The kind of an event with a hash of data, and the name of the hash of all tasks.
 
 The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``.
 """
 
 
 def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
-    """Return the sha256 hashes of :func:`fingerprint_data` by name: "tasks", and "data" and "corpus" if they exist."""
+    """Return the sha256 hashes of a run's data by name: "tasks", and "data" and "corpus" if they exist."""
     return _hashes(fingerprint_data(config, taskset))
 
 
 def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
-    """Return events with the sha256 hashes of a run's data.
-
-    One event is for the tasks of training and validation. ``config.data`` and ``config.corpus`` each have an event of
-    their own if they are local files or folders. Example of the text of an event: "data dev.jsonl sha256 9f86d0..".
-    """
+    """Return events with the sha256 hashes of the tasks, and of ``config.data`` and ``config.corpus`` if these are
+    local."""
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
         if place is not None and (path := Path(place)).exists():
@@ -44,11 +40,9 @@ def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent,
 
 
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
-    """Raise InvalidInput if the data differs from the data that the run used before.
+    """Raise InvalidInput if the data differs from the run's earlier data, or is new and cannot be compared.
 
-    Also raise InvalidInput if the setting ``data`` or ``corpus`` has a new value, and the new data cannot be compared
-    with the old data. Only data with a hash can be compared. A TOML file cannot be compared, because it names further
-    files, which have no hash.
+    Only data with a hash can be compared. A TOML file cannot be compared, because it names files without a hash.
 
     Args:
         run: the folder of the run.
@@ -71,18 +65,12 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
 
 
 def _hashes(events: Iterable[LogEvent]) -> dict[str, str]:
-    """Return the hashes of events by name, such as {"data": "9f86d0.."}.
-
-    A later event replaces an earlier event with the same name.
-    """
+    """Return the last hash of each name, such as {"data": "9f86d0.."}."""
     return {event.detail.split()[0]: event.detail.split()[-1] for event in events}
 
 
 def _hash_path(path: Path) -> str:
-    """Return the sha256 of a file, or of the names and hashes of all files in a folder.
-
-    Files in a folder are ignored if their name begins with a dot.
-    """
+    """Return the sha256 of a file, or of the names and hashes of a folder's files. Hidden files are ignored."""
     if path.is_file():
         return hash_file(path)
     files = sorted(one for one in path.rglob("*") if one.is_file() and not one.name.startswith("."))

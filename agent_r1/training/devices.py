@@ -1,7 +1,4 @@
-"""The GPUs that the trainer and each vLLM server of a run take.
-
-The GPUs are chosen and checked before the run begins.
-"""
+"""The GPUs of the trainer and of each vLLM server of a run."""
 
 from __future__ import annotations
 
@@ -23,16 +20,13 @@ from agent_r1.store.results import result_event
 from agent_r1.training.config import RunConfig, TrainSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The name of the environment variable that lists the GPUs that a process may use."""
+"""The environment variable that lists the GPUs that a process may use."""
 
 PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
 """A regular expression for the options of vLLM whose product is the number of GPUs of a server."""
 
 MEMORY_SHARE = r"(?<!\S)--gpu[-_]memory[-_]utilization[ =]"
-"""A regular expression for the option of vLLM that limits the share of a GPU's memory.
-
-A server with this option can share the GPU of the trainer.
-"""
+"""A regular expression for the option with which a vLLM server can share the GPU of the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +34,7 @@ class Hardware:
     """The devices that this process can use.
 
     Attributes:
-        gpus: the name of each GPU as in ``CUDA_VISIBLE_DEVICES``. The GPU at index k is ``cuda:k`` in this process.
+        gpus: the name of each GPU as in ``CUDA_VISIBLE_DEVICES``. ``gpus[k]`` is ``cuda:k`` in this process.
         cores: the number of CPU cores.
 
     Example:
@@ -53,11 +47,11 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The GPUs of a run, numbered from 0 as torch numbers them in this process.
+    """The GPUs of a run, by torch's index in this process.
 
     Attributes:
-        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first of these GPUs.
-        servers: the GPUs of each vLLM server that the run starts; () if the servers see all GPUs of this process.
+        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first.
+        servers: the GPUs of each vLLM server that the run starts; () if the servers see all GPUs.
     """
 
     trainer: tuple[int, ...]
@@ -77,7 +71,7 @@ def find_hardware() -> Hardware:
 
 
 def hardware_event() -> LogEvent:
-    """Return an event with the processor, the CPU cores, the GPUs and the version of torch of this machine."""
+    """Return an event with the processor, CPU cores, GPUs and torch version of this machine."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     found = {
         "processor": processor_name(),
@@ -89,7 +83,7 @@ def hardware_event() -> LogEvent:
 
 
 def processor_name() -> str:
-    """Return the name of this machine's processor; "unknown" if the system does not tell it."""
+    """Return the name of this machine's processor, or "unknown"."""
     try:
         names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):  # not Linux
@@ -101,8 +95,7 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
     """Return the GPUs of trainer and vLLM servers. Without ``engine.vllm.devices``, servers take the remaining GPUs.
 
     Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores. A server
-    may share the GPU of the trainer if ``engine.vllm.devices`` names this GPU and ``--gpu-memory-utilization`` is
-    given.
+    may share a GPU of the trainer if the settings give this GPU and ``--gpu-memory-utilization``.
     """
     trainer = _trainer_gpus(config, hardware)
     engine, count = config.engine, len(hardware.gpus)
@@ -138,7 +131,7 @@ def gpus_per_server(engine: EngineConfig) -> int:
 
 
 def _trainer_gpus(config: RunConfig, hardware: Hardware) -> tuple[int, ...]:
-    """Return the GPUs of the trainer; () on a CPU. Raise InvalidInput if there are too few GPUs or CPU cores."""
+    """Return the GPUs of the trainer; () on a CPU."""
     ranks = config.trainer.ranks if isinstance(config, TrainSettings) else 1
     kind, _, number = config.device.partition(":")
     count = len(hardware.gpus)
@@ -169,14 +162,11 @@ def _parse(devices: Sequence[str]) -> Iterator[tuple[int, ...]]:
 def _check_servers(
     config: RunConfig, servers: Sequence[tuple[int, ...]], trainer: Sequence[int], size: int, count: int
 ) -> None:
-    """Raise InvalidInput if vLLM servers cannot use the GPUs ``servers`` while the trainer uses the GPUs ``trainer``.
+    """Raise InvalidInput if the vLLM servers cannot use the GPUs ``servers`` beside the trainer.
 
     Args:
-        config: has the options of vLLM.
-        servers: the GPUs of each server.
-        trainer: the GPUs of the trainer.
         size: the number of GPUs that each server needs.
-        count: the number of GPUs that this process sees; 0 if it is not known, because torch supports only CPUs.
+        count: the number of GPUs that this process sees; 0 if unknown, because torch supports only CPUs.
     """
     used = [gpu for gpus in servers for gpu in gpus]
     repeated = next((gpu for gpu in used if used.count(gpu) > 1), None)

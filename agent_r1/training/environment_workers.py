@@ -1,6 +1,4 @@
-"""Environments on workers: list the environments of a task set, compare them with the environments of a worker, and
-serve them.
-"""
+"""Environments on workers: describe the environments of a task set, serve them, and connect to them."""
 
 from __future__ import annotations
 
@@ -32,21 +30,18 @@ from agent_r1.workers import (
 )
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
-"""Names of environments on workers. ENV is the name of the task set's environment. VARIANT is a prefix: the name of a
-split follows if the split has an environment of its own. BASELINE is a prefix: the name of a baseline follows if the
-baseline has an environment of its own.
-"""
+"""Names of environments on workers: the task set's environment, and prefixes for splits and baselines with their
+own."""
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
-    """Return a copy of the task set with the environments that a run uses.
+    """Return a copy of the task set whose environments run on the workers of the settings.
 
-    If the setting ``environment.workers`` names workers, the environments run on these workers. Otherwise the result is
-    the result of :func:`with_agent`.
+    Without workers, return the result of :func:`with_agent`.
 
     Raises:
-        InvalidInput: as for :func:`with_agent`; or a worker cannot be reached, or has different tasks or tools than
-            ``taskset``; or there are workers and an agent program.
+        InvalidInput: as for :func:`with_agent`; a worker cannot be reached, or has different tasks or tools; or workers
+            are combined with an agent program.
     """
     settings = config.environment
     if not settings.workers:
@@ -67,20 +62,20 @@ def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
 
 
 async def close_environments(taskset: TaskSet) -> None:
-    """If the task set uses an agent program, stop its gateway; if it uses workers, close the connections to them."""
+    """Stop the gateway of an agent program, or close the connections to workers."""
     await close_agents(taskset)
     if isinstance(taskset.env, RemoteEnv):
         await taskset.env.pool.close()
 
 
 def environments_of(taskset: TaskSet) -> dict[str, Env]:
-    """Return all environments of a task set. The keys are the names that workers give to the environments."""
+    """Return all environments of a task set, by their names on workers."""
     variants = {f"{VARIANT}{split}": env for split, env in taskset.variants.items()}
     return {ENV: taskset.env, **variants, **{f"{BASELINE}{name}": env for name, env in taskset.baselines.items()}}
 
 
 def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
-    """Return the facts that must be equal for worker and run: version of agent-r1, hashes of tasks, tools and files."""
+    """Return what must be equal for worker and run: version of agent-r1, and hashes of tasks, tools and files."""
     hashes = dict(data_hashes(config, taskset))
     tools = {name: [tool.to_openai() for tool in env.tools] for name, env in environments_of(taskset).items()}
     hashes["tools"] = hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
@@ -95,10 +90,8 @@ def serve_environments(
     """Serve the environments of a task set to runs on other machines, until SIGINT or SIGTERM arrives.
 
     Args:
-        config: the address and the limits of the worker.
-        taskset: the task set.
-        token: the token that requests must have. "": requests need no token.
-        on_started: called with the address and the description of the worker when the worker listens.
+        token: the token that requests must have; "" for none.
+        on_started: called with the worker's address and description when it listens.
 
     Raises InvalidInput if the address cannot be used, or needs a token.
     """

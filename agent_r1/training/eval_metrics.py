@@ -15,7 +15,7 @@ EXACT_MATCH = "exact match"
 """The value of ``EvalResult.measure`` if the task set reports exact match."""
 
 EXACT_MATCH_NAMES = ("em", "exact_match")
-"""The names under which a task set can report exact match as a reward."""
+"""The names of rewards that are exact match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,11 @@ class EvalResult:
     """The evaluation of one attempt.
 
     Attributes:
-        em: exact match. If the task set reports no exact match, ``em`` is the first reward of the attempt.
-        f1: F1; equal to ``em`` if the task set does not report F1.
-        sub: the sub-match: 1 if a right answer occurs in the given answer, else 0; None if the task set does not report
-            a sub-match.
-        measure: the name of the number in ``em``: "exact match", or the name of a reward ("reward 'solved'").
-        failure: why the attempt failed or could not be scored; None if the attempt was scored. A failed attempt counts
-            as wrong.
+        em: exact match, or the first reward if the task set reports no exact match.
+        f1: F1; equal to ``em`` if the task set reports no F1.
+        sub: 1 if a right answer occurs in the given answer, else 0; None if the task set reports no sub-match.
+        measure: what ``em`` is: "exact match", or a reward such as "reward 'solved'".
+        failure: why the attempt failed or could not be scored; None if it was scored. Failed attempts count as wrong.
     """
 
     em: float
@@ -50,7 +48,7 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
 
     Args:
         attempts: the number of observed attempts, at least ``k``.
-        right: the number of observed attempts that were right.
+        right: the number of right attempts among them.
 
     Example:
         >>> pass_at_k(attempts=4, right=1, k=2)
@@ -62,12 +60,10 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
 def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> float:
     """Return the score of the most frequent answer to a question; 0.0 if no attempt gives an answer.
 
-    Answers are equal if they are equal after normalization. If several answers are the most frequent, return the mean
-    of their scores.
+    Answers are compared after normalization. If several answers are the most frequent, return their mean score.
 
     Args:
-        answers: the answer of each attempt, or None for an attempt without an answer. Attempts without an answer have
-            no vote.
+        answers: the answer of each attempt; None if it has none, and thus no vote.
         scores: the exact match of each attempt.
 
     Example:
@@ -80,9 +76,7 @@ def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> fl
 
 
 def mean_logprob(trajectory: Trajectory) -> float:
-    """Return the mean log-probability of the sampled tokens of an attempt; -inf if the attempt has no sampled
-    tokens.
-    """
+    """Return the mean log-probability of an attempt's sampled tokens; -inf if there are none."""
     logprobs = [logprob for turn in trajectory.turns for logprob in turn.logprobs]
     return statistics.fmean(logprobs) if logprobs else -math.inf
 
@@ -90,11 +84,11 @@ def mean_logprob(trajectory: Trajectory) -> float:
 def score_trajectory(trajectory: Trajectory) -> EvalResult:
     """Return exact match, F1 and sub-match of an attempt.
 
-    - Exact match is the reward ``em`` or ``exact_match``. If the attempt has neither, exact match is its first reward.
-    - F1 is the reward ``f1``. If the attempt has no such reward, F1 is equal to exact match.
-    - Sub-match is the reward ``sub_match``. If the attempt has no such reward, sub-match is None.
+    - Exact match is the reward ``em`` or ``exact_match``, or else the first reward.
+    - F1 is the reward ``f1``, or else exact match.
+    - Sub-match is the reward ``sub_match``, or else None.
 
-    Exact match and F1 are 0 if the attempt has no rewards, or if the reward for exact match could not be computed.
+    Exact match and F1 are 0 if the attempt was not scored.
     """
     rewards = trajectory.rewards
     if not rewards:

@@ -1,7 +1,4 @@
-"""Evaluation of methods: a method is a baseline, the base model or the trained model.
-
-Each method makes greedy attempts at the tasks of each split, and sampled attempts for pass@k.
-"""
+"""Evaluation of methods: baselines, the base model and the trained model."""
 
 from __future__ import annotations
 
@@ -58,9 +55,9 @@ VALUE_GUIDED = "value-guided"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to make attempts, which gets a row in the result table: ``agent`` acts in ``env``.
+    """A row of the result table: ``agent`` makes attempts in ``env``.
 
-    If ``search`` is given, a beam search chooses the actions of the agent.
+    If ``search`` is given, a beam search chooses the actions.
     """
 
     name: str
@@ -86,16 +83,7 @@ async def attempts(
     limits: RolloutLimits,
     progress: Progress | None = None,
 ) -> list[Group]:
-    """Return one group of ``size`` scored attempts for each task, in the order of ``tasks``.
-
-    Args:
-        method: the agent, and the environment in which it acts.
-        scorers: compute the rewards of the attempts.
-        tasks: the tasks.
-        size: the number of attempts at each task.
-        limits: the limits of an attempt.
-        progress: shows how many attempts are finished; None to show nothing.
-    """
+    """Return one group of ``size`` scored attempts for each task, in the order of ``tasks``."""
     collector = Collector(
         method.rollout(),
         scorers,
@@ -115,26 +103,20 @@ async def attempts(
 
 
 def with_temperature(agent: Agent, temperature: float) -> Agent:
-    """Return a copy of the agent that samples at ``temperature``. At temperature 0, the copy decodes greedily."""
+    """Return a copy of the agent that samples at ``temperature``; 0: greedy decoding."""
     return replace(agent, params=replace(agent.params, temperature=temperature))
 
 
 def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
-    """Return the environment in which ``method``, a row of the result table, makes attempts at the tasks of ``split``.
-
-    A baseline with its own environment uses this environment for every split. Every other method uses the environment
-    that the task set has for the split.
-    """
+    """Return the method's own environment, or the task set's environment for ``split`` if the method has none of its
+    own."""
     return taskset.env_for_split(split) if method.env is taskset.env else method.env
 
 
 async def greedy_attempts(
     method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits, progress: Progress | None = None
 ) -> list[Trajectory]:
-    """Return one greedy attempt at each of the first ``count`` tasks of a split, in the order of the tasks.
-
-    For ``limits`` and ``progress``, see :func:`attempts`.
-    """
+    """Return one greedy attempt at each of the first ``count`` tasks of a split, in the order of the tasks."""
     method = replace(method, agent=with_temperature(method.agent, 0.0), env=env_for_method(method, taskset, split))
     groups = await attempts(method, taskset.scorers, taskset.tasks(split)[:count], 1, limits, progress)
     return [group.trajectories[0] for group in groups]
@@ -143,26 +125,21 @@ async def greedy_attempts(
 async def evaluate_split(
     method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits
 ) -> list[EvalResult]:
-    """Return the results of one greedy attempt at each of the first ``count`` tasks of a split.
-
-    The results are in the order of the tasks. ``limits`` are the limits of an attempt.
-    """
+    """Return the results of one greedy attempt at each of the first ``count`` tasks of a split, in the order of the
+    tasks."""
     return [score_trajectory(trajectory) for trajectory in await greedy_attempts(method, taskset, split, count, limits)]
 
 
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Return the results of ``method`` on each evaluation split, from ``size`` sampled attempts at each task.
+    """Return pass@1, pass@k and related measures of ``method`` on each evaluation split.
 
     Args:
         method: its agent must sample at a temperature above 0, because greedy attempts are all equal.
-        taskset: has the tasks and the scorers.
-        count: how many tasks of each split are used: the first ``count`` tasks.
+        count: the first ``count`` tasks of each split are used.
         k: the k of pass@k, at most ``size``.
-        size: the number of attempts at each task. pass@1 and pass@k are estimated from all of these attempts.
-        limits: the limits of an attempt.
-        progress: shows how many attempts are finished.
+        size: the number of attempts at each task.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     cells = {}
@@ -176,12 +153,7 @@ async def measure_pass_at_k(
 
 
 def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCell:
-    """Return the results of a method on a split, from sampled attempts.
-
-    Args:
-        questions: the attempts at each question.
-        k: the k of pass@k.
-    """
+    """Return the results of a method on a split, from the sampled attempts at each question."""
     em = [[score_trajectory(attempt).em for attempt in attempts] for attempts in questions]
     ones = [statistics.fmean(scores) for scores in em]
     answers = [[final_answer(attempt) for attempt in attempts] for attempts in questions]
@@ -197,21 +169,15 @@ def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCe
 
 
 def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) -> list[Method]:
-    """Return the rows of the result table: the task set's baselines, the model ``base`` with tools, and ``trained``.
-
-    If ``trained`` is None, there is no row for a trained agent.
-    """
+    """Return the rows of the result table: the task set's baselines, the base model with tools, and the trained
+    agent."""
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]
 
 
 def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeConfig) -> Method:
-    """Return the method in which the predictions of ``values`` decide which actions or tokens of ``agent`` are chosen.
-
-    A method is a row of the result table. ``decode`` determines how the choice is made, for example by a beam
-    search.
-    """
+    """Return the method in which ``values`` guide the choice of ``agent``'s actions or tokens, as ``decode`` says."""
     if decode.method == "beam":
         search = BeamSearch(values, decode.beams, decode.candidates, decode.temperature)
         return Method(VALUE_GUIDED, agent, env, search)
@@ -219,7 +185,7 @@ def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeC
 
 
 def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
-    """Return the measures of the retriever by evaluation split; {} if the task set does not measure a retriever.
+    """Return the retriever's measures by evaluation split; {} if the task set has none.
 
     Example:
         {"test": {"recall@5": 0.62}}
@@ -233,11 +199,8 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Return the result table of all methods on the first ``count`` tasks of each evaluation split.
-
-    Each method makes one greedy attempt at each task. ``limits`` are the limits of an attempt. ``progress`` shows how
-    many attempts are finished.
-    """
+    """Return the result table of all methods, from one greedy attempt at each of the first ``count`` tasks per
+    split."""
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = EXACT_MATCH
@@ -255,15 +218,12 @@ async def make_table(
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return the task set's own measures of scored attempts, such as {"fix_rate": 0.4}; {} without such measures."""
+    """Return the task set's own measures of scored attempts, such as {"fix_rate": 0.4}; {} if it has none."""
     return {} if taskset.measures is None else taskset.measures(trajectories)
 
 
 def _report_failures(method: str, split: str, answers: Sequence[EvalResult], progress: Progress) -> None:
-    """Print how many attempts of a method on a split failed, and the most common reason.
-
-    The result table does not show failures, because failed attempts count as wrong answers.
-    """
+    """Print how many attempts failed, and the most common reason. The result table counts them as wrong answers."""
     reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
     for reason, count in reasons.most_common(1):
         progress.print_line(
@@ -274,13 +234,8 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
 def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
     """Return the table of ``agent-r1 eval``.
 
-    If ``config.model`` is a run, the table compares the run's base model with the run's trained model.
-
-    Args:
-        config: the settings of the evaluation.
-        taskset: the task set.
-        progress: shows how many attempts are finished.
-        placement: makes the engine; None: the default placement for the settings.
+    If ``config.model`` is a run, the table compares the run's base model with its trained model. If ``placement`` is
+    None, the settings determine the placement.
     """
     placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
@@ -309,7 +264,7 @@ def _base_model(run: Path) -> str:
 def _evaluate_on(
     placement: Placement, config: EvalConfig, taskset: TaskSet, policies: Sequence[Policy], progress: Progress
 ) -> Table:
-    """Return the table for the base model and, if there are two policies, the trained model."""
+    """Evaluate the base model and, if there is a second policy, the trained model."""
     engines = [placement.engine(policy, config) for policy in policies]
     return run_protected(_evaluate(config, taskset, policies, engines, progress))
 

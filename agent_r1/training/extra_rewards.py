@@ -19,10 +19,9 @@ from agent_r1.training.config import TrainSettings
 
 
 def extra_scorers(config: TrainSettings, taskset: TaskSet, tokenizer: PreTrainedTokenizerBase) -> tuple[Scorer, ...]:
-    """Return the scorers of the rewards ``config.extra_rewards``.
+    """Return the scorers of ``config.extra_rewards``. ``tokenizer`` belongs to the policy.
 
-    ``tokenizer`` is the tokenizer of the policy. Raise InvalidInput if a reward cannot be loaded, or has the name of a
-    reward of the task set.
+    Raise InvalidInput if a reward cannot be loaded, or has the name of a reward of the task set.
     """
     for name in config.extra_rewards:
         if name in taskset.rewards:

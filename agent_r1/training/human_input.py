@@ -1,4 +1,4 @@
-"""Conversion of lines that a person types to assistant messages. The person acts instead of the policy."""
+"""Conversion of a person's lines to assistant messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Anything else is sent as it is, tags included. A line that ends with \\ continue
 
 
 def format_signature(tool: ToolSpec) -> str:
-    """Return name, arguments, and the first line of the description of a tool, in one line.
+    """Return a tool's name, arguments and first line of description, in one line.
 
     Example:
         "search(query: string)  Find a page."
@@ -32,14 +32,13 @@ def format_signature(tool: ToolSpec) -> str:
 
 
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
-    """Return the message that a line means. A person typed the line instead of the policy.
+    """Return the assistant message that a person's line means.
 
     - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is a JSON object, or the value of a single argument.
     - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is a JSON object.
     - Any other line is text.
 
-    If the arguments cannot be parsed, the message contains a malformed call. The environment then explains the error,
-    as it does for a policy.
+    If ARGUMENTS is not valid JSON, the message contains a malformed call, which the environment explains.
 
     Example:
         parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)
@@ -56,12 +55,10 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call in which ``text`` is the value of a single argument; {} if ``text`` is empty.
+    """Return the arguments of a call in which ``text`` is the only required argument, or else the first argument.
 
-    If exactly one argument of the tool is required, ``text`` is its value. Otherwise ``text`` is the value of the first
-    argument. If the argument is not a string, ``text`` is parsed as JSON if possible.
-
-    For a tool without arguments, the name of the argument is "". The tool then refuses the call with an explanation.
+    A value that is not a string is parsed as JSON if possible. If the tool has no arguments, the name "" makes the tool
+    refuse the call with an explanation. Without text, return {}.
 
     Example:
         {"query": "Alba"} for a tool with the parameter ``query`` and the text "Alba"

@@ -18,13 +18,10 @@ from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.training.config import TrainConfig
 
 ROUNDING = 1e-3
-"""An upper bound of |log(pi / mu)| of a token or trajectory, if trainer and engine have the same weights in float32.
-
-pi is the probability in the trainer, and mu is the probability in the engine.
-"""
+"""An upper bound of |log(pi / mu)| if trainer (pi) and engine (mu) have the same weights in float32."""
 
 TOLERANCE = 10 * ROUNDING
-"""Two importance weights, or two gradients, count as equal if they differ by less than this."""
+"""Importance weights or gradients count as equal if they differ by less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +29,8 @@ class InactiveSettings:
     """Settings that have no effect, and the reason.
 
     Attributes:
-        keys: the dotted keys of the settings. The key of an optional component, such as ``algorithm.correction``,
-            stands for all its settings.
-        reason: why the settings have no effect, and which other settings to change so that the settings in ``keys``
-            have an effect.
+        keys: the dotted keys of the settings. ``algorithm.correction``, for example, stands for all its settings.
+        reason: why the settings have no effect, and which other settings would change that.
     """
 
     keys: tuple[str, ...]
@@ -48,18 +43,14 @@ class InactiveSettings:
 def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
     """Return the algorithm's settings that cannot change any update of the run, grouped by reason.
 
-    Differences by rounding errors do not count as changes. The result depends only on the configuration. If some
-    batches could make a setting change an update, the setting is not returned.
+    Rounding errors do not count as changes. The result depends only on the configuration.
     """
     found = (_of_ratio(config), _of_mismatch(config), _of_critic(config), _of_limits(config))
     return tuple(settings for group in found for settings in group)
 
 
 def chosen_inactive_settings(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the inactive settings of algorithm and trainer whose values differ from the defaults.
-
-    Settings with default values are left out, because no user chose them.
-    """
+    """Yield the inactive settings of algorithm and trainer whose values differ from the defaults."""
     default, chosen = _settings(TrainConfig()), _settings(config)
     for settings in (*inactive_settings(config), *_of_ranks(config)):
         keys = tuple(key for key in settings.keys if _values(chosen, key) != _values(default, key))
@@ -74,19 +65,15 @@ def _settings(config: TrainConfig) -> dict[str, object]:
 
 
 def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
-    """Return the values of all settings with the dotted key ``key``, or with a key that begins with ``key`` and
-    a dot.
-    """
+    """Return the settings whose key is ``key``, or begins with ``key`` and a dot."""
     return {own: value for own, value in settings.items() if own == key or own.startswith(f"{key}.")}
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that have no effect for one of two reasons; yield nothing if neither reason applies.
+    """Yield the settings of the loss without an effect, for one of two reasons.
 
-    - The advantage is always 0, and the loss then has no gradient. Then no setting of the loss has an effect.
-    - Every importance ratio is 1. Then settings that only use this ratio have no effect.
-
-    If the first reason applies, settings without an effect for the second reason are not yielded.
+    - The advantage is always 0, so that the loss has no gradient.
+    - Every importance ratio is 1.
     """
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]
@@ -115,10 +102,8 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings that have an effect only if the log-probabilities of sampler and trainer differ.
-
-    If these log-probabilities can differ, yield nothing.
-    """
+    """Yield the settings that need a difference between the log-probabilities of sampler and trainer, if there is
+    none."""
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -143,11 +128,7 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the setting ``algorithm.advantage.value_clip``, if the critic takes only one optimizer step per batch.
-
-    The setting limits the change of a value during the update. At the first step, no value has changed, so the setting
-    has no effect.
-    """
+    """Yield ``value_clip`` if the critic takes one optimizer step per batch, before which no value has changed."""
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
     if isinstance(config.algorithm.advantage, WithCritic) and steps == 1:
@@ -175,7 +156,6 @@ def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_ranks(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield ``trainer.rank_restarts`` if the trainer has one rank. Such a trainer has no process to restart."""
     if config.trainer.ranks == 1:
         reason = "with one rank, no process of the trainer is started; set trainer.ranks"
         yield InactiveSettings(("trainer.rank_restarts",), reason)
@@ -187,11 +167,7 @@ def _policy_steps(config: TrainConfig) -> int:
 
 
 def _samples_match(config: TrainConfig) -> bool:
-    """Return whether sampler and trainer have equal log-probabilities before each update, up to small rounding errors.
-
-    The result is False if sampler or trainer computes in bfloat16, which has large rounding errors. The result is also
-    False if samples can be stale, or if a critic guides the decoding.
-    """
+    """Return whether sampler and trainer have equal log-probabilities before each update, up to rounding in float32."""
     if config.decode.method != "plain":
         return False
     return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32"
@@ -200,9 +176,8 @@ def _samples_match(config: TrainConfig) -> bool:
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
     """Return whether ``loss`` has the gradient of -A log pi at each importance ratio r with |log r| <= ``spread``.
 
-    A is the advantage of a token, and pi its probability. The gradients are compared for A = 1 and A = -1, each at the
-    three values -``spread``, 0 and ``spread`` of log r. Return False if ``loss`` raises an error, because a user's loss
-    can need more than r and A.
+    The gradients are compared for A = 1 and A = -1, and log r = -``spread``, 0 and ``spread``. If ``loss`` raises an
+    error, return False.
     """
     advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     # log pi = 0: a change of r then changes the probability pi most

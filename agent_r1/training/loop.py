@@ -62,10 +62,7 @@ class TrainingRun:
 
 
 def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
-    """Return the collector of the attempts that a run trains on. ``run`` is the name of the run in the attempts' ids.
-
-    A collector belongs to one segment of a run, which is a stretch of training without a stop.
-    """
+    """Return the collector of training attempts. ``run`` is the name of the run in the attempts' ids."""
     config, taskset, env = runtime.config, runtime.taskset, runtime.taskset.env_for_split("train")
     scorers = (*taskset.scorers, *runtime.extra_scorers)
     return Collector(
@@ -81,7 +78,11 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
 
 
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
-    """Train until the last step, as :func:`_train_steps` describes. Then remove the folders of published weights."""
+    """Train until the last step, then remove the folders of published weights.
+
+    Raises:
+        ShutdownRequested: a shutdown was requested. The last step was saved, unless checkpoints are disabled.
+    """
     with closing(WeightPublisher(run.runtime.engine, run.folder)) as publisher:
         await _train_steps(run, publisher, shutdown)
 
@@ -90,10 +91,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     """Train until the last step.
 
     For each step: take the groups in the order of their requests, update the policy in a thread, publish the new
-    weights, and record the step. Then the collector can start the groups of a later step.
-
-    Raises:
-        ShutdownRequested: a shutdown was requested. The last step was saved, unless checkpoints are disabled.
+    weights, and record the step.
     """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     measure = runtime.profiler.measure
@@ -145,10 +143,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
 
 
 def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, version: int) -> StalenessController:
-    """Return the controller that decides when each group of the remaining steps may start.
-
-    ``version`` is the version of the weights that the engine serves.
-    """
+    """Return the controller that decides when each group may start. The engine serves the weights ``version``."""
     return StalenessController(
         config.steps - progress.step,
         config.groups_per_step,
@@ -160,7 +155,7 @@ def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, ver
 
 
 async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateReport:
-    """Update the policy with the groups of a step, and return the report of the update.
+    """Update the policy with the groups of a step.
 
     Raises:
         InvalidInput: an advantage estimator or a policy loss of the user's own raised an error.
@@ -178,10 +173,8 @@ async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateRep
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Return a context manager that saves the last step if its block raises ShutdownRequested.
-
-    If the block raises another error, wait until a running save ends.
-    """
+    """Save the last step if the block raises ShutdownRequested. After any other error, wait until a running save
+    ends."""
     try:
         yield
     except ShutdownRequested:
@@ -199,10 +192,7 @@ async def _gather(
     monitor: HealthMonitor,
     progress: Progress,
 ) -> list[SelectedGroup]:
-    """Take groups until the step has enough groups, and return these groups.
-
-    Groups without a training signal are included. For each such group, an additional group can be requested (refill).
-    """
+    """Take the groups of a step. For each group without a training signal, another group can be requested (refill)."""
     batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:
         selected = updater.select(await anext(groups))
@@ -227,9 +217,8 @@ async def _record_step(
 
     Args:
         published: the event about the new weights, or () if the weights did not change.
-        measured: the metrics of the validation after this step, if there was one, and the metrics of the check whether
-            the policy exploits its reward.
-        timings: the duration of each phase of the step, by the name of the phase, and the counters of the engine.
+        measured: metrics of the validation and of the check for reward hacking.
+        timings: the seconds of each phase of the step, and the counters of the engine.
     """
     groups = [selected.group for selected in batch]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -263,10 +252,7 @@ async def _record_step(
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:
-    """Return what the run records about an attempt: trained at step ``step``, or dropped at this step for a reason.
-
-    ``outcome`` says what the update of this step did with the attempt.
-    """
+    """Return the record of an attempt after the update of ``step``: trained, or dropped for a reason."""
     if isinstance(outcome, Trained):
         return AttemptFate(outcome.attempt, "trained", step, credit=outcome.advantage_sum)
     return AttemptFate(outcome.attempt, "dropped", step, outcome.reason)

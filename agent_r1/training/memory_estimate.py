@@ -1,4 +1,4 @@
-"""Estimate the memory that a run will need, and choose micro-batches that fit into the memory of the machine."""
+"""Estimate the memory that a run will need, and choose micro-batches that fit."""
 
 from __future__ import annotations
 
@@ -35,17 +35,13 @@ ADVISED_RANK = 16
 """The rank of the adapter in the advice for a run that does not fit into memory."""
 
 MOMENT_BYTES: Mapping[OptimizerName, int] = {"adamw": 8, "adamw-8bit": 2}
-"""The bytes that the two moments of one weight take, by optimizer.
-
-The scales of the 8-bit moments add less than 2 %.
-"""
+"""The bytes of the two moments of one weight, by optimizer. Scales of 8-bit moments add less than 2 %."""
 
 OVERHEAD = 1.1
 """The memory that allocators hold, divided by the memory of the tensors."""
 
 KEPT = 192 * 2**20
-"""The number of bytes for freed memory that a pass cannot use again, because its tensors have other sizes. All updates
-run in one thread, which can have its own heap."""
+"""The bytes of freed memory that a pass cannot use again, because its tensors have other sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ class MemoryUse:
 class MemoryPlan:
     """The memory that a run needs with micro-batches of at most ``micro_tokens`` tokens.
 
-    A sequence with more tokens is not divided: it is a micro-batch by itself.
+    A longer sequence is a micro-batch by itself.
     """
 
     micro_tokens: int
@@ -68,7 +64,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The sum of all parts in bytes, including the memory that allocators hold in addition to the tensors."""
+        """The sum of all parts in bytes, with the overhead of allocators."""
         return int(OVERHEAD * sum(use.size for use in self.uses))
 
     def __str__(self) -> str:
@@ -76,16 +72,14 @@ class MemoryPlan:
 
 
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
-    """Return the memory that training ``model`` needs, with the largest micro-batches that fit into memory.
+    """Return the memory that training ``model`` needs, with the largest micro-batches that fit.
 
-    The first size of the micro-batches is ``config.trainer.micro_tokens`` tokens. While the run needs more than
-    ``available`` bytes, the size is halved, but not below ``context`` tokens. The weights of ``model`` do not count,
-    because they are already in memory.
+    The size of the micro-batches is ``trainer.micro_tokens``, halved until the run fits, but at least ``context``. The
+    weights of ``model`` do not count, because they are already in memory.
 
     Args:
-        model: the policy. A model without weights (on the device "meta") stands for a model on a GPU.
-        config: the settings of the run.
-        context: the maximum number of tokens in a sequence. A sequence is never divided.
+        model: the policy. A model on the device "meta" stands for a model on a GPU.
+        context: the maximum number of tokens in a sequence.
         available: the available memory in bytes.
 
     Raises:
@@ -101,10 +95,7 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
 
 
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
-    """Yield the sizes of micro-batches to try, in tokens, from large to small.
-
-    The first size is the configured size. Each further size is half the size before, but the last size is ``context``.
-    If the configured size is below ``context``, only the configured size is tried.
+    """Yield sizes of micro-batches in tokens: the configured size, then halves, down to ``context``.
 
     Example:
         8192, 4096, 3000 for the configured size 8192 and ``context`` 3000
@@ -117,7 +108,7 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
 
 
 def shares_prefixes(model: PreTrainedModel, config: TrainConfig) -> bool:
-    """Return whether the trainer computes a prefix only once if several sequences have this prefix in common."""
+    """Return whether the trainer computes a common prefix of several sequences only once."""
     if not wants_sharing(config.trainer, [model]):
         return False
     return obstacle_to_sharing(config.trainer, config.algorithm, [model]) is None
@@ -131,8 +122,6 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
     """Yield the parts of the memory that a run needs, except the weights of ``model``.
 
     Args:
-        model: the policy.
-        config: the settings of the run.
         context: the maximum number of tokens in a sequence.
         tokens: the maximum number of tokens in a micro-batch.
         shares: whether prefixes are shared (:func:`shares_prefixes`).
@@ -157,10 +146,7 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[MemoryUse]:
-    """Yield the memory that weights, gradients and the optimizer's moments need.
-
-    The weights of ``model`` do not count, because these weights are already in memory.
-    """
+    """Yield the memory of weights, gradients and the optimizer's moments, except the weights of ``model``."""
     needs, kl, lora = config.algorithm.needs, config.algorithm.kl, config.trainer.lora
     computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
     parameters, on_cpu = _count_weights(model), model.device.type == "cpu"
@@ -188,15 +174,14 @@ def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[M
 
 
 def _count_weights(model: PreTrainedModel) -> int:
-    """Return the number of weights of a model without its adapter."""
+    """Return the number of weights without the adapter."""
     return sum(parameter.numel() for parameter in model.parameters()) - count_adapter(model)
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return the result of ``compute()``, a number of bytes.
+    """Return ``compute()``, bytes that are measured with tensors without data.
 
-    ``compute()`` runs the model on tensors that have shapes, but no data. If the model cannot run without data, log a
-    warning and return 0.
+    If the model cannot run without data, log a warning and return 0.
     """
     try:
         return compute()
@@ -211,13 +196,11 @@ def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
 
 
 def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> PassShape:
-    """Return the properties of a forward and backward pass that determine how much memory the pass needs.
+    """Return the properties that determine the memory of a forward and backward pass.
 
     Args:
-        model: the policy.
-        config: the settings of the run.
-        context: the maximum number of tokens in a sequence. Sequences that share prefixes are merged into one sequence,
-            which can have more tokens than ``context``.
+        context: the maximum number of tokens in a sequence. Sequences with shared prefixes are merged, and can be
+            longer.
         tokens: the maximum number of tokens in a micro-batch.
         shares: whether prefixes are shared (:func:`shares_prefixes`).
     """
@@ -241,16 +224,8 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int, shares: bool) -> str:
     """Return advice for a run that does not fit into memory.
 
-    The advice is to take a smaller model or more memory. If the run would fit with other settings, the advice also
-    names these settings. The settings that save memory are tried one after the other, until a micro-batch of one
-    sequence fits. If all these settings together are not enough, the context is halved until one sequence fits.
-
-    Args:
-        model: the policy.
-        config: the settings of the run.
-        context: the maximum number of tokens in a sequence.
-        available: the available memory in bytes.
-        shares: whether prefixes are shared (:func:`shares_prefixes`).
+    Settings that save memory are added one by one until one sequence fits. Then the context is halved until one
+    sequence fits.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
@@ -290,9 +265,8 @@ def _options(settings: Mapping[str, Any]) -> str:
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Return the available memory of a device in bytes.
 
-    For a GPU, the result is the free memory of the GPU. For the CPU, the result is the available memory of the machine.
-    If a control group (cgroup) of this process has less free memory, the result is the free memory of the group.
-    ``root`` is the folder that contains ``proc`` and ``sys``. Tests give another folder.
+    On a CPU, the limits of this process's control groups (cgroups) count too. ``root`` contains the folders ``proc``
+    and ``sys``.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -300,7 +274,7 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int:
 
 
 def _machine_memory(root: Path) -> int:
-    """Return the available memory of the machine in bytes; the physical memory if /proc/meminfo cannot be read."""
+    """Return the available memory in bytes; the physical memory if /proc/meminfo cannot be read."""
     try:
         lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text("ascii").splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024  # given in kB
@@ -309,10 +283,8 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free memory, in bytes, of each control group (cgroup v1 or v2) that limits the memory of this process.
-
-    If no control group limits memory, the list has one element: the available memory of the machine.
-    """
+    """Return the free bytes of each control group (cgroup v1 or v2) of this process; the machine's if none has a
+    limit."""
     free = []
     for base, limit, used in (
         (root / "sys/fs/cgroup", "memory.max", "memory.current"),
@@ -331,7 +303,7 @@ def _group_memory(root: Path) -> list[int]:
 
 
 def _groups(root: Path, base: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control groups: each group and all its parents, up to ``base``."""
+    """Yield the folders of this process's control groups, with their parents up to ``base``."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

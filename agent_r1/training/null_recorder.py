@@ -1,7 +1,4 @@
-"""A recorder that stores nothing, and a function that lets each group start without waiting.
-
-This module is for attempts that do not belong to a run, such as the attempts of an evaluation.
-"""
+"""A recorder and a gate for attempts outside of a run, such as an evaluation."""
 
 from __future__ import annotations
 
@@ -17,8 +14,5 @@ class NullRecorder:
 
 
 async def no_gate(request: GroupRequest) -> int:
-    """Let a group start at once. Return 0 as the version of the weights: outside of a run, the weights do not change.
-
-    In a run, ``StalenessController.acquire`` takes the place of this function.
-    """
+    """Let a group start at once. Return 0 as the version of the weights, which do not change outside of a run."""
     return 0

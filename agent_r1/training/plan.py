@@ -30,29 +30,22 @@ from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedu
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
 STEPS, RECORDED_STEPS = 6, 24
-"""The number of simulated steps: STEPS for a plan on GPUs, RECORDED_STEPS for the machine of a recorded run. The
-duration of a step is the mean over all steps except the first."""
+"""The number of simulated steps of a plan on GPUs, and of a plan for the machine of a recorded run."""
 
 MAX_ENGINES = 8
-"""The largest number of engines that are simulated.
-
-If a run has more engines, the simulation leaves out the remaining engines and the attempts that they would sample.
-"""
+"""The largest number of simulated engines. Other engines are left out, with the attempts that they would sample."""
 
 USABLE_MEMORY = 0.9
 """The share of a GPU's memory that a run can use."""
 
 LENGTH_SPREAD = 0.6
-"""The standard deviation of the logarithm of an action's length in tokens.
-
-This value is used if there is no recorded run.
-"""
+"""The standard deviation of the logarithm of an action's length in tokens, without a recorded run."""
 
 P99 = 2.326
 """The 99 % quantile of the standard normal distribution."""
 
 KV_SHARE = 0.3
-"""The share of a GPU's memory that the KV cache gets if trainer and embedded engine share the GPU."""
+"""The share of a GPU's memory for the KV cache if trainer and embedded engine share the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +73,8 @@ class Plan:
 
     Attributes:
         machine: the hardware and its division between trainer and engines, as text.
-        memory: lines about the memory of the trainer's GPU and about the KV cache of an engine. () if the plan is for
-            the machine on which recorded runs were measured, because no memory is estimated then.
+        memory: lines about the memory of the trainer's GPU and about an engine's KV cache; () for the machine of a
+            recorded run.
         predictions: the predicted step of synchronous training, then of asynchronous training.
     """
 
@@ -116,11 +109,10 @@ def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
 
 
 def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan:
-    """Return how much memory per GPU a training step needs, and how long the step will take, on GPUs.
+    """Return the memory per GPU and the duration of a training step on the GPUs of ``config``.
 
-    ``config`` has the settings of the run and names the GPUs. The simulated attempts are drawn from the groups
-    ``recorded`` of a run. If ``recorded`` is empty, the attempts have the sizes in ``config``. If ``trainer.ranks`` is
-    not given, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is returned.
+    The simulated attempts are drawn from ``recorded`` groups, or have the sizes in ``config``. Without
+    ``trainer.ranks``, the fastest division is returned: 1/8, 2/8, ... 7/8 of the GPUs for the trainer.
 
     Raises InvalidInput if the run does not fit into memory. The error suggests settings with which the run fits.
     """
@@ -141,10 +133,8 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
 def _plan_division(
     config: PlanConfig, gpu: Gpu, model: PreTrainedModel, ranks: int, recorded: Sequence[GroupLoad]
 ) -> Plan:
-    """Return the plan in which the trainer has ``ranks`` GPUs, and the engines have all other GPUs.
-
-    With a single GPU, trainer and engine share the GPU.
-    """
+    """Return the plan in which the trainer has ``ranks`` GPUs, and the engines have the others. A single GPU is
+    shared."""
     config = _with_division(config, ranks)
     is_shared = config.gpus == 1
     each = 1 if is_shared else gpus_per_server(config.engine)
@@ -175,11 +165,10 @@ def _plan_division(
 
 
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
-    """Return a copy of ``config`` in which the trainer has ``ranks`` ranks.
+    """Return a copy of ``config`` with ``ranks`` ranks, and with vLLM servers if there are several GPUs.
 
-    The copy has vLLM servers as engines if ``config.gpus`` is above 1, and the embedded engine otherwise. The copy also
-    switches shared prefixes off, because several ranks cannot share prefixes. So, with one rank, a plan overestimates
-    time and memory.
+    Shared prefixes are off, because several ranks cannot share prefixes. So a plan for one rank overestimates time and
+    memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
@@ -190,7 +179,7 @@ def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
 
 
 def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> float:
-    """Return the number of tokens that fit into the KV cache of an engine on ``gpus`` GPUs.
+    """Return the number of tokens in a full KV cache of an engine on ``gpus`` GPUs.
 
     A vLLM server uses the memory that its weights leave free. The embedded engine uses ``engine.kv_cache_gib``.
 
@@ -215,10 +204,9 @@ def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> flo
 def model_size(model: PreTrainedModel, config: PlanConfig) -> ModelSize:
     """Return the numbers on which the costs of a model depend.
 
-    ``passes`` is the computation of one update, measured in forward passes of the policy over the batch. A forward pass
-    counts 1. A backward pass counts 2, or 1 if only an adapter is trained. Activation checkpointing adds 1. With a
-    critic, the sum so far is doubled. Then a reference adds 1, and a teacher adds 1. If a batch is used in several
-    optimizer steps, the computation of log pi_old adds 1.
+    ``passes`` counts the computation of an update in forward passes of the policy. A backward pass counts 2, or 1 with
+    an adapter. Activation checkpointing adds 1. A critic doubles this sum. Then each of these adds 1: a reference, a
+    teacher, and several optimizer steps per batch (for log pi_old).
     """
     needs, trainer = config.algorithm.needs, config.trainer
     trained = 1 + (1 if trainer.lora.rank else 2) + trainer.activation_checkpointing
@@ -259,7 +247,6 @@ def _read_shape(path: Path) -> Any:
 
 
 def _gpu_of(config: PlanConfig) -> Gpu:
-    """Return the GPU of a configuration. Raise InvalidInput if its name is not known."""
     if config.gpu.lower() not in GPUS:
         do = f"{suggest(config.gpu.lower(), GPUS)} there are: {', '.join(GPUS)}; or give a recorded run".strip()
         raise InvalidInput("gpu", got=config.gpu or "nothing", do=do)
@@ -270,11 +257,8 @@ def _gpu_of(config: PlanConfig) -> Gpu:
 
 
 def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) -> list[GroupLoad]:
-    """Return ``count`` groups of ``config.group_size`` attempts.
-
-    The attempts of a group are drawn from one group of ``recorded``. If ``recorded`` is empty, the attempts have random
-    sizes (:func:`_draw_attempt`).
-    """
+    """Return ``count`` groups of ``config.group_size`` attempts, each drawn from one ``recorded`` group or at
+    random."""
     draw = random.Random(config.seed)
     recorded = [group for group in recorded if group]
 
@@ -301,11 +285,10 @@ def _draw_attempt(config: PlanConfig, draw: random.Random) -> AttemptLoad:
 
 
 def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -> AttemptLoad:
-    """Return the attempt with the tool latency ``config.tool_seconds`` in all turns except the last turn.
+    """Return the attempt with the tool latency ``config.tool_seconds`` in all turns except the last; None: unchanged.
 
-    If ``config.tool_seconds`` is None, return the attempt unchanged. If ``config.tool_p99`` is given, the latency of
-    each turn is drawn from a log-normal distribution. ``config.tool_seconds`` is then the median of this distribution,
-    and ``config.tool_p99`` is its 99th percentile.
+    With ``config.tool_p99``, the latency is log-normal, with the median ``tool_seconds`` and the 99th percentile
+    ``tool_p99``.
     """
     if config.tool_seconds is None:
         return attempt
@@ -318,14 +301,10 @@ def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -
 def _predict(
     config: PlanConfig, cluster: Cluster, groups: Sequence[GroupLoad], steps: int
 ) -> tuple[StepPrediction, ...]:
-    """Return the predictions for synchronous and for asynchronous training.
+    """Return the predictions for synchronous training, and for asynchronous training with a staleness of at least 1.
 
-    The staleness of asynchronous training is ``config.max_staleness``, but at least 1. ``groups`` are the groups of
-    ``steps`` steps.
-
-    If the cluster has more than ``MAX_ENGINES`` engines, only ``MAX_ENGINES`` engines are simulated. ``groups`` then
-    holds only the share of the groups that these engines sample. The cost of training on a token is divided by this
-    share, so an update takes as long as an update with all groups.
+    ``groups`` are the groups of ``steps`` steps. At most ``MAX_ENGINES`` engines are simulated, with their share of the
+    groups. The cost per trained token is divided by this share, so that an update takes as long as with all groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

@@ -44,7 +44,7 @@ MODEL_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "llama-3.1-8b": ("llama", 4096, 32, 32, 8, 14336, 128256, False),
     }.items()
 }  # fmt: skip
-"""The shapes of known models, by name: the architecture in transformers and its settings, without weights."""
+"""The shapes of known models by name: the architecture in transformers and its settings."""
 
 
 class PlanConfig(TrainConfig):
@@ -53,12 +53,11 @@ class PlanConfig(TrainConfig):
     section: ClassVar[str] = "Plan"
 
     gpu: str = ""
-    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Not needed with a recorded run: without a GPU, the plan is
-    for the machine that recorded the run."""
+    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine of the recorded run."""
 
     gpus: int = Field(default=1, ge=1, le=65536)
-    """Number of GPUs. The trainer takes trainer.ranks GPUs, and the servers take the other GPUs. If trainer.ranks is
-    not given, the fastest division is chosen. 1: engine and trainer share the GPU."""
+    """Number of GPUs. The trainer takes trainer.ranks GPUs (by default the fastest division), and the servers take the
+    others. 1: engine and trainer share the GPU."""
 
     gpu_memory: float | None = Field(default=None, gt=0)
     """Memory of a GPU in GiB, if it differs from the data sheet."""
@@ -73,8 +72,7 @@ class PlanConfig(TrainConfig):
     """Share of a GPU's arithmetic that training reaches (model FLOPs utilization)."""
 
     prompt_tokens: int = Field(default=512, ge=1)
-    """Tokens of the first prompt of an attempt. Not used with a recorded run, because the attempts are then drawn from
-    this run."""
+    """Tokens of the first prompt of an attempt. Not used with a recorded run."""
 
     turns: int = Field(default=3, ge=1)
     """Actions of an attempt. Not used with a recorded run."""
@@ -86,15 +84,13 @@ class PlanConfig(TrainConfig):
     """Tokens of a tool's result. Not used with a recorded run."""
 
     tool_seconds: float | None = Field(default=None, ge=0)
-    """Median duration of a turn's tools, in seconds. Empty: the recorded durations, or 0 without a recorded run."""
+    """Median duration of a turn's tools in seconds. Empty: as recorded, or 0 without a recorded run."""
 
     tool_p99: float | None = Field(default=None, ge=0)
-    """Duration that 99 % of the turns' tools do not exceed, in seconds. Empty: the tools of every turn take
-    tool_seconds."""
+    """99th percentile of the duration of a turn's tools in seconds. Empty: every duration is tool_seconds."""
 
     clock: Literal["wall", "cpu"] = "wall"
-    """Clock with which the costs of a recorded run are measured. cpu: CPU seconds, for runs on a CPU that other
-    programs used at the same time."""
+    """Clock with which the costs of a recorded run are measured. cpu: CPU seconds, for a CPU with other programs."""
 
     load: float = Field(default=1.0, ge=1)
     """Factor by which other programs slow down all computation, compared with an idle machine."""

@@ -29,7 +29,7 @@ EPISODE_SECONDS = 86400.0
 """The time limit of an episode that a person plays (24 h)."""
 
 LEFT = "left"
-"""The status of an episode that the person left before the episode ended."""
+"""The status of an episode that the person left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PlayResult:
     Attributes:
         rewards: the total of each reward; empty if the episode was not scored.
         answers: the right answers; () if no answer is known.
-        reason: why the episode failed; None if the episode did not fail.
+        reason: why the episode failed; None if it did not fail.
 
     Example:
         PlayResult("style-a/7", "completed", 3, {"em": 1.0, "f1": 1.0}, ("Bruno",))
@@ -66,7 +66,7 @@ class PlayResult:
         return "\n".join([f"{self.status} {after}{reason}", f"rewards: {rewards or 'none'}", *gold])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 play``: an object with one key per attribute of this class."""
+        """Return the JSON output of ``agent-r1 play``, with one key per attribute."""
         return asdict(self)
 
 
@@ -76,7 +76,7 @@ class HumanPlayer:
     If the person leaves (Ctrl-D, Ctrl-C, or the end of a pipe), ``respond`` raises EngineError, which ends the episode.
 
     Attributes:
-        shown: the number of messages that are on the screen.
+        shown: the number of messages on the screen.
         turns: the number of completed turns.
         has_left: whether the person has left the episode.
     """
@@ -100,14 +100,13 @@ class HumanPlayer:
         return parse_line(line, self._tools)
 
     def show(self, messages: Sequence[Message]) -> None:
-        """Print messages with their calls."""
         self._terminal.show(messages)
 
     def _print_help(self) -> None:
         self._terminal.print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
 
     def _read(self) -> str:
-        """Return the next text that the person types. Skip empty lines. For "?", print the help and read again."""
+        """Return the next non-empty text that the person types. For "?", print the help and read again."""
         while True:
             text = self._terminal.read()
             if text.strip() == "?":
@@ -119,7 +118,7 @@ class HumanPlayer:
 def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
     """Let a person play one episode of ``taskset`` in the terminal or from a pipe, and return the result.
 
-    Raises InvalidInput if the chosen split has no task with the index ``config.number``.
+    Raises InvalidInput if the split has no task with the index ``config.number``.
     """
     tasks = taskset.tasks(config.split or taskset.evaluation[0])
     if config.number is None:
@@ -151,11 +150,8 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
 
 
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
-    """Return the right answers of a task; () if no answer is known.
-
-    The answers are ``answers`` in the task's data. If the data has no answers, the result has one answer: the first
-    message of a right (gold) solution. Solutions whose first message has a tool call are skipped.
-    """
+    """Return the right answers of a task: ``answers`` in its data, or the text of a right (gold) solution; () if
+    unknown."""
     answers = task.data.get("answers", ())
     if answers:
         return (answers,) if isinstance(answers, str) else tuple(map(str, answers))

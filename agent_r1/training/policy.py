@@ -1,4 +1,4 @@
-"""Load the models of a run: the policy with tokenizer and renderer, and the teacher of a distillation algorithm."""
+"""Load the models of a run: the policy with tokenizer and renderer, and the teacher."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Policy:
     Attributes:
         context_length: the maximum number of tokens in a prompt and its action together.
         images: the image processor; None if the model has no vision.
-        reads_images: whether the model has vision, and its engine accepts images.
+        reads_images: whether model and engine accept images.
     """
 
     model: PreTrainedModel
@@ -44,10 +44,7 @@ class Policy:
     reads_images: bool = False
 
     def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
-        """Return an agent that samples this policy's actions from ``engine`` at the given temperature.
-
-        ``config`` determines the largest number of tokens of an action, the seed and the context policy.
-        """
+        """Return an agent that samples this policy's actions from ``engine`` at the given temperature."""
         params = SamplingParams(temperature, max_tokens=config.max_tokens)
         context_policy = build_context_policy(config.context_policy)
         return Agent(engine, self.renderer, params, self.context_length, config.seed, context_policy)
@@ -56,12 +53,12 @@ class Policy:
 def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "float32") -> Policy:
     """Load the model ``config.model`` with weights of type ``dtype``, and return it with its tokenizer and renderer.
 
-    The context length is the smallest of ``config.context`` and the limits of the model itself. If ``taskset`` is
-    given, the chat template is tested with the tools of the task set.
+    The context length is the smallest of ``config.context`` and the model's own limits. The chat template is tested
+    with the tools of ``taskset``.
 
     Raises:
-        InvalidInput: the model cannot be loaded; the chat template cannot render the tools of the task set; the
-            tokenizer has more tokens than the model; or the device does not exist.
+        InvalidInput: the model cannot be loaded; the chat template cannot render the tools; the tokenizer has more
+            tokens than the model; or the device does not exist.
     """
     name = config.model
     tokenizer = load_tokenizer(name)
@@ -109,11 +106,11 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
-    """Return the model ``config.teacher``, from which the policy learns; None if the algorithm needs no teacher.
+    """Return the model ``config.teacher``; None if the algorithm needs no teacher.
 
     Raises:
-        InvalidInput: a teacher is given but not needed, a teacher is needed but not given, or teacher and policy have
-            different vocabularies.
+        InvalidInput: a teacher is given but not needed, or needed but not given; or its vocabulary differs from the
+            policy's.
     """
     algorithm = config.algorithm
     if "teacher" not in algorithm.needs:
@@ -134,10 +131,7 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:
-    """Return the limits of the model on the length of a sequence, in tokens, such as [32768, 4096]; [] for no limit.
-
-    A model can have two limits: the number of its positions, and the size of its sliding window.
-    """
+    """Return the limits of the model on a sequence in tokens (positions, sliding window), such as [32768, 4096]."""
     settings = model.config.get_text_config()
     window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
     bounds = (getattr(settings, "max_position_embeddings", None), window)

@@ -15,21 +15,10 @@ PRECISION = "precision"
 
 
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
-    """Return the algorithm with an importance weight on the loss, if trainer and engine have different data types.
+    """Return the algorithm with an importance weight per token, if trainer and engine have different data types.
 
-    The importance weight is computed for each token, and not for a trajectory. The weight of a trajectory would be a
-    product over thousands of tokens, and would often be close to 0.
-
-    The algorithm is returned unchanged in these cases:
-
-    - The data types are equal.
-    - ``given`` contains the setting ``algorithm.correction``, with any value (also ``none``).
-    - The algorithm already has a correction, or cannot be combined with a correction.
-
-    Args:
-        trainer: the data type in which the trainer computes.
-        engine: the data type in which the engine computes.
-        given: the keys of the settings that the user or the task set gave.
+    If ``given`` (keys of settings) contains ``algorithm.correction``, the algorithm is unchanged. So is an algorithm
+    that already has a correction, or cannot have one.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm
@@ -40,14 +29,7 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
 
 
 def precision_events(algorithm: Algorithm, trainer: Dtype, engine: Dtype) -> tuple[LogEvent, ...]:
-    """Return one event if engine and trainer have different data types; otherwise no event.
-
-    The event describes how the algorithm corrects the difference.
-
-    Args:
-        trainer: the data type in which the trainer computes.
-        engine: the data type in which the engine computes.
-    """
+    """Return one event if engine and trainer have different data types; otherwise no event."""
     if trainer == engine:
         return ()
     if algorithm.correction is not None:

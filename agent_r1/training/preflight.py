@@ -24,28 +24,21 @@ OPEN_SECONDS = 60.0
 """The time limit for opening an episode in the check before a run, in seconds."""
 
 CHECKED_PROMPTS = 8
-"""The number of prompts per split whose tokens are counted before a run. These prompts have the most text and
-images.
-"""
+"""The number of longest prompts per split whose tokens are counted before a run."""
 
 PIXELS_PER_CHARACTER = 200
-"""The number of pixels of an image that count as one character of text when prompts are compared before a run.
+"""The number of pixels of an image that count as one character of text when prompts are compared.
 
 In Qwen2.5-VL a token stands for 28 x 28 pixels of an image, and for about four characters of English.
 """
 
 MAX_CHARACTERS_PER_TOKEN = 256
-"""An upper bound of the number of characters in a token.
-
-A prompt with more characters than this number times the context length is too long, and is not tokenized.
-"""
+"""An upper bound of the number of characters in a token. A prompt with more characters per token of context is too
+long."""
 
 
 def check_algorithm_settings(config: TrainConfig) -> None:
-    """Raise InvalidInput if the algorithm cannot be used with the other settings.
-
-    Settings of the algorithm that have no effect are allowed (see :mod:`agent_r1.training.inactive_settings`).
-    """
+    """Raise InvalidInput if the algorithm cannot be used with the other settings."""
     algorithm = config.algorithm
     if config.trainer.ranks > 1 and "__main__" in own_modules(algorithm):
         names = ", ".join(cls.__name__ for cls in own_classes(algorithm) if cls.__module__ == "__main__")
@@ -75,8 +68,8 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 def check_guidance(config: TrainConfig) -> None:
     """Raise InvalidInput if a critic guides the attempts, but the run cannot train on guided attempts.
 
-    Guided tokens are sampled from a distribution q that differs from the policy pi. So the algorithm needs the
-    importance weight pi / q. The probability q of a token is known only with ``decode.method token``.
+    Guided tokens come from a distribution q that differs from the policy pi, so the algorithm needs the importance
+    weight pi / q. Only ``decode.method token`` gives q.
     """
     method, algorithm = config.decode.method, config.algorithm
     if method not in ("plain", "token"):
@@ -106,7 +99,7 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
 
 
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
-    """Return a list with the name of the validation split; [] if the run has no validation.
+    """Return [the validation split]; [] if the run has no validation.
 
     Raises InvalidInput if ``evaluate_every`` is set, but the task set has no validation split.
     """
@@ -121,7 +114,7 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
 def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
     """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read.
 
-    The policy cannot read a prompt that is too long for its context. A policy without vision cannot read images.
+    The policy cannot read prompts longer than its context. Without vision, it cannot read images.
     """
     for split in splits:
         tasks = taskset.tasks(split)
@@ -133,7 +126,6 @@ def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> No
 
 
 def _refuse_images(tasks: Sequence[Task]) -> None:
-    """Raise InvalidInput if a task has an image, for a policy that reads no images."""
     for task in tasks:
         if image := next((image for message in task.messages for image in message.images), None):
             do = "name a model with vision, and leave engine.backend at embedded (--model, --engine.backend)"
@@ -141,10 +133,7 @@ def _refuse_images(tasks: Sequence[Task]) -> None:
 
 
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
-    """Raise InvalidInput if the opening messages of a task fill the whole context of the policy.
-
-    Only a few tasks with the longest texts and the largest images are checked.
-    """
+    """Raise InvalidInput if the opening messages of a task fill the context. Only the longest prompts are checked."""
     for task in sorted(tasks, key=_estimated_length)[-CHECKED_PROMPTS:]:
         characters = sum(len(message.text) for message in task.messages)
         if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing the prompt could take minutes
@@ -161,16 +150,13 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
 
 
 def _estimated_length(task: Task) -> float:
-    """Return the approximate length of a task's opening messages in characters.
-
-    Every ``PIXELS_PER_CHARACTER`` pixels of an image count as one character.
-    """
+    """Return the approximate length of a task's opening messages in characters, images included."""
     pixels = sum(image.width * image.height for message in task.messages for image in message.images)
     return sum(len(message.text) for message in task.messages) + pixels / PIXELS_PER_CHARACTER
 
 
 async def _opening_messages(env: Env, task: Task) -> tuple[Message, ...]:
-    """Open an episode of the task, and return its opening messages.
+    """Return the opening messages of an episode of the task.
 
     Raises InvalidInput if the environment raises an error, or takes longer than ``OPEN_SECONDS``.
     """

@@ -1,4 +1,4 @@
-"""The profiles of a run's steps: their numbers for the run's database, and tables for the progress display."""
+"""The profiles of a run's steps, for the run's database and the progress display."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from agent_r1.training.progress import Progress
 
 
 class ProfileLog:
-    """A log that takes the profile of each step, and prints tables.
-
-    Args:
-        profiler: measures the steps. The first step begins when the log is made.
-        every: the number of steps between two tables. 0: no tables.
-        progress: prints the tables.
-    """
+    """A log that takes the profile of each step, and prints a table after every ``every`` steps; 0: no tables."""
 
     def __init__(self, profiler: Profiler, every: int, progress: Progress) -> None:
         self._profiler, self._every, self._progress = profiler, every, progress
@@ -28,11 +22,7 @@ class ProfileLog:
         return profile.timings()
 
     def on_step(self, step: int, is_last: bool) -> None:
-        """Print a table if ``step`` is a multiple of ``every``, or the last step of the run (``is_last``).
-
-        The table shows the mean profile of the last ``every`` steps. After the last step, it shows the mean profile of
-        all steps. If ``every`` is 0, print nothing.
-        """
+        """Print a table of the last ``every`` steps, if it is due. After the last step, print the mean of all steps."""
         if not self._every or not (is_last or step % self._every == 0):
             return
         shown = self._profiles if is_last else self._profiles[-self._every :]

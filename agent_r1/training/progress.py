@@ -36,14 +36,11 @@ class Progress(Protocol):
     """A display of the progress of a run or an evaluation."""
 
     def print_line(self, text: str) -> None:
-        """Print a line, for example the name of the next phase, or a warning."""
+        """Print a line, such as the next phase or a warning."""
         ...
 
     def start(self, steps: int, taken: int = 0) -> None:
-        """Begin to show the training of a run with ``steps`` steps.
-
-        ``taken`` is the number of steps that were taken before the run was resumed; 0 for a new run.
-        """
+        """Begin to show the training of a run, of which ``taken`` steps were taken before it was resumed."""
         ...
 
     def on_attempts(self, done: int, total: int) -> None:
@@ -55,7 +52,7 @@ class Progress(Protocol):
         ...
 
     def finish(self) -> None:
-        """End the display, because training is complete or was interrupted. A second call has no effect."""
+        """End the display. A second call has no effect."""
         ...
 
 
@@ -79,7 +76,7 @@ class SilentProgress:
 
 
 class LineProgress:
-    """A display for logs and pipes. It prints one line per step."""
+    """A display for logs and pipes, with one line per step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -102,10 +99,9 @@ class LineProgress:
 
 
 class ProgressBar:
-    """A display for terminals: a line of results for each step, and a bar below the lines.
+    """A display for terminals: a line for each step, and a bar below.
 
-    In training, the bar advances with each step, and its text counts the finished attempts of the step. In an
-    evaluation, the bar advances with each finished group.
+    The bar advances with each step of training, or with each finished group of an evaluation.
     """
 
     def __init__(self, console: Console) -> None:
@@ -165,8 +161,8 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
 
     Args:
         steps: the number of steps of the run.
-        elapsed: the duration of training since the run was started or resumed, in seconds.
-        taken: the number of steps that were taken before the run was resumed; 0 for a new run.
+        elapsed: the seconds of training since the run was started or resumed.
+        taken: the number of steps before the run was resumed; 0 for a new run.
 
     Example:
         >>> format_step(StepReport(3, 0.5, 0.25, 1234.5, {"reward/f1": 0.4}), steps=12, elapsed=6.0)
@@ -209,5 +205,5 @@ def format_duration(seconds: float) -> str:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a display for a console: a bar if the console is a terminal, otherwise lines."""
+    """Return a bar for a terminal, otherwise lines."""
     return ProgressBar(console) if console.is_terminal else LineProgress(console)

@@ -19,17 +19,8 @@ from agent_r1.model.weights import DTYPES, weights_checksum
 class WeightPublisher:
     """A service that sends the trainer's weights to an engine.
 
-    If the engine and the trainer share memory, the engine gets the trainer's model, with the adapter if there is one.
-
-    Otherwise the weights are written to a safetensors folder for the engine, in /dev/shm or in the run's folder (see
-    :class:`~agent_r1.inference.weight_folders.WeightFolders`). An adapter is merged into the written weights.
-
-    The engine gets a checksum of the weights that it will serve. This checksum differs from the trainer's checksum if
-    an adapter was merged, or if the engine converts the weights to another data type.
-
-    Args:
-        engine: the engine that gets the weights.
-        run_folder: the folder of the run.
+    If engine and trainer share memory, the engine gets the trainer's model, with its adapter. Otherwise an adapter is
+    merged, and the weights are written to a folder (:class:`~agent_r1.inference.weight_folders.WeightFolders`).
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -39,10 +30,9 @@ class WeightPublisher:
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
         """Send the weights of ``update`` to the engine, and return the version that the engine serves afterwards.
 
-        If the engine serves the sent weights, the returned version is ``update.version``, with the trainer's checksum.
+        This is ``update.version`` if the engine serves the sent weights.
 
-        Raises EngineError if the weights cannot be written or loaded, or if the engine can take them neither as the
-        trainer sends them (for example in shared memory) nor from a folder.
+        Raises EngineError if the weights cannot be written or loaded, or if no transport fits.
         """
         transports = self._engine.capabilities.transports
         sent = await run_in_thread(self._for_engine, update)
@@ -59,12 +49,11 @@ class WeightPublisher:
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
         """Convert an update of the trainer to the update for the engine.
 
-        - If the engine cannot compute checksums, the checksum is removed.
-        - If engine and trainer do not share memory, an adapter is merged into the model.
-        - If a checksum remains, it becomes the checksum of the model in the engine's data type.
+        - The checksum is removed if the engine cannot compute checksums.
+        - An adapter is merged into the model if engine and trainer do not share memory.
+        - A remaining checksum is replaced by the checksum of the model in the engine's data type.
 
-        ``update.handle`` says where the new weights are. If it is not a model in this process, only the first of these
-        changes is made.
+        If ``update.handle`` is not a model, only the first change is made.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not capabilities.checksum:
@@ -80,7 +69,7 @@ class WeightPublisher:
         return replace(update, version=replace(update.version, checksum=weights_checksum(model, dtype)), handle=model)
 
     def close(self) -> None:
-        """Remove all folders of weights that were written."""
+        """Remove all written folders of weights."""
         self._folders.close()
 
     def _write(self, update: WeightUpdate) -> Path:

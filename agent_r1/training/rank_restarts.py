@@ -1,4 +1,4 @@
-"""Training that continues after a rank has died: the ranks are started again, and continue from the last checkpoint."""
+"""Training that continues from the last checkpoint after a rank of the trainer has died."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.shutdown import GracefulShutdown
 
 RANKS_RESTARTED = "ranks restarted"
-"""The kind of an event: a rank died, and all ranks were started again at the last checkpoint."""
+"""The kind of the event that all ranks were started again, because a rank died."""
 
 
 async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:
     """Train until the last step, then close the trainer.
 
-    If the process of a rank ends, start all ranks again and continue from the last checkpoint, at most
-    ``trainer.rank_restarts`` times. Engines and environments keep running. Training continues in a new segment: new
-    attempts for the steps after the checkpoint replace the old attempts, which are superseded.
+    If a rank dies, start all ranks again at the last checkpoint, at most ``trainer.rank_restarts`` times. Engines and
+    environments keep running. New attempts supersede the attempts after the checkpoint.
 
     Raises:
-        RankDied: a rank died after the ranks were started again ``trainer.rank_restarts`` times.
+        RankDied: a rank died after the last allowed restart.
         ShutdownRequested: as for :func:`agent_r1.training.loop.train_loop`.
     """
     allowed = run.runtime.config.trainer.rank_restarts
@@ -45,10 +44,7 @@ async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: Gra
 
 
 async def _restart(run: TrainingRun, writer: RunWriter, reason: str) -> TrainingRun:
-    """Return the run with new ranks, at its last checkpoint. The run records ``reason``, the reason of the restart.
-
-    Training after a restart is a new segment in the records of the run.
-    """
+    """Return the run with new ranks, in a new segment at its last checkpoint."""
     run.progress.print_line(f"WARNING: {reason}; the ranks are started again")
     runtime = await run_in_thread(rebuild_trainer, run.runtime)
     try:

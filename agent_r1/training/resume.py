@@ -34,36 +34,31 @@ CHANGEABLE = (
 )
 """The settings that can differ from the stored configuration of a run:
 
-- The folder of the run.
-- The number of steps, which must be at least the number of steps that the run has taken.
+- The run's folder and number of steps, which cannot be below the steps taken.
 - Settings of checkpoints, records and reports.
 - Settings for the machine, the engine and the environment workers. ``trainer.micro_tokens`` and ``trainer.ranks``
-  change results only by rounding.
+change results only by rounding.
 - Limits of the monitor.
-- The paths of data, corpus and model. The contents of data and corpus must be unchanged, which
-  :mod:`agent_r1.training.data_fingerprint` checks. The initial weights must have the same checksum.
+- The paths of data, corpus and model. Their contents must be unchanged.
 """
 
 DECODE_STEP = "decode_step"
-"""The kind of an event that names the implementation of the decode steps.
-
-A run without this event began with PyTorch.
-"""
+"""The kind of the event that names the implementation of the decode steps. A run without this event uses PyTorch."""
 
 TORCH = "torch"
 
 
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
-    """Return the configuration for a resumed run: the stored configuration, with the new values in ``layers``.
+    """Return the configuration of a resumed run: the stored configuration, with the new values in ``layers``.
 
-    If ``engine.decode_step`` is "auto", the decode steps are computed by PyTorch or in C++, with different rounding
-    errors. If PyTorch has computed the decode steps of the run so far, the result selects PyTorch in place of "auto".
+    If the run has used PyTorch for its decode steps so far, ``engine.decode_step`` "auto" becomes PyTorch, for equal
+    rounding errors.
 
     Raise InvalidInput in these cases:
 
     - The layers name no run, or the run does not exist.
-    - The run is complete, and ``steps`` is not larger than before.
-    - ``steps`` is below the number of steps taken, or too small for the schedule of the learning rates.
+    - The run is complete, and ``steps`` has not changed.
+    - ``steps`` is below the number of steps taken, or too small for the learning-rate schedule.
     - A setting that is not in ``CHANGEABLE`` has a new value.
     """
     name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
@@ -97,9 +92,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def recorded_decode_step(reader: RunReader) -> str:
-    """Return the implementation that computed the last decode steps of a run: "torch", or a text about the C++ code.
-
-    The text names the compiler, and the number of floats (lanes) that one instruction computes.
+    """Return the implementation of a run's last decode steps: "torch", or the compiler and vector width of the C++
+    code.
 
     Example:
         "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"
@@ -109,10 +103,7 @@ def recorded_decode_step(reader: RunReader) -> str:
 
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
-    """Raise InvalidInput if the new settings ``layers`` change the name or a parameter of the run's algorithm.
-
-    ``config`` holds the settings that the run has stored.
-    """
+    """Raise InvalidInput if ``layers`` change the name or a parameter of the algorithm in ``config``."""
     # Imported here, because the module imports torch.
     from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters
 

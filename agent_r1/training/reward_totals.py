@@ -1,4 +1,4 @@
-"""The total of each reward of an episode: the sum of its values for the trajectory, the turns and the calls."""
+"""The total of each reward of an episode."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.core.weighted_rewards import can_be_summed
 
 REWARD_MEAN = "reward/"
-"""The prefix of the names of metrics that are means of rewards: ``reward/em`` is the mean of the reward ``em``."""
+"""The prefix of metrics that are means of rewards, such as ``reward/em``."""
 
 RewardTotals = Mapping[str, float | None]
-"""The sum of each reward over an episode, by name; None for a reward that could not be computed."""
+"""The total of each reward of an episode, by name; None if it could not be computed."""
 
 
 def sum_rewards(trajectory: Trajectory) -> RewardTotals:
-    """Return the total of each reward, by the name of the reward.
-
-    The total is the sum of all values of the reward: for the trajectory, for each turn and for each call.
+    """Return the total of each reward by name: the sum of its values for the trajectory, each turn and each call.
 
     Example:
         sum_rewards(trajectory) == {"em": 1.0, "found": 2.0}
@@ -36,8 +34,8 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
 def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
 
-    An attempt that does not have the reward counts with the value 0. For example, an attempt without calls has no
-    reward for calls. An attempt is left out if its reward could not be computed or is not finite.
+    An attempt without the reward counts as 0. An attempt is left out if its reward could not be computed or is not
+    finite.
 
     Example:
         reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}

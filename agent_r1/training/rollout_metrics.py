@@ -1,4 +1,4 @@
-"""Metrics of the attempts of one step: counts of the attempts by status, and counts of their tool calls."""
+"""Metrics of the attempts of one step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return metrics of the attempts in ``groups``, the groups of one step. Greedy attempts are left out.
-
-    If a failed attempt was retried, the failed attempt and the retry both count. The metrics are:
+    """Return metrics of the attempts of one step. Retried attempts count, but greedy attempts do not. The metrics are:
 
     - one metric per status, such as ``completed``: number of attempts with this status.
     - ``retried``: number of failed attempts that were retried.
@@ -23,7 +21,7 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - ``failed_calls``: number of tool calls that failed because of an error of the tool.
     - ``turns``: mean number of turns of an attempt.
     - ``branches``: mean number of branches of an attempt; 1 if each turn continues the turn before.
-    - ``attempt_tokens``: mean number of tokens that the policy sampled in an attempt.
+    - ``attempt_tokens``: mean number of sampled tokens of an attempt.
 
     Example:
         compute_rollout_metrics(groups) == {"completed": 15.0, "engine_failed": 1.0, .., "calls": 31.0, "turns": 2.9}

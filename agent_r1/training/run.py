@@ -45,13 +45,13 @@ from agent_r1.training.tables import PassAtK, TrainReport, table_json
 log = logging.getLogger(__name__)
 
 PASS_AT_K_QUESTIONS = 50
-"""After training, pass@k of the base model is measured on at most this number of questions per split."""
+"""Maximum number of questions per split on which pass@k of the base model is measured."""
 
 
 def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
-    """Train a policy in a new run, then compare the trained model with the baselines. Return a report of the run.
+    """Train a policy in a new run, compare the trained model with the baselines, and return a report.
 
-    After SIGINT or SIGTERM, the last step is saved before the run stops, unless ``checkpoint_every`` is 0.
+    After SIGINT or SIGTERM, the last step is saved, unless ``checkpoint_every`` is 0.
 
     Args:
         config: the settings of the run.
@@ -84,19 +84,15 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 def resume(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> TrainReport:
-    """Continue the stopped run ``config.run``, then compare the trained model with the baselines.
-
-    Return a report.
+    """Continue the stopped run ``config.run``, as :func:`train` does for a new run.
 
     Args:
         config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
-        taskset, progress, placement: see :func:`train`.
 
     Raises:
-        InvalidInput: the task set, the model or the data differ from the beginning of the run; all checkpoints are
-            corrupt or lost; or a different process is writing the run.
-        RunStopped: as for :func:`train`.
-        Interrupted: as for :func:`train`.
+        InvalidInput: the task set, the model or the data have changed; all checkpoints are corrupt or lost; or a
+            different process is writing the run.
+        RunStopped, Interrupted: see :func:`train`.
     """
     if taskset.name != config.taskset:
         do = f"resume with the task set of the run, {config.taskset!r}"
@@ -123,10 +119,7 @@ def resume(
 
 
 def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
-    """Return the task set with ``splits`` as its evaluation splits.
-
-    If ``splits`` is empty, return the task set unchanged.
-    """
+    """Return the task set with ``splits`` as its evaluation splits; () for no change."""
     return replace(taskset, evaluation=splits) if splits else taskset
 
 
@@ -166,7 +159,6 @@ def _train_and_close(
 
 
 async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
-    """Train, then compare the trained model with the baselines. The last event records how the run ended."""
     with handle_signals(run.progress) as shutdown:
         try:
             return await _train_and_compare(run, writer, shutdown)
@@ -210,10 +202,10 @@ async def _train_and_compare(run: TrainingRun, writer: RunWriter, shutdown: Grac
 
 @contextmanager
 def _frozen_objects() -> Iterator[None]:
-    """Return a context manager inside which garbage collections skip the objects that exist at its beginning.
+    """Return a context manager in which garbage collections skip all existing objects.
 
-    The modules of PyTorch and transformers consist of hundreds of thousands of objects. If every collection visits
-    them, collections take a tenth of the time of a small model's training.
+    PyTorch and transformers have hundreds of thousands of objects. Their collection takes a tenth of the training time
+    of a small model.
     """
     if gc.get_freeze_count() > 0:  # The caller has frozen objects. More could not be released apart from these.
         yield
@@ -229,9 +221,7 @@ def _frozen_objects() -> Iterator[None]:
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
     """Evaluate the baselines, the base model and the trained agent, and return the report of the run.
 
-    ``seconds`` is the duration of the training.
-
-    The base model is loaded again, because training has changed the weights of the policy.
+    The base model is loaded again, because training has changed the policy's weights.
     """
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
     base_policy = load_policy(config, taskset, config.engine.dtype)

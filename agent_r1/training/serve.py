@@ -1,4 +1,4 @@
-"""Serve a model, or the trained model of a run, over HTTP in the request formats of OpenAI and Anthropic."""
+"""Serve a model over HTTP in the request formats of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from agent_r1.training.policy import load_policy
 
 
 def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
-    """Serve the model ``config.model`` over HTTP, until SIGINT or SIGTERM arrives.
+    """Serve the model or run ``config.model`` over HTTP, until SIGINT or SIGTERM arrives.
 
     Args:
-        config: the settings; ``config.model`` is a model or a run.
         port: the port on this machine; 0: any free port.
         key: the API key; None: a new random key.
-        on_started: called with the base URL and the API key when the server can answer.
+        on_started: called with the base URL and the API key when the server is ready.
 
     Raises InvalidInput if the model cannot be loaded or the port is in use.
     """

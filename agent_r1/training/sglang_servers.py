@@ -1,7 +1,4 @@
-"""The SGLang servers of a run.
-
-The servers are checked before the run begins, and all policies of the run share them.
-"""
+"""The SGLang servers of a run."""
 
 from __future__ import annotations
 
@@ -27,25 +24,22 @@ from agent_r1.training.policy import Policy
 from agent_r1.training.vllm_servers import ServerRefused, send_first_weights
 
 ENDPOINTS = ("/update_weights_from_disk", "/continue_generation")
-"""Endpoints that every server must have. Old versions of SGLang lack them.
-
-To find out whether a server has them, each endpoint gets a request without a body, which changes nothing.
-"""
+"""Endpoints that old versions of SGLang lack. A request without a body finds out, and changes nothing."""
 
 
 class SglangServers:
-    """A factory of engines that generate on the SGLang servers at ``engine.sglang.urls``."""
+    """A factory of engines that generate on the SGLang servers at ``engine.sglang.urls``. All engines share the
+    servers."""
 
     def __init__(self) -> None:
         self._shared: SharedPool | None = None
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
-        """Return an engine that serves ``policy``.
+        """Return an engine that serves ``policy``. The first call sends weights to the servers.
 
-        The first call sends weights to the servers, and must be made outside an event loop.
+        Make the first call outside an event loop.
 
-        Raise InvalidInput if a server cannot be reached, does not fit the settings, or does not serve the policy's
-        weights.
+        Raise InvalidInput if a server cannot be reached, does not fit the settings, or serves wrong weights.
         """
         folder = config.engine.sglang.weights_folder
         parent = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
@@ -60,10 +54,7 @@ class SglangServers:
 
 
 def _connect(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedPool:
-    """Check the servers, send the weights of ``policy`` to them, and return a pool of the servers.
-
-    Raise InvalidInput if a server cannot be used, or does not serve the weights that were sent.
-    """
+    """Check the servers, send them the weights of ``policy``, and return a pool of the servers."""
     settings, dtype = config.engine.sglang, config.engine.dtype
     try:
         weights = write_weights(folders, policy.model, PolicyVersion(0, step=0), adapters=False)
@@ -82,7 +73,7 @@ def _connect(policy: Policy, config: RunConfig, folders: WeightFolders) -> Share
 
 
 def _check(url: str, context: int) -> None:
-    """Raise ServerRefused if ``url`` is not a usable SGLang server, or accepts too few tokens (below ``context``)."""
+    """Raise ServerRefused if ``url`` is not a usable SGLang server, or accepts fewer than ``context`` tokens."""
     shown = redact_url(url)
     do = "start SGLang 0.5 or newer there, as docs/scaling.md describes"
     with httpx.Client(base_url=url, timeout=CONNECT_SECONDS, trust_env=False) as client:

@@ -1,7 +1,7 @@
 """Graceful shutdown of a run.
 
-After the first SIGINT or SIGTERM, the run completes its current update, saves its last step, and stops. A second signal
-stops the run at once.
+After the first SIGINT or SIGTERM, the run completes its update, saves its last step, and stops. A second signal stops
+the run at once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ class ShutdownRequested(AgentR1Error):
 class GracefulShutdown:
     """The shutdown of a run, which a signal can request.
 
-    The run stops only inside blocks of :meth:`interruptible`. Rollouts run inside these blocks, because a resumed run
-    can repeat rollouts. An update, its validation and its recording run outside of these blocks. So these three are
-    completed before the run stops.
+    The run stops only inside blocks of :meth:`interruptible`, which contain work that a resumed run can repeat.
 
     Attributes:
-        signal: the number of the signal that requested the shutdown; None if no shutdown was requested.
+        signal: the signal that requested the shutdown; None if there was no request.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -48,7 +46,7 @@ class GracefulShutdown:
         """Return a context manager for a block that a shutdown can cancel at any ``await``.
 
         Raises:
-            ShutdownRequested: if a shutdown was requested before the block, or is requested inside the block.
+            ShutdownRequested: a shutdown was requested before or inside the block.
         """
         if self.signal is not None:
             raise ShutdownRequested
@@ -64,10 +62,9 @@ class GracefulShutdown:
             self._task = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal ``number``. The first signal requests a shutdown, and the second stops the process at once.
+        """Request a shutdown at the first signal. Stop the process at the second signal.
 
-        Python can call this method between any two instructions of the main thread. So the first signal only asks the
-        event loop to cancel the run.
+        Python can call this method between any two instructions, so the event loop cancels the run later.
         """
         if self.signal is None:
             self.signal = number
@@ -92,10 +89,7 @@ _active: list[GracefulShutdown] = []
 
 
 def request_shutdown(number: int) -> bool:
-    """Request a shutdown of all active runs, as if the signal ``number`` had arrived.
-
-    Return whether a run was active.
-    """
+    """Shut down all active runs, as if the signal ``number`` had arrived. Return whether a run was active."""
     active = list(_active)
     for shutdown in active:
         shutdown.handle(number, None)
@@ -104,10 +98,9 @@ def request_shutdown(number: int) -> bool:
 
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
-    """Return a context manager that installs handlers of SIGINT and SIGTERM for its block.
+    """Yield a shutdown that SIGINT and SIGTERM request inside the block.
 
-    The context manager yields the shutdown that the handlers request. Outside of the main thread, no handlers are
-    installed. A signal that the process ignores stays ignored. ``progress`` prints a line when a signal arrives.
+    No handlers are installed outside of the main thread. A signal that the process ignores stays ignored.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

@@ -1,13 +1,11 @@
-"""A discrete-event simulation of training: rollouts on engines, tools, updates, and transfers of weights to engines.
-
-The simulation follows the rules of the system:
+"""A discrete-event simulation of training: rollouts on engines, tools, updates, and transfers of weights.
 
 - The staleness controller decides when a group starts.
 - A decode step produces one token of every running sequence. New requests join between two steps (continuous batching).
 - All turns of an attempt go to one engine.
 - A step takes the groups in the order of their requests.
 
-All times, such as the argument ``now``, are simulated seconds since the start of the simulation.
+All times are simulated seconds since the start of the simulation.
 """
 
 from __future__ import annotations
@@ -20,13 +18,12 @@ from heapq import heappop, heappush
 from itertools import count
 
 ROUNDING = 1e-6
-"""A limit for rounding. A number of decode steps, computed from a time, is rounded up to a whole number. A fraction of
-a step below this limit is a rounding error, and is dropped instead."""
+"""The largest rounding error of a number of decode steps that is computed from a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLoad:
-    """The work of a turn: new tokens of its prompt, sampled tokens, and the seconds that its tools take."""
+    """The work of a turn: new tokens of its prompt, sampled tokens, and seconds of its tools."""
 
     new_tokens: int
     action_tokens: int
@@ -49,12 +46,12 @@ class EngineCost:
         sequence: seconds of the arithmetic of one sequence.
         weights: seconds in which the weights are read from memory.
         context: seconds in which the keys and values of one token are read.
-        prefill_pass: fixed seconds of a pass over the new tokens of all requests that join at the same time.
+        prefill_pass: fixed seconds of the prefill of requests that join at the same time.
         prefill_token: seconds of the prefill of one new token.
         request: seconds of a request outside of the model, during which no token is sampled.
         rows: the largest number of sequences in a decode batch.
         slots: the largest number of sequences that run at the same time.
-        kv_tokens: the number of tokens for which the KV cache has room.
+        kv_tokens: the number of tokens in a full KV cache.
     """
 
     step: float = 0.0
@@ -69,10 +66,7 @@ class EngineCost:
     kv_tokens: float = math.inf
 
     def decode(self, sequences: int, context: float) -> float:
-        """Return the seconds of a decode step of ``sequences`` sequences.
-
-        ``context`` is the number of tokens of all these sequences together in the KV cache.
-        """
+        """Return the seconds of a decode step. The KV cache holds ``context`` tokens of all ``sequences`` together."""
         batches = -(-sequences // self.rows)
         return batches * self.step + max(sequences * self.sequence, batches * self.weights + context * self.context)
 
@@ -90,7 +84,7 @@ class TrainerCost:
 class Cluster:
     """The engines and the trainer of a simulated run.
 
-    ``is_shared`` is true if engine and trainer use the same device, so that nothing is sampled during an update.
+    If ``is_shared`` is true, engine and trainer use one device, so that nothing is sampled during an update.
     """
 
     engines: int
@@ -101,9 +95,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The rules by which attempts start: groups per step, largest staleness in steps, and number of concurrent
-    attempts.
-    """
+    """The rules by which attempts start: groups per step, largest staleness in steps, and largest number of running
+    attempts."""
 
     groups_per_step: int
     max_staleness: int = 0
@@ -112,9 +105,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """The work that all engines did: decode batches, sampled tokens, prefill passes, tokens of the prefill, and
-    requests.
-    """
+    """The work of all engines: decode batches, sampled tokens, prefill passes, prefilled tokens, and requests."""
 
     batches: int
     tokens: int
@@ -128,11 +119,11 @@ class Timeline:
     """The result of a simulation.
 
     Attributes:
-        step_ends: when each step ended, in seconds from the start of the simulation.
+        step_ends: the end of each step.
         engine_seconds: the seconds in which engines computed, summed over the engines.
         update_seconds: the seconds in which the trainer computed.
         engines: the number of engines.
-        work: the passes, tokens and requests of all engines, summed.
+        work: the work of all engines.
     """
 
     step_ends: tuple[float, ...]
@@ -143,11 +134,7 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """The mean duration of a step in seconds.
-
-        If there are several steps, the first step is not counted. The first step takes longer than later steps, which
-        can use attempts that were sampled during an earlier step.
-        """
+        """The mean duration of a step in seconds, without the longer first step if there are several."""
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -161,7 +148,7 @@ class Timeline:
 
 
 def simulate(groups: Sequence[GroupLoad], cluster: Cluster, schedule: Schedule) -> Timeline:
-    """Return the timeline of training on ``groups``. Each step trains on ``schedule.groups_per_step`` groups."""
+    """Return the timeline of training on ``groups``, of which each step takes ``schedule.groups_per_step``."""
     return _Simulation(groups, cluster, schedule).run()
 
 
@@ -185,7 +172,7 @@ class _Attempt:
 
 
 class _Simulation:
-    """A simulation in progress: the queue of events, the attempts that wait to start, the engines, and the trainer."""
+    """A simulation in progress: the queue of events, the waiting attempts, the engines, and the trainer."""
 
     def __init__(self, groups: Sequence[GroupLoad], cluster: Cluster, schedule: Schedule) -> None:
         self._groups, self._cluster, self._schedule = groups, cluster, schedule
@@ -200,9 +187,7 @@ class _Simulation:
         self._is_training, self._update_seconds = False, 0.0
 
     def at(self, time: float, event: Callable[[float], None]) -> None:
-        """Call ``event(time)`` at the simulated time ``time``. Events at equal times are called in the order of
-        addition.
-        """
+        """Call ``event(time)`` at the simulated time ``time``. Events at equal times keep their order."""
         heappush(self._events, (time, next(self._numbers), event))
 
     def run(self) -> Timeline:
@@ -280,12 +265,12 @@ class _Simulation:
 
 @dataclass(slots=True)
 class _Engine:
-    """A simulated engine. Between two events, its batch does not change, so all decode steps take the same time.
+    """A simulated engine. Its batch changes only at events, so all decode steps between two events take equally long.
 
     Attributes:
         on_action: called with the time and the attempt when an action is complete.
-        at: adds an event to the simulation: a time, and a function that is called at this time.
-        attempts: the number of attempts that are assigned to this engine.
+        at: calls a function at a simulated time.
+        attempts: the number of attempts of this engine.
         busy: the seconds in which the engine computed.
     """
 
@@ -317,7 +302,7 @@ class _Engine:
         return self._batches, self._tokens, self._passes, self._new_tokens, self._requests
 
     def submit(self, now: float, attempt: _Attempt) -> None:
-        """Add a request for the next turn of an attempt. The request joins the batch after the current decode step."""
+        """Request the next turn of an attempt, which joins the batch after the current decode step."""
         self._waiting.append(attempt)
         self._wake_at(self._interrupt(now))
 
@@ -328,9 +313,7 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Return the time at which the batch can change: the end of the decode step that is in progress at ``now``.
-
-        The function also counts the work of all steps that have begun before ``now``."""
+        """Count the work of all steps that have begun, and return the time at which the batch can change."""
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned
             self._advance(min(self._planned, max(0, passed)))
@@ -352,8 +335,8 @@ class _Engine:
         self.at(time, lambda now: self._wake(now) if plan == self._plan else None)
 
     def _wake(self, now: float) -> None:
-        """Remove the completed actions from the batch, admit waiting requests, and plan the decode steps until the next
-        action is complete. Then report the completed actions."""
+        """Remove completed actions, admit waiting requests, and plan the decode steps until the next action is
+        complete."""
         self._interrupt(now)
         done = []
         while self._running and self._running[0][0] <= self._ticks:

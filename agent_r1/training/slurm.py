@@ -17,10 +17,10 @@ FIRST_PORT = 8100
 """The port of the first vLLM server of a node. The next servers have the next ports."""
 
 SAVE_SECONDS = 600
-"""Slurm sends SIGTERM this number of seconds before the time limit of the job, so that the run can save its work."""
+"""The seconds between Slurm's SIGTERM and the time limit of the job, in which the run saves its work."""
 
 CORES = 1024
-"""The assumed number of CPU cores of a node. The number is so large that CPU cores are never the limit."""
+"""The assumed number of CPU cores of a node, which is never the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class SlurmJob:
         nodes: the number of nodes.
         gpus_per_node: the number of GPUs of each node.
         time: the time limit of the job, such as 24:00:00.
-        options: further options of sbatch, such as --partition=gpu.
-        server_model: the model with which the servers on the other nodes start; "" for the model of the run.
+        options: more options of sbatch, such as --partition=gpu.
+        server_model: the model with which the servers start; "" for the model of the run.
     """
 
     nodes: int
@@ -66,7 +66,6 @@ class SlurmJob:
         return "\n".join(lines) + "\n"
 
     def _options(self, name: str) -> Iterator[str]:
-        """Yield the options of sbatch. ``name`` is the name of the run, which becomes the name of the job."""
         yield f"--job-name={shlex.quote(name)}"
         yield f"--nodes={self.nodes}"
         yield "--ntasks-per-node=1"
@@ -78,10 +77,7 @@ class SlurmJob:
         yield from self.options
 
     def _servers(self, config: TrainSettings) -> Iterator[str]:
-        """Yield the lines of the script that start the vLLM servers on all nodes except the first.
-
-        Further lines wait until the servers answer.
-        """
+        """Yield the lines that start the vLLM servers on all nodes except the first, and wait until they answer."""
         engine, size = config.engine, gpus_per_server(config.engine)
         model = self.server_model or config.model
         command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
@@ -113,7 +109,6 @@ class SlurmJob:
         yield 'arguments+=(--engine.vllm.python "" --engine.replicas 1 --engine.vllm.urls "${urls#,}")'
 
     def _check(self, config: TrainSettings) -> None:
-        """Raise InvalidInput if the job cannot run with these settings."""
         if not config.run:
             do = "name it, as --run NAME: a job that is started again continues it"
             raise InvalidInput("run", got="nothing", do=do)
@@ -149,6 +144,7 @@ while kill -0 "$train" 2>/dev/null; do code=0; wait "$train" || code=$?; done  #
 if [ "$code" -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"
 """.strip().splitlines()
-"""The end of the script, which passes Slurm's signal to the run. The run then saves its state and exits with the code
-143, and the job is queued again.
+"""The end of the script, which passes Slurm's signal to the run.
+
+After the signal, the run saves its state and exits with code 143. The script then queues the job again.
 """

@@ -45,7 +45,7 @@ CHECKS: Mapping[str, Callable[[SmokeChecks], Awaitable[CheckOutcome]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check: its name and outcome, its duration, and the reason or the measured numbers.
+    """The result of one check: its name and outcome, its duration, the reason, and the measured numbers.
 
     Example:
         CheckResult("canary", "passed", 0.4, "2e-06 on average, 1e-05 at most (..)", {"gap_mean": 2e-06})
@@ -80,7 +80,7 @@ class SmokeReport:
 
 
 def render_report(report: SmokeReport) -> Group:
-    """Return the report for a terminal: a table with one line per check, and the first check that failed."""
+    """Return the report for a terminal: a table with one line per check, and the first failure."""
     grid = Grid("check", "outcome", "seconds", "detail", box=box.SIMPLE_HEAD)
     for result in report.results:
         grid.add_row(*map(Text, (result.name, result.outcome, f"{result.seconds:.1f}", result.detail)))
@@ -91,7 +91,7 @@ def render_report(report: SmokeReport) -> Group:
 def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> SmokeReport:
     """Check the services that a run with the settings ``config`` would use, and return the results.
 
-    Nothing is written to the folder of a run. The arguments mean the same as in :func:`agent_r1.training.run.train`.
+    The arguments are as for :func:`agent_r1.training.run.train`. No run is written.
 
     Raises:
         InvalidInput: the settings cannot be used.
@@ -115,14 +115,14 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 
 
 def _one_optimizer_step(config: TrainConfig) -> TrainConfig:
-    """Return a copy of ``config`` with which an update takes one optimizer step, so that gradients can be compared."""
+    """Return a copy of ``config`` with one optimizer step per update, so that gradients can be compared."""
     one = {"minibatches": 1, "critic_epochs": None, "critic_minibatches": 1}
     algorithm = config.algorithm.model_copy(update={"epochs": 1})
     return config.model_copy(update={"trainer": config.trainer.model_copy(update=one), "algorithm": algorithm})
 
 
 async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]:
-    """Run all checks, then close the services. Return the results of the checks in order."""
+    """Run all checks, then close the services. Return the results in order."""
     results = []
     try:
         with (
@@ -142,10 +142,7 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
 
 
 async def _timed(name: str, check: Awaitable[CheckOutcome]) -> CheckResult:
-    """Await the check ``name``, and return its result with its duration.
-
-    If a service raises an error, the check has failed.
-    """
+    """Await a check, and return its result with its duration. An error of a service is a failure."""
     began = time.perf_counter()
     try:
         found = await check

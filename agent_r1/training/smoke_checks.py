@@ -1,4 +1,4 @@
-"""The checks of ``agent-r1 smoke``. Each check uses the services that a run with the same settings would use."""
+"""The checks of ``agent-r1 smoke``, with the services of a run."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_change, relative_difference, with_noise
 
 GROUPS, MAX_GROUP_SIZE = 2, 4
-"""The number of groups that the checks sample, and the largest number of attempts in each group."""
+"""The number of sampled groups, and the maximum number of attempts in each group."""
 
 GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
-"""The largest allowed differences between an update by one rank and the same update by several ranks.
+"""The largest differences between an update by one rank and by several ranks, by the data type of the passes.
 
-The keys are the data types of the passes. Each value limits the relative difference between the gradients, and the
-difference between the losses.
+The limit applies to the relative difference of gradients and to the difference of losses.
 """
 
 VISIBLE_CHANGE = 4.0
-"""The weights are changed until the log-probabilities change by this multiple of the limit for rounding errors."""
+"""The change of log-probabilities that the check of publication makes, in multiples of the limit for rounding
+errors."""
 
 MAX_DOUBLINGS = 16
-"""The largest number of times that the change of the weights is doubled until the log-probabilities change enough."""
+"""Maximum number of times that the noise on the weights is doubled to reach this change."""
 
 DRILL_TOKENS = 64
-"""The number of tokens that each request samples in the check that kills a server."""
+"""The number of tokens of each request in the check that kills a server."""
 
 OutcomeName = Literal["passed", "failed", "not applicable"]
 
@@ -80,12 +80,9 @@ def skip(reason: str) -> CheckOutcome:
 
 
 class SmokeChecks:
-    """The checks of ``agent-r1 smoke``. They test the services of a run, such as the engine and the trainer.
+    """The checks of the services of a run. Call the methods in the order of their definition.
 
-    A check can use the batch that an earlier check sampled and trained on.
-
-    Call the methods in the order in which they are defined. Each method raises AgentR1Error or TimeoutError if a
-    service fails.
+    Each method raises AgentR1Error or TimeoutError if a service fails.
 
     Args:
         runtime: the services. The last check closes the trainer.
@@ -101,10 +98,7 @@ class SmokeChecks:
         self._gradient: Mapping[str, Tensor] = {}
 
     async def check_canary(self) -> CheckOutcome:
-        """Publish the weights, and check that each replica of the engine has the same log-probabilities as the trainer.
-
-        The log-probabilities are compared on tokens that the replica samples.
-        """
+        """Publish the weights, and check that each replica of the engine has the trainer's log-probabilities."""
         update = await run_in_thread(self._runtime.updater.publish)
         served = await self._publisher.publish(update)
         if served != update.version:
@@ -114,8 +108,8 @@ class SmokeChecks:
     async def check_tools(self) -> CheckOutcome:
         """Check that each tool of the environment answers a call.
 
-        Scripts make the calls, not the policy: the right reference solutions of the first training task, and a call
-        with made-up arguments for each tool that these solutions do not call.
+        The calls come from the gold solutions of the first training task. Other tools are called with made-up
+        arguments.
         """
         taskset = self._runtime.taskset
         env, task = taskset.env_for_split("train"), taskset.tasks("train")[0]
@@ -161,8 +155,7 @@ class SmokeChecks:
     async def check_update(self) -> CheckOutcome:
         """Check that the trainer takes one optimizer step on the sampled batch.
 
-        If all rewards of a group were equal, the step could have no gradient. So the check replaces the rewards of the
-        attempts by rewards that differ within each group.
+        The rewards are replaced, so that they differ within each group.
         """
         if not self._groups:
             return skip("no attempts were sampled")
@@ -179,9 +172,8 @@ class SmokeChecks:
         return accept(f"{len(trained)} attempts trained, gradient norm {norm:.3g}", gradient_norm=norm)
 
     async def check_logprobs(self) -> CheckOutcome:
-        """Check that the log-probabilities of engine and trainer on the sampled batch differ at most by the monitor's
-        limit.
-        """
+        """Check that the log-probabilities of engine and trainer on the sampled batch are close enough for the
+        monitor."""
         if self._update is None or "logprob_gap" not in self._update.metrics:
             return skip("no update of the policy was made")
         config, gap = self._runtime.config, self._update.metrics["logprob_gap"]
@@ -190,10 +182,7 @@ class SmokeChecks:
         return (accept if gap <= limit else reject)(shown, gap=gap, limit=limit)
 
     async def check_publication(self) -> CheckOutcome:
-        """Change the weights by more than rounding errors, publish the weights, and check that the engine serves them.
-
-        Afterwards, trainer and engine have the weights from before the check.
-        """
+        """Change the weights visibly, publish them, and check that the engine serves them. Then restore the weights."""
         updater, model = self._runtime.updater, self._runtime.policy.model
         original = {name: weight.detach().cpu().clone() for name, weight in trained_weights(model).items()}
         before = await run_in_thread(compute_canary, model)
@@ -245,9 +234,8 @@ class SmokeChecks:
     async def check_ranks(self) -> CheckOutcome:
         """Check that one rank alone computes the same loss and gradient for the sampled batch as several ranks.
 
-        The gradients are compared by their norms, and by the first moments of AdamW. After one step, these moments are
-        proportional to the clipped gradients. The trainer of several ranks is closed, and a trainer of one rank takes
-        its place.
+        The gradients are compared by their norms and by AdamW's first moments, which are proportional to them. A
+        trainer of one rank replaces the trainer.
         """
         config = self._runtime.config
         if config.trainer.ranks == 1:
@@ -270,10 +258,7 @@ class SmokeChecks:
         return (accept if is_same else reject)(f"{shown} (limit {limit:g})", gradient=difference, loss=losses)
 
     async def _compare_replicas(self) -> CheckOutcome:
-        """Compare the log-probabilities of each replica with the log-probabilities of the trainer.
-
-        The outcome names the replicas that differ by more than rounding errors.
-        """
+        """Compare the log-probabilities of each replica with the trainer's, and name the replicas that differ."""
         if lost := self._lost_replicas():
             return reject(lost)
         dtype, model = self._runtime.config.engine.dtype, self._runtime.policy.model
@@ -297,18 +282,12 @@ class SmokeChecks:
         return accept(f"{worst} ({limits})", gap_mean=worst.mean, gap=worst.largest)
 
     def _lost_replicas(self) -> str:
-        """Return the reasons why servers of a pool get no requests.
-
-        Return "" if all servers get requests, or if the engine is not a pool.
-        """
+        """Return why servers of a pool get no requests; "" if all of them do, or the engine is not a pool."""
         engine = self._runtime.engine
         return engine.pool.reasons() if isinstance(engine, PolicyEngine) else ""
 
     async def _play(self, scripts: Sequence[Responder]) -> list[Trajectory]:
-        """Play one episode for each of the ``scripts``, at the first training task.
-
-        Return the trajectories in the order of ``scripts``.
-        """
+        """Return one episode at the first training task for each of ``scripts``, in order."""
         taskset, limits = self._runtime.taskset, rollout_limits(self._runtime.config)
         agent = ScriptedAgent(taskset.env_for_split("train"), lambda attempt: scripts[attempt.group_id])
         collector = Collector(agent, (), NullRecorder(), "smoke", replace(limits, retries=0))
@@ -326,13 +305,9 @@ class SmokeChecks:
         return [self._runtime.updater.select(group) for group in rewarded]
 
     def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
-        """Add noise to the trainer's weights until the log-probabilities change visibly.
+        """Add noise to the trainer's weights until the log-probabilities change visibly, and return their mean change.
 
-        Return the mean absolute change of the log-probabilities.
-
-        Args:
-            original: the weights without noise.
-            before: the log-probabilities with the original weights.
+        ``before`` has the log-probabilities with the weights ``original``.
         """
         wanted = VISIBLE_CHANGE * BANDS[self._runtime.config.engine.dtype].mean
         scale, change = 0.01, 0.0
@@ -347,7 +322,7 @@ class SmokeChecks:
 
 
 def _replicas(engine: InferenceEngine) -> dict[str, InferenceEngine]:
-    """Return the replicas of an engine by name. An engine that is not a pool is its own replica, named "the engine"."""
+    """Return the replicas of an engine by name. An engine that is not a pool is its own replica."""
     if isinstance(engine, PolicyEngine):
         return {replica.name: replica for replica in engine.pool.replicas}
     return {"the engine": engine}
@@ -359,7 +334,7 @@ def _tool_calls(trajectory: Trajectory) -> Iterator[tuple[str, ToolResult]]:
 
 
 def _broken(calls: Sequence[tuple[str, ToolResult]], tolerated: Collection[str]) -> list[str]:
-    """Return a line for each failed call, except for calls whose kind of failure is in ``tolerated``."""
+    """Return a line for each failed call, except for kinds of failure in ``tolerated``."""
     lines = [
         f"{name}: {result.error}: {Message('tool', result.parts).text}"
         for name, result in calls
@@ -383,7 +358,6 @@ def _arguments(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _alternating(first: int) -> Iterator[float]:
-    """Yield 0 and 1 in turn, without an end. Begin with 0 if ``first`` is even, and with 1 if ``first`` is odd."""
     while True:
         yield float(first % 2)
         first += 1

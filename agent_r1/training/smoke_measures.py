@@ -1,4 +1,4 @@
-"""Functions that compute the numbers of ``agent-r1 smoke``: changes of weights and log-probabilities, and gradients."""
+"""The measures of ``agent-r1 smoke``: changes of weights and log-probabilities, and differences of gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from agent_r1.trainer.updater import UpdateReport
 
 
 def with_noise(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return the weights plus normal noise.
+    """Return the weights plus normal noise, with ``scale`` times the standard deviation of each tensor.
 
-    For each tensor, the standard deviation of the noise is ``scale`` times the standard deviation of the tensor. If the
-    tensor has the standard deviation 0, the noise has the standard deviation ``scale * 0.02``.
+    If this standard deviation is 0, 0.02 takes its place.
     """
     generator = torch.Generator().manual_seed(0)
     changed = {}
@@ -29,11 +28,7 @@ def with_noise(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]
 
 
 def mean_change(before: Canary, after: Canary) -> float:
-    """Return how much a change of the weights has changed the log-probabilities of fixed prompts (the canary).
-
-    ``before`` and ``after`` have the log-probabilities of the prompts' tokens. The result is the mean absolute
-    difference, in nats.
-    """
+    """Return the mean absolute difference of the log-probabilities of fixed prompts (the canary), in nats."""
     moves = [
         abs(old - new)
         for then, now in zip(before, after, strict=True)
@@ -43,17 +38,14 @@ def mean_change(before: Canary, after: Canary) -> float:
 
 
 def first_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors that are first moments of AdamW.
-
-    ``tensors`` are the tensors in the state of a trainer, by name.
-    """
+    """Return AdamW's first moments among the tensors in the state of a trainer."""
     return {name: tensor for name, tensor in tensors.items() if name.endswith(".exp_avg")}
 
 
 def largest_gap(found: UpdateReport, expected: UpdateReport, ending: str) -> float:
-    """Return the largest difference between two updates, over all metrics whose names end with ``ending``.
+    """Return the largest difference of two updates in the metrics whose names end with ``ending``.
 
-    The difference in a metric is |found - expected|, divided by |expected| if |expected| is above 1.
+    A difference is |found - expected|, divided by |expected| if |expected| is above 1.
     """
     pairs = [(found.metrics[name], value) for name, value in expected.metrics.items() if name.endswith(ending)]
     return max((abs(own - other) / max(abs(other), 1.0) for own, other in pairs), default=0.0)

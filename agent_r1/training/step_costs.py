@@ -30,22 +30,17 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""The shortest response of an environment, in seconds, that counts as tool time.
-
-Shorter responses count as work of this process.
-"""
+"""The shortest response of an environment that counts as tool time, in seconds. Shorter responses count as work of this
+process."""
 
 ROUNDS = 4
-"""The number of times that :func:`measure_cluster` fits the costs.
-
-Each fit uses a simulation with the costs of the fit before.
-"""
+"""The number of times that :func:`measure_cluster` fits the costs."""
 
 BANDWIDTH_SHARE = 0.7
-"""The share of the bandwidth of a GPU's memory that decode steps reach."""
+"""The share of a GPU's memory bandwidth that decode steps reach."""
 
 PREFILL_SHARE = 0.5
-"""A prefill is assumed to reach this share of a GPU's highest FLOPs per second."""
+"""The share of a GPU's peak FLOP/s that a prefill reaches."""
 
 STEP_SECONDS = 0.003
 """The seconds of a decode step outside the model: scheduling, launches of kernels, sampling."""
@@ -76,8 +71,7 @@ class RecordedRun:
 def read_profiled_run(folder: Path) -> RecordedRun:
     """Return the attempts and profiles of the run in ``folder``.
 
-    Raises InvalidInput if the run was recorded without ``--profile``, or with an engine that is not the embedded
-    engine.
+    Raises InvalidInput if the run was recorded without ``--profile``, or not with the embedded engine.
     """
     run = read_run(folder)
     if run.config["engine"]["backend"] != "embedded":
@@ -90,7 +84,7 @@ def read_profiled_run(folder: Path) -> RecordedRun:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Return the attempts of the run in ``folder``, and the profiles that the run recorded, if any.
+    """Return the attempts of the run in ``folder``, and its profiles, if any.
 
     Raises InvalidInput if the run has no step.
     """
@@ -111,10 +105,7 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _load_of(trajectory: Trajectory) -> AttemptLoad:
-    """Return the work of an attempt, with the recorded durations of the environment's responses as tool times.
-
-    Durations below ``IN_PROCESS_SECONDS`` are replaced by 0.
-    """
+    """Return the work of an attempt. Responses of the environment below ``IN_PROCESS_SECONDS`` take no time."""
     loads = []
     for turn in trajectory.turns:
         seconds = 0.0 if turn.timing is None else turn.timing.env_seconds
@@ -125,20 +116,15 @@ def _load_of(trajectory: Trajectory) -> AttemptLoad:
 
 
 def schedule_of(config: Mapping[str, Any]) -> Schedule:
-    """Return the rules by which a run starts attempts, such as the number of groups per step.
-
-    ``config`` holds the settings of the run in nested tables.
-    """
+    """Return the rules by which a run with the settings ``config`` starts attempts."""
     return Schedule(config["groups_per_step"], config["max_staleness"], config["concurrency"])
 
 
 def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
     """Return the costs of the embedded engine and its trainer, measured in recorded runs of one machine.
 
-    A simulation of each step counts its work: decode batches and sampled tokens, prefill passes and new tokens,
-    requests, and trained tokens. The costs are fitted so that this work explains the measured times. Give runs with
-    batches of different sizes, for example a run with slow tools, to show which share of the time depends on the batch
-    size.
+    The costs are fitted so that the simulated work of each step explains its measured times. Each round simulates with
+    the costs of the round before. Give runs with different batch sizes, for example one with slow tools.
     """
     observed = [
         (run, groups, profile) for run in runs for groups, profile in zip(run.steps, run.profiles, strict=False)
@@ -175,10 +161,10 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
 
 
 def load_factor(run: RecordedRun, clock: Clock) -> float:
-    """Return the factor by which other programs slowed down the forward and backward passes of a recorded run.
+    """Return the factor by which other programs slowed down a recorded run.
 
-    For the clock "cpu", the factor is the wall time of these passes, divided by their CPU time, but at least 1. For the
-    clock "wall", the factor is 1, because the measured costs already include the effect of other programs.
+    For the clock "cpu", this is wall time / CPU time of the forward and backward passes, at least 1. For the clock
+    "wall", this is 1, because the measured costs include other programs.
     """
     if clock == "wall":
         return 1.0
@@ -231,8 +217,7 @@ class ModelSize:
         weights: the number of weights.
         served_bytes: the bytes of a weight in the engine.
         kv_bytes: the bytes of the keys and values of one token.
-        passes: the computation of one update, measured in forward passes of the policy over the batch. For example, a
-            forward pass and a backward pass count 3.
+        passes: the computation of one update, in forward passes of the policy. A forward and a backward pass count 3.
     """
 
     weights: int
@@ -242,17 +227,14 @@ class ModelSize:
 
 
 def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float) -> EngineCost:
-    """Return the costs of an engine on ``gpus`` GPUs. The memory and the arithmetic of the GPUs add up.
+    """Return the costs of an engine on ``gpus`` GPUs, whose memory and arithmetic add up.
 
-    A decode step reads all weights, keys and values once from memory, and takes 2 FLOPs per weight and sequence. The
-    duration of the step is the time for the memory or the time for the FLOPs, whichever is longer.
+    A decode step reads all weights, keys and values once, and takes 2 FLOPs per weight and sequence. The slower of the
+    two determines its duration.
 
     Args:
-        gpu: the type of the GPUs.
-        size: the size of the model.
-        gpus: the number of GPUs.
         slots: the largest number of sequences that run at the same time.
-        kv_tokens: the number of tokens for which the KV cache has room.
+        kv_tokens: the number of tokens in a full KV cache.
     """
     flops, bandwidth = gpu.tflops * 1e12 * gpus, gpu.bandwidth * 1e9 * BANDWIDTH_SHARE * gpus
     return EngineCost(

@@ -1,4 +1,4 @@
-"""The table that compares the trained agent with the baselines: values, confidence intervals, text for a terminal."""
+"""The table that compares the trained agent with the baselines."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class Cell:
         em: the mean exact match, or the mean reward if the task set reports no exact match.
         f1: the mean F1.
         n: the number of questions.
-        low: the lower end of the 95 % confidence interval of ``em``. The interval is a Wilson interval if all values
-            are 0 or 1, otherwise a normal interval.
-        high: the upper end of the interval.
-        sub: the mean sub-match (a right answer occurs somewhere in the given answer); None if there is no sub-match.
+        low, high: the 95 % confidence interval of ``em``: a Wilson interval if all values are 0 or 1, otherwise a
+            normal interval.
+        sub: the share of answers that contain a right answer (sub-match); None if there is no sub-match.
 
     Example:
         Cell(em=0.9, f1=0.93, n=200, low=0.8505, high=0.9343)
@@ -53,13 +52,10 @@ class SampledCell:
 
     Attributes:
         one: pass@1, the exact match of an attempt.
-        low: the lower end of the 95 % normal interval of ``one``.
-        high: the upper end of the interval.
-        any: pass@k, the probability that at least one of k attempts at a question is right.
-        majority: the exact match of the answer that most attempts at a question give; None if no attempt on the split
-            gives an answer in ``<answer>`` tags.
-        likeliest: the exact match of the likeliest attempt at a question: the attempt whose tokens have the highest
-            mean log-probability.
+        low, high: the 95 % normal interval of ``one``.
+        any: pass@k, the probability that at least one of k attempts is right.
+        majority: the exact match of the most frequent answer; None if no attempt gives an answer in ``<answer>`` tags.
+        likeliest: the exact match of the attempt with the highest mean log-probability of its tokens.
 
     Example:
         SampledCell(one=0.31, low=0.27, high=0.35, any=0.62, majority=0.4, likeliest=0.38)
@@ -79,7 +75,7 @@ class PassAtK:
 
     Attributes:
         k: the k of pass@k.
-        attempts: the number of sampled attempts at each question.
+        attempts: the number of attempts at each question.
         cells: the results by split.
     """
 
@@ -95,9 +91,9 @@ class Table:
     Attributes:
         cells: the results by method and split.
         retrieval: the measures of the retriever, by split and by name such as ``recall@5``.
-        measure: the name of the number in the field ``em`` of each cell: exact match, or a reward.
-        measures: further measures of the task set, by method, by split and by name such as ``fix_rate``.
-        passed: pass@k by method; empty if pass@k was not requested.
+        measure: what ``em`` of each cell is: exact match, or a reward.
+        measures: other measures of the task set, by method, by split and by name such as ``fix_rate``.
+        passed: pass@k by method; empty if not requested.
     """
 
     cells: Mapping[str, Mapping[str, Cell]]
@@ -119,9 +115,9 @@ class TrainReport:
     Attributes:
         run: the folder of the run.
         steps: the number of optimizer steps.
-        train_seconds: the seconds of training in this process, without the time before the run was resumed.
+        train_seconds: the seconds of training since the run was started or last resumed.
         table: the results of the trained agent and the baselines.
-        pass_at_k: pass@k of the base model; None if pass@k was not measured.
+        pass_at_k: pass@k of the base model; None if not measured.
         resumed_from: the step from which the run was last resumed; 0 if the run was not resumed.
     """
 
@@ -134,10 +130,7 @@ class TrainReport:
 
 
 def make_cell(answers: Sequence[EvalResult]) -> Cell:
-    """Return the cell for the attempts of a method on a split, from their results ``answers``.
-
-    Raises ValueError if there are no attempts.
-    """
+    """Return the cell of the results ``answers`` of a method on a split. Raise ValueError if there are none."""
     if not answers:
         raise ValueError("a cell needs at least one answer")
     n = len(answers)
@@ -153,13 +146,8 @@ def make_cell(answers: Sequence[EvalResult]) -> Cell:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of Wilson (1927) for a probability.
-
-    ``low`` and ``high`` are between 0 and 1.
-
-    Args:
-        share: the share of successes.
-        n: the number of trials.
+    """Return the 95 % interval (low, high) of Wilson (1927) for a probability, from the ``share`` of successes in
+    ``n``.
 
     Example:
         >>> wilson_interval(1.0, 200)
@@ -172,9 +160,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def normal_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % normal interval (low, high) of the mean of ``values``.
-
-    The interval of a single value has width 0.
+    """Return the 95 % normal interval (low, high) of the mean; of width 0 for a single value.
 
     Example:
         >>> normal_interval([0.5, -0.5, 0.5, -0.5])
@@ -188,12 +174,11 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 def table_json(table: Table) -> dict[str, Any]:
     """Return the JSON output of ``agent-r1 eval``, an object with these keys:
 
-    - ``table``: {method: {split: {em, f1, n, low, high}}}. A cell also has ``sub`` if the task set reports a sub-match.
+    - ``table``: {method: {split: {em, f1, n, low, high}}}; also ``sub`` if the task set reports a sub-match.
     - ``retrieval``: the measures of the retriever, {split: {measure: value}}.
-    - ``measures``: further measures of the task set, {method: {split: {measure: value}}}. The key is missing if there
-      are no further measures.
-    - ``pass_at_k``: {method: {k, attempts, cells: {split: {one, low, high, any, majority, likeliest}}}}. The key is
-      missing if pass@k was not requested.
+    - ``measures``: other measures of the task set, {method: {split: {measure: value}}}; missing if there are none.
+    - ``pass_at_k``: {method: {k, attempts, cells: {split: {one, low, high, any, majority, likeliest}}}}; missing if not
+    requested.
     """
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
@@ -218,10 +203,7 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 
 
 def render_table(table: Table) -> Group:
-    """Return the table for a terminal: a row per method and a column per split.
-
-    Lines with further measures follow, such as the recall of the retriever and pass@k.
-    """
+    """Return the table for a terminal: a row per method and a column per split. Lines with other measures follow."""
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
     for method, row in table.cells.items():

@@ -14,13 +14,13 @@ from agent_r1.core.messages import Message, parts_text
 
 
 class Terminal:
-    """A terminal or a pipe. It reads lines from standard input, and prints messages on a console."""
+    """A terminal or a pipe, which reads lines from standard input, and prints messages on a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def print(self, text: str) -> None:
-        """Print a text. Control characters are replaced, so that an untrusted text cannot control the terminal."""
+        """Print a text. Control characters are replaced, so that the text cannot control the terminal."""
         safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
         self._console.print(Line(safe), soft_wrap=True)
 
@@ -31,12 +31,11 @@ class Terminal:
             self.print(f"{message.role}: {' '.join(filter(None, (parts_text(message.parts), *calls)))}")
 
     def read(self, prompt: str = "> ") -> str:
-        """Print ``prompt``, and return the text that the person types.
+        """Print ``prompt``, and return the text that the person types. A backslash at the end of a line continues the
+        text.
 
-        If a line ends with a backslash, the text continues on the next line. The call blocks the thread of the event
-        loop.
-
-        Raises EOFError at the end of the input (Ctrl-D), and KeyboardInterrupt after Ctrl-C.
+        The call blocks the event loop. Raises EOFError at the end of the input (Ctrl-D), and KeyboardInterrupt after
+        Ctrl-C.
         """
         text = self._read_line(prompt)
         while text.endswith("\\"):
@@ -44,10 +43,9 @@ class Terminal:
         return text
 
     def _read_line(self, prompt: str) -> str:
-        """Read a line from standard input. If standard input is a pipe, also print the line.
+        """Read a line from standard input, and print it if standard input is a pipe.
 
-        During the call, Ctrl-C raises KeyboardInterrupt at once. asyncio's own handler would wait for the event loop,
-        which this call blocks.
+        Ctrl-C raises KeyboardInterrupt at once. asyncio's own handler would wait for the event loop, which is blocked.
         """
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

@@ -1,8 +1,8 @@
 """Train a critic on recorded attempts: a value head on a model, regressed on the returns that followed each state.
 
 There is a state before the first token of each action, and a state after each of its tokens. The critic predicts the
-value V of a state. The target G of all states of a turn is the sum of the rewards of this turn and later turns, and of
-the whole trajectory. So V after the last token of an action includes the rewards of the action: it is Q(s, a).
+value V of a state. The target G of a state is the sum of the rewards of its turn, of later turns, and of the whole
+trajectory. So V after the last token of an action is Q(s, a).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agent_r1.training.critic_config import CriticConfig
 from agent_r1.training.progress import Progress
 
 REPORT = "critic.json"
-"""The name of the file with the report, in the folder of the critic."""
+"""The file with the report, in the folder of the critic."""
 
 MAX_GRAD_NORM = 1.0
 MEASURED_ROWS = 16
@@ -43,14 +43,17 @@ MEASURED = ("of all states", "after actions")
 
 @dataclass(frozen=True, slots=True)
 class RecordedReturns:
-    """One branch of an attempt, and the sum of the rewards that followed each state in it.
+    """One branch of an attempt, and the return (the sum of the rewards) that followed each state.
 
-    A branch is a path of turns, in which each turn continues the turn before. An attempt has several branches if its
-    context was rewritten. ``token_ids`` are the tokens of the branch up to its last action.
+    A branch is a path of turns, in which each turn continues the turn before. If the context was rewritten, an attempt
+    has several branches.
 
-    Each element of ``states`` is the index of a token, and means the state after this token. ``returns`` and ``is_end``
-    have one element for each element of ``states``. ``is_end`` is true for a state after the last token of an
-    action.
+    Attributes:
+        token_ids: the tokens of the branch up to its last action: (T,).
+        logprobs: the log-probability of each token; 0 for tokens that were not sampled: (T,).
+        states: the index of the last token before each state: (n,).
+        returns: the return after each state: (n,).
+        is_end: whether each state follows the last token of an action: (n,).
     """
 
     task_id: str
@@ -69,7 +72,7 @@ class CriticFit:
         states: the number of states.
         explained_variance: 1 - Var(G - V) / Var(G), with the return G and the value V. NaN if all returns are equal.
         error: the mean of (G - V)^2.
-        mean_error: the mean of (G - m)^2, the error of a baseline. m is the mean return of the training tasks.
+        mean_error: the mean of (G - m)^2, with the mean return m of the training tasks as baseline.
     """
 
     states: int
@@ -80,12 +83,12 @@ class CriticFit:
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """The result of ``train-critic``: how many attempts and tasks it used, and how well the critic predicts returns.
+    """The result of ``train-critic``: the numbers of attempts and tasks, and the fit on the held-out tasks.
 
     Attributes:
         folder: the folder of the critic.
-        all_states: how well the critic predicts the returns of all states of the held-out attempts.
-        after_actions: how well the critic predicts the returns of the states after the last token of an action.
+        all_states: the fit on all states.
+        after_actions: the fit on the states after the last token of an action.
     """
 
     folder: str
@@ -132,10 +135,9 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 
 
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
-    """Yield the recorded returns of each branch of an attempt: of each path of turns from a first turn to a last turn.
+    """Yield the recorded returns of each branch of an attempt; nothing if the attempt failed or was not scored.
 
-    Yield nothing if the attempt failed or was not scored. ``weights`` maps names of rewards to weights. A reward
-    without a weight has weight 1.
+    ``weights`` has weights of rewards by name; the default weight is 1.
     """
     total = total_reward(trajectory, weights)
     if total is None:
@@ -171,10 +173,7 @@ def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> It
 def split_tasks(
     recorded: Sequence[RecordedReturns], share: float, seed: int
 ) -> tuple[list[RecordedReturns], list[RecordedReturns]]:
-    """Return (training attempts, held-out attempts). No task has attempts in both lists.
-
-    ``share`` is the share of the tasks whose attempts are held out. ``seed`` determines which tasks are held out.
-    """
+    """Return (training attempts, held-out attempts). The attempts at a random ``share`` of the tasks are held out."""
     tasks = sorted(_tasks(recorded))
     random.Random(seed).shuffle(tasks)
     held_out = set(tasks[: max(1, round(share * len(tasks)))])
@@ -190,10 +189,10 @@ def fit(
     config: CriticConfig,
     progress: Progress,
 ) -> tuple[CriticFit, CriticFit]:
-    """Train the critic: minimize the mean of (V(s) - G)^2 over the states s of each batch. G is the return after s.
+    """Minimize the mean of (V(s) - G)^2 over the states s of each batch, with the return G after s.
 
-    Before the first step, V is the mean return of the training attempts. Return how well the trained critic predicts
-    the returns of the held-out attempts: (fit on all states, fit on the states at the ends of actions).
+    Before the first step, V is the mean return of the training attempts. Return the fit on the held-out attempts: (all
+    states, ends of actions).
     """
     mean = statistics.fmean(value for one in train for value in one.returns)
     with torch.no_grad():
@@ -218,10 +217,7 @@ def fit(
 
 
 def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors with one element per state: values, returns, and whether the state ends an action.
-
-    Each tensor has the shape (n,), in which n is the number of states of all attempts.
-    """
+    """Return values, returns, and whether the state ends an action, for all states: three tensors of shape (n,)."""
     device, width = model.head.weight.device, max(len(one.token_ids) for one in recorded)
     ids = torch.zeros(len(recorded), width, dtype=torch.long)  # (B, T), padded on the right
     logprobs = torch.zeros(len(recorded), width)

@@ -28,7 +28,7 @@ from agent_r1.tasksets import TASKSETS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 VALIDATION = "validation"
-"""The name of the split whose tasks determine the best step."""
+"""The split whose tasks determine the best step."""
 
 FILE_MODULE = "agent_file"
 """The module name under which a user's file is imported."""
@@ -42,23 +42,21 @@ def make_taskset(
     rewards: Sequence[RewardFunction] = (),
     solutions: Callable[[Task], ReferenceSolutions] | None = None,
 ) -> TaskSet:
-    """Return a task set with a user's environment and tasks, after a check of the environment and the tasks.
+    """Return a task set with a user's environment and tasks.
 
-    In the result table of a run, each split of the tasks is a column, except ``train`` and ``validation``. If the tasks
-    have no other split, ``train`` is a column. The tasks of the split ``validation`` determine the best step.
+    Each split except ``train`` and ``validation`` is a column in the result table of a run. Without such splits,
+    ``train`` is a column. The split ``validation`` determines the best step.
 
     Args:
-        env: the user's environment.
-        tasks: the user's tasks, as a list.
         name: the name of the task set.
-        model: the model that the user named; "" for none. For tiny-base and for "", the task set has default settings.
+        model: the model that the user named; "" for none. For tiny-base and "", the task set has default settings.
         rewards: reward functions, in addition to the rewards of the environment.
         solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
     Raises:
-        InvalidInput: ``env`` is not an environment; ``rewards`` is not a list of functions; neither ``env`` nor
-            ``rewards`` gives a reward; ``tasks`` is not a list of tasks; two tasks have the same id; no task has the
-            split ``train``; or a reward such as ``exact_match`` cannot read the answers of a task.
+        InvalidInput: ``env`` is not an environment; ``rewards`` is not a list of functions; there is no reward;
+            ``tasks`` is not a list of tasks with different ids; no task has the split ``train``; or a reward such as
+            ``exact_match`` cannot read the answers of a task.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
@@ -90,21 +88,20 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest isolation level under which code of the policy runs; None if no such code runs.
+    """Return the weakest isolation under which code of the policy runs; None if no such code runs.
 
-    ``components`` are the environment and the scorers. The components and the tasks declare their isolation levels. If
-    this process has a sandbox without isolation, this sandbox counts too, because a tool or a reward can use it without
-    a declaration.
+    The components and the tasks declare their isolation. A sandbox of this process without isolation counts too,
+    because a tool or a reward can use it undeclared.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the declarations of tasks that run code of the policy without isolation, such as ["none: REASON"].
+    """Return what tasks declare to run without isolation, such as ["none: REASON"].
 
-    A declaration is the value of the key ``sandbox`` in the data of a task: "none" or "none: REASON". Other values are
-    ignored, because the key can have another meaning in a user's data.
+    A task declares this with the key ``sandbox`` in its data. Other values of this key have another meaning, and are
+    ignored.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
@@ -113,13 +110,12 @@ def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
 def load_task_file(file: Path, model: str) -> TaskSet:
     """Return the task set that a Python file defines with the names ``env`` and ``tasks``.
 
-    The file can also define ``rewards`` (a list of reward functions) and ``solutions`` (for ``agent-r1 check``). The
-    file is imported, with its folder at the beginning of ``sys.path``. ``model`` is the model that the user named; ""
-    for none (see :func:`make_taskset`).
+    The file can also define ``rewards`` and ``solutions`` (see :func:`make_taskset`). While it is imported, its folder
+    is on ``sys.path``. ``model`` is the model that the user named; "" for none.
 
     Raises:
-        InvalidInput: the file does not exist, the file raises an error, the file does not define ``env`` and ``tasks``,
-            or :func:`make_taskset` refuses the values.
+        InvalidInput: the file does not exist, raises an error, or does not define ``env`` and ``tasks``; or
+            :func:`make_taskset` refuses the values.
     """
     if not os.path.isfile(file):
         is_model = os.path.isdir(file) or is_run(run_folder(str(file)))
@@ -136,10 +132,7 @@ def load_task_file(file: Path, model: str) -> TaskSet:
 
 
 def check_agent(name: str, agent: Any) -> AgentFunction | None:
-    """Return ``agent`` if it is a function or None. Raise InvalidInput for any other value.
-
-    ``name`` is the name of the argument in the message, such as "agent".
-    """
+    """Return ``agent`` if it is a function or None. Otherwise raise InvalidInput about the argument ``name``."""
     if agent is not None and not callable(agent):
         do = "give a function (base_url, api_key, task), or FILE.py:NAME of one"
         raise InvalidInput(name, got=f"an object of type {type(agent).__name__}", do=do)
@@ -148,7 +141,7 @@ def check_agent(name: str, agent: Any) -> AgentFunction | None:
 
 
 def check_tasks(name: str, tasks: Any) -> None:
-    """Raise InvalidInput if ``tasks`` is not a list of tasks. ``name`` is the name of the list in the message."""
+    """Raise InvalidInput about the argument ``name`` if ``tasks`` is not a list of tasks."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise InvalidInput(name, got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     for index, task in enumerate(tasks):
@@ -157,11 +150,7 @@ def check_tasks(name: str, tasks: Any) -> None:
 
 
 def _validate(tasks: Any) -> tuple[Task, ...]:
-    """Return the tasks as a tuple.
-
-    Raises:
-        InvalidInput: ``tasks`` is not a list of tasks; two tasks have the same id; or no task has the split ``train``.
-    """
+    """Return the tasks as a tuple. Raise InvalidInput if ids are equal, or if no task has the split ``train``."""
     check_tasks("tasks", tasks)
     ids: set[str] = set()
     for index, task in enumerate(tasks):
@@ -174,10 +163,7 @@ def _validate(tasks: Any) -> tuple[Task, ...]:
 
 
 def import_file(file: Path, module_name: str) -> dict[str, Any]:
-    """Import a Python file, and return the values of its global names. Raises InvalidInput if the import fails.
-
-    ``module_name`` is the name that the module gets in ``sys.modules``.
-    """
+    """Import a Python file under a module name, and return its global names. Raise InvalidInput if the import fails."""
     loader = SourceFileLoader(module_name, str(file))
     spec = spec_from_loader(module_name, loader)
     assert spec is not None
@@ -197,9 +183,6 @@ def import_file(file: Path, module_name: str) -> dict[str, Any]:
 
 
 def _failing_line(file: Path, error: BaseException) -> int | None:
-    """Return the number of the last line of ``file`` in the traceback of ``error``.
-
-    Return None if the traceback has no line of ``file``.
-    """
+    """Return the last line number of ``file`` in the traceback of ``error``; None if there is none."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return lines[-1] if lines else None

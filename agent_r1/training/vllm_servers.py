@@ -1,7 +1,4 @@
-"""The vLLM servers of a run.
-
-The servers are started or checked before the run begins, and all policies of the run share them.
-"""
+"""The vLLM servers of a run, which all its policies share."""
 
 from __future__ import annotations
 
@@ -45,21 +42,21 @@ SERVED_NAME = "policy"
 """The name of the model on the vLLM servers that a run starts."""
 
 POLL_SECONDS = 0.2
-"""The time, in seconds, between two checks whether a starting server is ready."""
+"""The seconds between two checks whether a starting server is ready."""
 
 LOGS = "logs"
-"""The name of the folder with the output of vLLM servers that ended by themselves. It is in the folder of the run."""
+"""The folder, in the run's folder, with the output of vLLM servers that ended by themselves."""
 
 FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 
 class ServerRefused(InvalidInput):
-    """Raised if a vLLM or SGLang server did not start, cannot be reached, or does not serve the policy's weights."""
+    """Raised if a vLLM or SGLang server did not start, cannot be reached, or serves wrong weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A vLLM server whose process was started, with its address. The server need not be ready for requests yet."""
+    """A started vLLM server and its address. It need not be ready for requests yet."""
 
     url: str
     process: Server
@@ -69,10 +66,9 @@ class ServerLauncher(Protocol):
     """An object that starts the vLLM servers of a run."""
 
     def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
-        """Start a server, and return it at once, before it is ready for requests.
+        """Start server ``number`` (from 0), and return it before it is ready for requests.
 
         Args:
-            number: the number of the server, from 0.
             command: takes an address and a port, and returns the command of a server that listens there.
             log: the file for the server's output.
         """
@@ -97,12 +93,12 @@ class LocalServers:
 class VllmServers:
     """A factory of engines that generate on the vLLM servers of a run.
 
-    The first engine starts the servers. The servers end when the last engine is closed.
+    The first engine starts the servers. They end when the last engine is closed.
 
     Args:
-        run_folder: the folder of the run, which gets the output of a server that ended by itself. None: the output
-            stays in the folder for temporary files.
-        launcher: starts the servers. None: the servers are child processes.
+        run_folder: the run's folder, which gets the output of a server that ended by itself; None: this output stays in
+            the folder for temporary files.
+        launcher: starts the servers; None: as child processes.
 
     Example:
         servers = VllmServers()
@@ -114,10 +110,9 @@ class VllmServers:
         self._run_folder, self._launcher = run_folder, launcher
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
-        """Return an engine that serves ``policy``. The first call must be outside an event loop.
+        """Return an engine that serves ``policy``. Make the first call outside an event loop.
 
-        Raise InvalidInput if the servers cannot be started or reached, do not fit the settings, or do not serve the
-        policy's weights.
+        Raise InvalidInput if the servers cannot be started or reached, do not fit the settings, or serve wrong weights.
         """
         folder, dtype = config.engine.vllm.weights_folder, config.engine.dtype
         parent = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
@@ -135,16 +130,8 @@ class VllmServers:
 def _start(
     policy: Policy, config: RunConfig, folders: WeightFolders, run_folder: Path | None, launcher: ServerLauncher
 ) -> SharedPool:
-    """Return a pool of vLLM servers that serve the weights of ``policy``.
-
-    The servers are at the addresses ``engine.vllm.urls``. If there are no addresses, start ``engine.replicas`` servers.
-
-    Args:
-        folders: writes the weights for the servers.
-        run_folder: the folder that gets the output of servers that ended by themselves; None: no output is kept there.
-
-    Raise InvalidInput if the servers cannot be started or reached, or do not serve the weights.
-    """
+    """Return a pool of vLLM servers that serve the weights of ``policy``: new servers if ``engine.vllm.urls`` is
+    empty."""
     engine, vllm = config.engine, config.engine.vllm
     adapters = _adapter_options(policy, vllm)
     try:
@@ -202,7 +189,7 @@ def _start_servers(
 ) -> list[str]:
     """Start ``engine.replicas`` servers, wait until they are ready, and return their addresses.
 
-    Each server is added to ``started`` as soon as it runs, so that the caller can stop it if a later one fails.
+    Each server is added to ``started`` at once, so that the caller can stop it if a later server fails.
     """
     urls = []
     for number in range(engine.replicas):
@@ -214,9 +201,9 @@ def _start_servers(
 
 
 def _keep(server: Server, run_folder: Path | None) -> Path:
-    """Copy the output of a server to the run's folder, and return the path of the copy.
+    """Copy a server's output to the run's folder, and return the copy.
 
-    If there is no run, or if the server is on another machine, copy nothing and return the path of the original.
+    Without a run, or for a server on another machine, return the original path.
     """
     if run_folder is None or not server.log.is_file():
         return server.log
@@ -239,17 +226,14 @@ def _require_vllm(vllm: VllmConfig) -> None:
 def _command(
     engine: EngineConfig, folder: Path, context: int, adapters: Sequence[str], host: str, port: int
 ) -> list[str]:
-    """Return the command that starts a vLLM server with the model in ``folder``.
+    """Return the command that starts a vLLM server.
 
-    The command runs a module of vLLM, because the command ``vllm serve`` does not work with every wheel of vLLM.
+    The command ``vllm serve`` does not work with every wheel of vLLM.
 
     Args:
-        engine: the settings of the engine.
         folder: the folder of the model.
         context: the largest number of tokens in a sequence.
         adapters: the options of vLLM for LoRA adapters; empty without adapters.
-        host: the address at which the server listens.
-        port: the port at which the server listens.
     """
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", SERVED_NAME, "--host", host, "--port", str(port)]
@@ -262,7 +246,7 @@ def _command(
 
 
 def server_environment(gpus: str | None) -> dict[str, str]:
-    """Return the environment variables to add for a server on ``gpus``.
+    """Return the additional environment variables of a server.
 
     ``gpus`` is a value of ``CUDA_VISIBLE_DEVICES``. None: the server sees all GPUs of this process.
     """
@@ -270,12 +254,7 @@ def server_environment(gpus: str | None) -> dict[str, str]:
 
 
 def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
-    """Wait until all servers are healthy.
-
-    Raise ServerRefused as soon as a server ends, or if a server is not healthy after ``seconds``.
-
-    ``urls`` are the addresses of the servers, in the order of ``servers``.
-    """
+    """Wait until all servers are healthy. Raise ServerRefused if one ends, or is not healthy after ``seconds``."""
     deadline = time.monotonic() + seconds
     starting = list(zip(servers, urls, strict=True))
     while starting := [(server, url) for server, url in starting if not _is_healthy(url)]:
@@ -298,9 +277,9 @@ def _is_healthy(url: str) -> bool:
 
 
 def _adapter_options(policy: Policy, vllm: VllmConfig) -> tuple[str, ...]:
-    """Return the options with which servers accept the adapter of ``policy``.
+    """Return the options with which servers accept the adapter of ``policy``; () without an adapter.
 
-    Return () if the policy has no adapter, or if the servers get whole weights in which the adapter is merged.
+    If a running server accepts no adapters, log a warning and return (), so that whole weights are sent.
     """
     options = adapter_options(adapter_rank(policy.model), vllm.arguments)
     if not options or all(map(_accepts_adapters, vllm.urls)):
@@ -322,8 +301,8 @@ def _accepts_adapters(url: str) -> bool:
 def _check(url: str, context: int) -> str:
     """Return the name under which the server at ``url`` serves its model.
 
-    Raise ServerRefused if no vLLM server answers, if the server has no tokenizer or lacks an HTTP endpoint, or if it
-    accepts fewer than ``context`` tokens per sequence.
+    Raise ServerRefused if this is no vLLM server, lacks a tokenizer or an HTTP endpoint, or accepts fewer than
+    ``context`` tokens.
     """
     shown = redact_url(url)
     do = f"start vLLM 0.32 or newer there with VLLM_SERVER_DEV_MODE=1 and {' '.join(SERVER_OPTIONS)}"
@@ -356,8 +335,8 @@ def _check(url: str, context: int) -> str:
 async def send_first_weights(pool: EnginePool, weights: WeightUpdate, logs: Path | None) -> None:
     """Send ``weights`` to all servers of the pool, then close the pool.
 
-    Raise ServerRefused if a server does not serve the weights. ``logs`` is the folder with the output of the servers;
-    None if this process did not start the servers.
+    Raise ServerRefused if a server does not serve the weights. ``logs`` is the folder with the servers' output; None
+    for servers that this process did not start.
     """
     try:
         reasons = ""

@@ -24,5 +24,5 @@ class WorkerConfig(TasksetConfig):
     """Maximum number of episodes at the same time."""
 
     idle_seconds: float = Field(default=900.0, gt=0)
-    """An episode without a request for this time, in seconds, is closed, because its run has probably ended. Give more
-    than the longest time between two actions of an episode."""
+    """Seconds without a request after which an episode is closed. Give more than the longest time between two
+    actions."""

@@ -1,8 +1,4 @@
-"""Checkpoints: saving during training, and continuing a run from its newest intact checkpoint.
-
-The module ``manager`` decides when a checkpoint is saved, and the module ``restore`` continues a run. The names of
-these modules are not exported here, because importing them imports all modules of ``training``.
-"""
+"""Checkpoints: saving during training, and continuing a run from its newest intact checkpoint."""
 
 from agent_r1.training.checkpoint.files import (
     Checkpoint,

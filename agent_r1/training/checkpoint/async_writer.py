@@ -1,4 +1,4 @@
-"""Asynchronous saving of checkpoints: one checkpoint at a time, in a thread, while training continues."""
+"""Asynchronous saving of checkpoints."""
 
 from __future__ import annotations
 
@@ -11,28 +11,21 @@ from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
 
 
 class AsyncCheckpointWriter:
-    """A writer that saves checkpoints in a thread, one at a time.
-
-    A failed save is not repeated. The next call of :meth:`wait` raises the error of the save.
-
-    Args:
-        write: writes a snapshot to the disk.
-        recorder: records each checkpoint that was saved.
-    """
+    """A writer that saves checkpoints in a thread, one at a time, while training continues."""
 
     def __init__(self, write: Callable[[Snapshot], object], recorder: Recorder) -> None:
         self._write, self._recorder = write, recorder
         self._task: asyncio.Task[CheckpointError | None] | None = None
 
     def start(self, snapshot: Snapshot) -> None:
-        """Start saving a snapshot. Before this call, await :meth:`wait`, so that the previous save is complete."""
+        """Start saving a snapshot. Await :meth:`wait` first, so that the previous save is complete."""
         self._task = asyncio.create_task(self._save(snapshot))
 
     async def wait(self) -> None:
         """Wait until no save is running.
 
         Raises:
-            CheckpointError: if the last save failed. The error is raised only once.
+            CheckpointError: the last save failed. The error is raised once, and the save is not repeated.
         """
         task, self._task = self._task, None
         error = None if task is None else await task

@@ -57,13 +57,12 @@ T = TypeVar("T")
 
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
 TRAINER_TENSORS = "trainer*.safetensors"
-"""The names of the files with the trainer's tensors in a checkpoint: one file, or one file for each rank."""
+"""The trainer's tensors in a checkpoint: one file, or one file for each rank."""
 _STATE = "state"
 ADAPTER = "adapter"
-"""The name of the adapter's folder in the folder of the final model."""
+"""The adapter's folder in the folder of the final model."""
 CORRUPT = "corrupt"
-"""The kind of the event that reports a corrupt checkpoint. The folder of this checkpoint is renamed, and its new name
-begins with this word."""
+"""The kind of the event that reports a corrupt checkpoint, and the beginning of this checkpoint's new folder name."""
 
 
 class CheckpointError(AgentR1Error):
@@ -72,12 +71,7 @@ class CheckpointError(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class BestStep:
-    """The step with the best exact match on the validation split.
-
-    Attributes:
-        step: the number of the optimizer step.
-        em: the mean exact match after this step.
-    """
+    """The optimizer step with the best mean exact match (``em``) on the validation split."""
 
     step: int
     em: float
@@ -88,10 +82,10 @@ class TrainProgress:
     """The progress of a run.
 
     Attributes:
-        step: the number of optimizer steps that were taken.
-        groups: the number of groups that were used. The next group has this number as its id.
+        step: the number of finished optimizer steps.
+        groups: the number of used groups, which is the id of the next group.
         best: the best step so far; None if no step was validated.
-        validated: the last step that was validated; 0 if no step was validated.
+        validated: the last validated step; 0 if no step was validated.
     """
 
     step: int = 0
@@ -102,7 +96,7 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The content of a checkpoint, copied to the CPU. Later steps do not change the copy."""
+    """The content of a checkpoint, copied to the CPU."""
 
     progress: TrainProgress
     weights: Mapping[str, Tensor]
@@ -132,8 +126,8 @@ class LatestCheckpoint:
     """The result of the search for the newest intact checkpoint.
 
     Attributes:
-        folder: the newest intact checkpoint; None if there is no intact checkpoint.
-        skipped: the checkpoints that are newer than ``folder``, but not intact.
+        folder: the newest intact checkpoint; None if there is none.
+        skipped: newer checkpoints, which are not intact.
     """
 
     folder: Path | None
@@ -141,7 +135,7 @@ class LatestCheckpoint:
 
 
 def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of the model's trained weights on the CPU, by name. Tied weights (shared embeddings) stay tied."""
+    """Return copies of the model's trained weights on the CPU, by name. Tied weights stay tied."""
     copies: dict[int, Tensor] = {}
     state = {name: tensor.detach() for name, tensor in trained_weights(model).items()}
     for tensor in state.values():
@@ -157,12 +151,10 @@ def save_model(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``.
+    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``, and return this
+    path.
 
-    Return ``run/model``.
-
-    A model with an adapter is written twice: merged in ``run/model``, and the adapter alone in ``run/model/adapter``.
-    The image processor ``images`` of a model with vision is written too. ``disk`` has the file system operations.
+    A model with an adapter is merged. The adapter alone is also written, to ``run/model/adapter``.
 
     Raises CheckpointError if the model cannot be written.
     """
@@ -188,23 +180,16 @@ def save_checkpoint(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write the checkpoint ``run/checkpoints/step-K``, then remove old checkpoints. Return the new folder.
-
-    The newest ``keep`` checkpoints are kept. The checkpoints of best steps (by validation) are kept too: the best step
-    so far, and the best step at the time of each kept checkpoint. A checkpoint with missing files, or with files of a
-    wrong size, does not count as one of the newest checkpoints.
+    """Write the checkpoint ``run/checkpoints/step-K``, remove old checkpoints, and return the new folder.
 
     Args:
-        run: the folder of the run.
         snapshot: the weights and the state to save.
-        model: gives the configuration. The weights come from the snapshot.
-        tokenizer: is saved with the model.
-        keep: the number of checkpoints to keep.
-        disk: the file system operations.
-        images: the image processor of a model with vision, which is saved with the model.
+        model: gives the configuration, but not the weights.
+        keep: the number of newest complete checkpoints to keep. The best step so far, and the step that was best at
+            each of these checkpoints, are kept too.
 
     Raises:
-        CheckpointError: if the checkpoint cannot be written. The existing checkpoints stay unchanged.
+        CheckpointError: the checkpoint cannot be written. The existing checkpoints stay unchanged.
     """
     folder = run / CHECKPOINTS / f"{STEP}{snapshot.progress.step}"
     fingerprint = fingerprint_model(model, tokenizer, str(snapshot.trainer.scalars["policy"]))
@@ -227,11 +212,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """Return the content of the checkpoint in ``folder``, which must have been saved for ``model`` and ``tokenizer``.
+    """Return the content of the checkpoint in ``folder``.
 
     Raises:
-        InvalidInput: if the checkpoint is corrupt, or was saved with a different format, model, tokenizer or chat
-            template.
+        InvalidInput: the checkpoint is corrupt, or has a different format, model, tokenizer or chat template.
     """
     try:
         saved = check_manifest(folder).fingerprint
@@ -251,29 +235,27 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def saved_tensors(folder: Path) -> TensorFiles:
-    """Return the tensors of the trainer's state in a checkpoint. Each tensor is read from a file when it is needed."""
+    """Return the trainer's tensors in a checkpoint. Each tensor is read from its file when it is needed."""
     return TensorFiles(sorted(folder.glob(TRAINER_TENSORS)))
 
 
 def state_folder(run: Path, disk: Disk = DISK) -> Path:
-    """Return the path of a hidden folder for the state files that a trainer's ranks write.
+    """Return a new hidden path for the state files of a trainer's ranks, after removing the files of a killed save.
 
-    This function does not create the folder, but removes files that remain from a killed save. The next checkpoint
-    takes the state files from the folder.
+    The next checkpoint takes the state files from this folder. The caller creates the folder.
     """
     remove_leftovers(run / CHECKPOINTS / _STATE, disk)
     return hidden_path(run / CHECKPOINTS / _STATE)
 
 
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
-    """Return the newest intact checkpoint, together with the newer checkpoints that are not intact.
+    """Return the newest intact checkpoint, and the newer checkpoints that are not intact.
 
     Args:
-        run: the folder of the run.
-        check: raises CorruptCheckpoint if the checkpoint in the given folder is not intact.
+        check: raises CorruptCheckpoint if the checkpoint in a folder is not intact.
 
     Raises:
-        InvalidInput: if a different version of agent-r1 wrote a checkpoint in a format that this version does not read.
+        InvalidInput: a checkpoint has the format of a different version of agent-r1.
     """
     skipped: list[SkippedCheckpoint] = []
     for folder in list_checkpoints(run):
@@ -287,12 +269,9 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 
 
 def find_trained_model(run: Path) -> Path:
-    """Return the folder of a run's final model.
+    """Return the folder of a run's final model (with LoRA: of its adapter), or of the newest intact checkpoint.
 
-    If the final model is missing or corrupt, return the folder of the newest intact checkpoint. For a run with LoRA,
-    return the folder of the final adapter, because the run sampled with the adapter and not with the merged model.
-
-    Raises InvalidInput if the run has neither an intact final model nor an intact checkpoint.
+    Raises InvalidInput if the run has neither.
     """
     try:
         check_manifest(run / MODEL)
@@ -306,9 +285,9 @@ def find_trained_model(run: Path) -> Path:
 
 
 def quarantine(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename the folder of a corrupt checkpoint, and return the new path. ``disk`` has the file system operations.
+    """Rename the folder of a corrupt checkpoint, so that it no longer counts as a checkpoint. Return the new path.
 
-    Under the new name, the folder does not count as a checkpoint. Raises OSError if the folder cannot be renamed.
+    Raises OSError if the folder cannot be renamed.
     """
     names = (f"{CORRUPT}{count or ''}-{folder.name}" for count in itertools.count())
     new = next(path for name in names if not (path := folder.with_name(name)).exists())
@@ -319,10 +298,10 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Yield a temporary folder to write files to. At the end of the ``with`` block, this folder becomes ``folder``.
+    """Yield a temporary folder, which becomes ``folder`` with a manifest at the end of the block.
 
-    Before that, a manifest of the files is added. The manifest also contains the fingerprint of the model, and the
-    seal, a hash of all rows that the run has recorded. If the block raises an error, ``folder`` stays unchanged.
+    The manifest also contains the seal, a hash of all rows that the run has recorded. If the block raises an error,
+    ``folder`` stays unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
@@ -331,7 +310,7 @@ def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) 
 
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """Return a context manager that converts the exceptions of a failed write to CheckpointError."""
+    """Convert the exceptions of a failed write to CheckpointError."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, sqlite3.Error) as error:
@@ -353,10 +332,7 @@ def _save_pretrained(
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> None:
-    """Save the tensors of the trainer's state in ``folder``.
-
-    If the ranks of the trainer have already written the tensors to files, these files are moved to ``folder``.
-    """
+    """Save the trainer's tensors in ``folder``. Files that the ranks have already written are moved there."""
     if not isinstance(tensors, TensorFiles):
         disk.write(folder / _TENSORS, lambda path: save_file(dict(tensors), path))
         return
@@ -378,11 +354,7 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
-    """Return the old checkpoints to remove after a checkpoint with the progress ``progress`` was saved.
-
-    The newest ``keep`` complete checkpoints are kept. The checkpoints of best steps (by validation) are kept too: the
-    best step so far, and the best step at the time of each kept checkpoint.
-    """
+    """Return the old checkpoints to remove (see :func:`save_checkpoint`)."""
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]
     kept = [progress, *(_read(folder / _PROGRESS, TrainProgress) for folder in newest)]

@@ -11,21 +11,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from agent_r1.store.manifest import ModelFingerprint
 
 _IGNORED_CONFIG = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-"""Entries of a model's configuration that are not part of the fingerprint, because they do not change the outputs of
-the model.
-"""
+"""Entries of a model's configuration that do not change its outputs."""
 
 _IGNORED_TOKENIZER = {"padding", "truncation"}
-"""Entries of tokenizer.json that are not part of the fingerprint, because a call of the tokenizer can change them."""
+"""Entries of tokenizer.json that a call of the tokenizer can change."""
 
 
 def fingerprint_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights_checksum: str
 ) -> ModelFingerprint:
-    """Return the hashes that identify a model: its configuration, tokenizer, chat template and weights.
-
-    ``weights_checksum`` is the checksum of the weights.
-    """
+    """Return the hashes that identify a model: its configuration, tokenizer, chat template and weights."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in _IGNORED_CONFIG}
     shapes = {name: [str(p.dtype), *p.shape] for name, p in model.named_parameters()}
     return ModelFingerprint(
@@ -37,10 +32,7 @@ def fingerprint_model(
 
 
 def _tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the data that decides how a tokenizer splits text.
-
-    The data is the content of tokenizer.json for a fast tokenizer, and the vocabulary for other tokenizers.
-    """
+    """Return tokenizer.json for a fast tokenizer, and the vocabulary for other tokenizers."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return tokenizer.get_vocab()
     content = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -32,13 +32,10 @@ from agent_r1.training.tables import make_cell
 
 
 class CheckpointManager:
-    """A manager that validates the policy, saves checkpoints, and saves the final model after the last step.
+    """A manager that validates the policy, saves checkpoints, and saves the final model.
 
-    If steps are validated, the final model has the weights of the best step. Otherwise the final model has the weights
-    of the last step. If checkpoints are enabled, each new best step gets a checkpoint.
-
-    Weights are copied in a thread, so that the event loop is not blocked. The next update waits for the copy, because
-    the update changes the weights.
+    The final model has the weights of the best step if steps are validated, otherwise of the last step. If checkpoints
+    are enabled, each new best step gets one.
     """
 
     def __init__(
@@ -63,23 +60,16 @@ class CheckpointManager:
         return self._progress.best
 
     async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
-        """Validate the last step, if a validation is due.
+        """Validate the last step, if a validation is due. Then call :meth:`copy_if_due`, both before the next update.
 
-        Call this method before the next update changes the weights. Afterwards call :meth:`copy_if_due`.
-
-        Args:
-            progress: the progress after the last step.
-
-        Returns:
-            The validation metrics, such as {"validation_em": 0.62, "validation_f1": 0.65}; {} if the step was not
-            validated.
+        Return metrics such as {"validation_em": 0.62, "validation_f1": 0.65}; {} if the step was not validated.
         """
         before = self._progress
         self._progress = replace(progress, best=before.best, validated=before.validated)
         return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
 
     async def copy_if_due(self, monitor: MonitorState) -> None:
-        """Take a snapshot of the last step, if a checkpoint is due. ``monitor`` is the state of the monitor to save.
+        """Take a snapshot of the last step and of the state ``monitor``, if a checkpoint is due.
 
         Raises CheckpointError if a checkpoint is due and the previous save failed.
         """
@@ -90,21 +80,19 @@ class CheckpointManager:
             self._snapshot = await run_in_thread(self._take_snapshot)
 
     def start_saving(self) -> None:
-        """Start saving the snapshot, if :meth:`copy_if_due` took a snapshot.
+        """Start saving the snapshot of :meth:`copy_if_due`, if there is one.
 
-        The caller must record the step first, because the database must contain all rows up to the step of a
-        checkpoint.
+        Record the step first: the database must contain all rows up to the step of a checkpoint.
         """
         if self._snapshot is not None:
             self._writer.start(self._snapshot)
             self._snapshot = None
 
     async def save_now(self) -> None:
-        """Save the last step if the step has no checkpoint, and wait until the checkpoint is on the disk.
+        """Save the last step unless it has a checkpoint or checkpoints are disabled, and wait for the save.
 
-        If checkpoints are disabled, nothing is saved. Call this method before the next update changes the weights.
-
-        Raises CheckpointError if this save or the previous save fails.
+        Call this method before the next update changes the weights. Raises CheckpointError if this save or the previous
+        save fails.
         """
         await self._writer.wait()
         if self._config.checkpoint_every > 0 and self._saved_step != self._progress.step:
@@ -112,18 +100,14 @@ class CheckpointManager:
             await self._writer.wait()
 
     async def wait(self) -> None:
-        """Wait until no save is running. An error of the save is ignored."""
+        """Wait until no save is running. Errors of the save are ignored."""
         with suppress(CheckpointError):
             await self._writer.wait()
 
     async def validate_last_step(self) -> dict[str, float]:
-        """Validate the last step of the run if this step was not validated before.
+        """Validate the last step of the run, unless this was done. Return the validation metrics, or {}.
 
-        Usually :meth:`validate_if_due` has validated the last step. But a run that is resumed with fewer steps can end
-        with a step that was not validated.
-
-        Returns:
-            The validation metrics; {} if this call validated nothing.
+        A run that is resumed with fewer steps can end with a step that was not validated.
         """
         if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
             return {}
@@ -138,7 +122,7 @@ class CheckpointManager:
     async def finalize(self) -> None:
         """Load the best weights into the policy, and save the policy as the final model.
 
-        Raises CheckpointError if the final model cannot be saved, or if the last save of a checkpoint failed.
+        Raises CheckpointError if this save or the last save of a checkpoint failed.
         """
         try:
             await self._writer.wait()

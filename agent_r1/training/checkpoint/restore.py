@@ -1,4 +1,4 @@
-"""The state of a run at the beginning of training: the state of a new run, or the newest intact checkpoint."""
+"""The state of a run at the beginning of training: new, or from the newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ RESUMED = "resumed"
 """The kind of the first event of a resumed run."""
 
 INEXACT = "inexact"
-"""The kind of the event which reports that the results of a resumed run can differ from the results of an uninterrupted
-run."""
+"""The kind of the event that reports that the results of a resumed run can differ from an uninterrupted run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,17 +59,11 @@ def initial_state(updater: PolicyUpdater) -> ResumeState:
 def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeState:
     """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the rest of the run's state.
 
-    If the run stopped before its first checkpoint, policy and updater stay unchanged. Corrupt checkpoints that are
-    newer than the loaded checkpoint are renamed.
-
-    Args:
-        run: the folder of the run.
-        policy: the policy with the initial model of the run.
-        updater: an updater with the run's algorithm. Its trainer has the initial model of the run.
+    Without a checkpoint, policy and updater keep the initial model of the run. Newer corrupt checkpoints are renamed.
 
     Raises:
-        InvalidInput: the weights of ``policy`` are not the initial weights that the run recorded; the checkpoint was
-            saved for a different model; or all saved checkpoints are lost.
+        InvalidInput: ``policy`` does not have the initial weights of the run; the checkpoint is of a different model;
+            or all saved checkpoints are lost.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:
@@ -94,10 +87,7 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
 
 
 def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
-    """Return one event if ``updater`` has smaller micro-batches than the saved state; otherwise no event.
-
-    With smaller micro-batches, the results of the run can differ in their last bits.
-    """
+    """Report if micro-batches are smaller than before, so that results can differ in their last bits."""
     before, now = int(saved.scalars.get("micro_tokens", updater.micro_tokens)), updater.micro_tokens
     if now >= before:
         return ()
@@ -109,13 +99,13 @@ def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple
 
 
 def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
-    """Return the newest intact checkpoint of the run, together with the newer checkpoints that cannot be used.
+    """Return the newest intact checkpoint of the run, and newer checkpoints that are corrupt, missing or of another
+    run.
 
-    A checkpoint cannot be used if it is corrupt, is missing, or belongs to another run. The folder in the result is
-    None if the run stopped before its first checkpoint.
+    The folder in the result is None if the run stopped before its first checkpoint.
 
     Raises:
-        InvalidInput: if the run saved checkpoints, but all checkpoints are corrupt or removed.
+        InvalidInput: the run saved checkpoints, but all are corrupt or removed.
     """
     with closing(RunReader(run)) as reader:
         latest = find_latest_checkpoint(run, reader.check_checkpoint)
@@ -131,10 +121,7 @@ def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
 
 
 def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
-    """Rename the folder of a skipped checkpoint, if the folder exists. Return the event about the corrupt checkpoint.
-
-    Raises InvalidInput if the folder cannot be renamed.
-    """
+    """Rename the folder of a skipped checkpoint, if it exists. Return the event about the corrupt checkpoint."""
     if not skipped.folder.exists():
         return LogEvent(CORRUPT, skipped.reason)
     try:
@@ -147,8 +134,7 @@ def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
     """Return ``state`` with the weights of its best step.
 
-    If the checkpoint of the best step is corrupt, the returned state has no best step, and has two more events, which
-    report the lost checkpoint.
+    If these weights are lost, the returned state has no best step, and two more events report the loss.
     """
     best = state.progress.best
     assert best is not None

@@ -1,7 +1,4 @@
-"""Health monitoring of a training run: checks of groups and steps, and a circuit breaker for failing attempts.
-
-This module exports only the settings, because importing the settings must not import torch.
-"""
+"""Health monitoring of a training run: checks of groups and steps, and a circuit breaker for failing attempts."""
 
 from agent_r1.training.monitor.config import MonitorConfig
 

@@ -1,4 +1,4 @@
-"""Health checks of groups and steps. Each finding states the value, the limit of the value, and advice."""
+"""Health checks of groups and steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_
 from agent_r1.training.monitor.config import MonitorConfig
 
 LOGPROB_GAP = "logprob_gap"
-"""The name of a metric: the largest difference between engine and trainer in the log-probability of a sampled token."""
+"""The largest difference between engine and trainer in the log-probability of a sampled token."""
 
 _STOP_AT_ONCE = 1
 _MAX_REASONS = 3
@@ -36,12 +36,12 @@ class Finding:
 
     Attributes:
         check: the name of the check.
-        what: the problem, in words.
-        value: the value that was found, as text.
-        limit: the limit of the value, as text.
+        what: the problem.
+        value: the measured value.
+        limit: the limit of the value.
         do: advice.
-        patience: the monitor stops the run after this number of consecutive steps with a finding. None: only warn.
-        warn_after: the monitor warns after this number of consecutive steps with a finding.
+        patience: the run is stopped after this number of consecutive steps with the finding; None: only warn.
+        warn_after: the monitor warns after this number of consecutive steps with the finding.
 
     Example:
         Finding("logprob_gap", "engine and trainer disagree", "0.2", "at most 0.01", "compare their models", 3)
@@ -64,13 +64,12 @@ class HealthCheck:
     """A check that one metric does not exceed a maximum.
 
     Attributes:
-        metric: the name of the metric, which is also the name of the check.
+        metric: the name of the metric, and of the check.
         maximum: the largest allowed value.
-        what: the problem if the metric exceeds the maximum, in words.
+        what: the problem if the metric exceeds the maximum.
         do: advice.
-        patience: the monitor stops the run after this number of consecutive steps in which the check finds a problem.
-        on_policy_only: whether to skip a step if older weights sampled some of its tokens. These tokens increase the
-            metric, although there is no problem.
+        patience: the run is stopped after this number of consecutive steps with the problem.
+        on_policy_only: skip steps with stale tokens, which increase the metric without a problem.
     """
 
     metric: str
@@ -81,10 +80,7 @@ class HealthCheck:
     on_policy_only: bool = False
 
     def check(self, metrics: Mapping[str, float]) -> Finding | None:
-        """Return a finding if the metric of a step exceeds the maximum or is NaN; otherwise None.
-
-        Also return None if the step does not have the metric.
-        """
+        """Return a finding if the metric exceeds the maximum or is NaN. Return None if the step lacks the metric."""
         value = metrics.get(self.metric)
         # NaN is a finding, because the comparison with NaN is false.
         if value is None or value <= self.maximum or (self.on_policy_only and metrics["staleness"] > 0):
@@ -95,13 +91,12 @@ class HealthCheck:
 def metric_checks(
     config: MonitorConfig, max_staleness: int, trainer: Dtype = "float32", engine: Dtype = "float32"
 ) -> tuple[HealthCheck, ...]:
-    """Return the checks of the metrics of a step.
+    """Return the checks of a step's metrics.
 
     Args:
-        config: the limits of the checks.
         max_staleness: the largest allowed staleness of an attempt, in optimizer steps.
-        trainer: the data type in which the trainer computes.
-        engine: the data type in which the engine computes.
+        trainer: the data type of the trainer.
+        engine: the data type of the engine.
     """
     return (
         HealthCheck(
@@ -139,9 +134,7 @@ def metric_checks(
 
 
 class GradientSpikeDetector:
-    """A check that warns if the norm of the policy's gradient is far above the median of recent norms.
-
-    The run is never stopped, because the trainer clips gradients.
+    """A check that warns if the policy's gradient norm is far above the median of recent norms.
 
     Attributes:
         norms: the recent gradient norms, oldest first.
@@ -165,7 +158,7 @@ class GradientSpikeDetector:
 
 
 def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | None:
-    """Return a finding if ``served``, the version in the engine, differs from ``published`` in number or checksum."""
+    """Return a finding if the engine serves a version with a wrong number or checksum."""
     if (served.number, served.checksum) == (published.number, published.checksum):
         return None
     return Finding(
@@ -179,14 +172,9 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained, because all attempts were excluded or had advantage 0.
+    """Return a finding if no attempt of a step was trained. Steps with a non-finite loss or gradient are skipped.
 
-    Return None if an attempt was trained. Also return None if a loss or gradient was not finite, because the check
-    ``skipped_steps`` reports this problem.
-
-    Args:
-        update: the result of the step's update.
-        patience: the monitor stops the run after this number of consecutive steps with a finding. None: only warn.
+    If ``patience`` is None, the finding is only a warning.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None
@@ -205,10 +193,7 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 
 
 def _count_reasons(reasons: Sequence[str]) -> Iterator[str]:
-    """Yield each reason with its count, the most common reason first.
-
-    Reasons that differ only in numbers count as equal.
-    """
+    """Yield each reason with its count, most common first. Reasons that differ only in numbers count as equal."""
     causes = Counter(map(normalize_reason, reasons))
     for cause, count in causes.most_common():
         texts = {shorten_reason(reason) for reason in reasons if normalize_reason(reason) == cause}
@@ -216,13 +201,9 @@ def _count_reasons(reasons: Sequence[str]) -> Iterator[str]:
 
 
 def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
-    """Return a finding if the critic explained almost none of the variance of a step's returns; otherwise None.
+    """Return a finding if the critic explained almost none of the variance of a step's returns.
 
-    Also return None if there is no critic, or if all returns of the step are equal.
-
-    Args:
-        metrics: the metrics of the step.
-        steps: the monitor warns after this number of consecutive steps with a finding.
+    The monitor warns after ``steps`` consecutive findings.
     """
     explained = metrics.get("critic/explained_variance")
     # NaN is a finding, because the comparison with NaN is false.
@@ -241,11 +222,7 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
 
 
 def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
-    """Return a finding if a few tokens have most of the importance weight in a step; otherwise None.
-
-    The importance weights correct the difference between sampler and trainer. If the algorithm has no such weights, the
-    result is None too. ``metrics`` are the metrics of the step.
-    """
+    """Return a finding if a few tokens have most of the step's importance weight between sampler and trainer."""
     share = metrics.get("correction/effective_share")
     # NaN is a finding, because the comparison with NaN is false.
     if share is None or share >= _MIN_EFFECTIVE_SHARE:
@@ -261,12 +238,8 @@ def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
 
 
 def check_memory_reduced(before: int, now: int) -> Finding | None:
-    """Return a finding if the maximum size of micro-batches was reduced, because memory ran out.
-
-    Args:
-        before: the maximum number of tokens in a micro-batch before the update.
-        now: the maximum after the update.
-    """
+    """Return a finding if micro-batches have fewer tokens ``now`` than ``before`` the update, because memory ran
+    out."""
     if now >= before:
         return None
     return Finding(
@@ -280,10 +253,10 @@ def check_memory_reduced(before: int, now: int) -> Finding | None:
 
 
 def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
-    """Yield the warnings about failures that are not enough to stop the run:
+    """Yield warnings about failures that do not stop the run.
 
-    - a warning for each tool whose recent calls all failed, but for different causes
-    - a warning if too many attempts failed, but there were not yet enough attempts to judge the run
+    - All recent calls of a tool failed, but for different causes.
+    - Too many attempts failed, but there were too few attempts to judge the run.
     """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"
@@ -296,10 +269,9 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
 
 
 def check_group_integrity(group: Group, group_id: int, size: int, greedy: bool) -> Finding | None:
-    """Return a finding if a group differs from the group that was requested; otherwise None.
+    """Return a finding if a group differs from the requested group.
 
-    A requested group has one attempt for each sample index. Each group id is requested only once. Therefore this check
-    also ensures that no attempt is trained twice.
+    This check also ensures that no attempt is trained twice.
 
     Args:
         group_id: the id of the requested group.

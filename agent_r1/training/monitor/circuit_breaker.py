@@ -1,4 +1,4 @@
-"""The circuit breaker, which stops a run if too many attempts fail, with a diagnosis that fits on one screen."""
+"""The circuit breaker, which stops a run with a diagnosis if too many attempts fail."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 _OVERRIDE = "  to continue nevertheless: --monitor.failure_share 1"
 
 CALL_WINDOW = 64
-"""The run is stopped if this number of consecutive calls of one tool failed for the same cause."""
+"""The run stops after this number of consecutive calls of one tool that failed for the same cause."""
 
 MAX_REASONS = 5
-"""The message of a stopped run lists at most this many reasons why attempts failed, the most common reasons first."""
+"""Maximum number of reasons in the message of a stopped run."""
 
 MAX_REASON_LENGTH = 110
 
@@ -39,14 +39,14 @@ _ADVICE_TOOL = (
 )
 
 _PLACE = re.compile(r" \([^()]{1,50}:\d+, in [^()]{1,30}\)$")
-"""A regular expression for the place of an exception at the end of a reason, such as " (agent.py:12, in find)"."""
+"""A regular expression for the place of an exception, such as " (agent.py:12, in find)"."""
 
 _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolErrorKind.BAD_RESULT})
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt that failed or has no usable reward. Attempts that were removed by a filter do not count as failed."""
+    """An attempt that failed or has no usable reward. Filtered attempts do not count as failed."""
 
     attempt: AttemptId
     status: Status
@@ -54,34 +54,28 @@ class FailedAttempt:
 
     @property
     def kind(self) -> str:
-        """The kind of failure: the status of the attempt, such as "environment_failed", or "unscored".
-
-        "unscored" means that the episode ended normally, but a reward could not be computed.
-        """
+        """The status of the attempt, such as "environment_failed", or "unscored" if a reward could not be computed."""
         return UNSCORED if STATUS_POLICY[self.status] == "train" else str(self.status)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedToolCall:
-    """A call with valid arguments for which the tool returned no usable result.
-
-    The tool raised an exception, took too long, or returned a value of a wrong type.
-    """
+    """A valid call whose tool raised an exception, took too long, or returned a value of a wrong type."""
 
     attempt: AttemptId
     reason: str
 
     @property
     def cause(self) -> str:
-        """The cause of the failure: the first two parts of the reason, usually the tool and the type of the exception.
+        """The first two parts of the reason, usually the tool and the type of the exception.
 
-        The third part is left out, because it often contains the arguments of the call.
+        Later parts often contain the arguments of the call.
         """
         return normalize_reason(": ".join(self.reason.split(": ")[:2]))
 
 
 def normalize_reason(reason: str) -> str:
-    """Return a shortened reason in which ``#`` replaces each number, because numbers differ between attempts.
+    """Return a shortened reason in which ``#`` replaces each number.
 
     Example:
         >>> normalize_reason("timeout after 2.5 s at 0x7f3a")
@@ -110,15 +104,13 @@ class CircuitBreakerState:
 class CircuitBreaker:
     """A breaker that stops the run if too many recent attempts failed, or if a tool always fails.
 
-    The breaker checks each group before the group is trained on. So a stopped run keeps the weights of the last step.
-    If an attempt was retried, only its last retry counts.
+    Only the last retry of an attempt counts.
 
     Args:
-        share: the run is stopped if more than this share of ``window`` attempts failed. If ``share`` is 1, the run is
-            never stopped.
-        window: the number of recent attempts that count. This number must be much larger than a group: if a scorer
-            raises an error once, all attempts of one group fail.
-        call_window: the run is stopped if the last ``call_window`` calls of a tool failed for the same cause.
+        share: the largest allowed share of failed attempts; 1: the run is never stopped.
+        window: the number of recent attempts that count. It must be much larger than a group, because one error of a
+            scorer fails a whole group.
+        call_window: the run is stopped if this number of consecutive calls of a tool failed for the same cause.
         run: the name of the run, for commands in the diagnosis, such as ``agent-r1 show RUN 3.0.0``.
     """
 
@@ -128,13 +120,10 @@ class CircuitBreaker:
         self._calls: dict[str, deque[FailedToolCall | None]] = {}
 
     def record(self, group: Group, excluded: Sequence[Excluded]) -> str | None:
-        """Record the attempts of a group and their tool calls.
+        """Record the attempts and tool calls of a group. Return a diagnosis if the run must be stopped.
 
-        Args:
-            excluded: the attempts of the group that cannot be trained, with reasons.
-
-        Returns:
-            A diagnosis if the run must be stopped; otherwise None.
+        ``excluded`` are the attempts that cannot be trained, with reasons. Record a group before its update, so that a
+        stopped run keeps the weights of the last step.
         """
         reasons = {one.attempt: one.reason for one in excluded}
         trajectories = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)
@@ -156,7 +145,7 @@ class CircuitBreaker:
     def tools_failing_for_several_causes(self) -> Iterator[tuple[str, int]]:
         """Yield (name, number of causes) for each tool whose recent calls all failed, but for different causes.
 
-        Such failures do not stop the run, because they can be errors of the agent.
+        These failures can be errors of the agent, so they do not stop the run.
         """
         for name in self._calls:
             causes = {call.cause for call in self._failed_calls(name)}
@@ -164,10 +153,8 @@ class CircuitBreaker:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return (failed attempts, all attempts) if too many attempts failed before ``window`` attempts have ended.
-
-        Otherwise return None. After ``window`` attempts, the result is always None.
-        """
+        """Return (failed attempts, all attempts) if too many attempts failed before the first ``window`` attempts have
+        ended."""
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None
 
@@ -195,7 +182,7 @@ class CircuitBreaker:
         )
 
     def _failed_calls(self, name: str) -> list[FailedToolCall]:
-        """Return the last ``call_window`` calls of the tool ``name`` if all of them failed; [] otherwise."""
+        """Return the last ``call_window`` calls of a tool if all of them failed; [] otherwise."""
         failed = [call for call in self._calls[name] if call is not None]
         return failed if len(failed) == self._call_window else []
 
@@ -206,7 +193,7 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str
     Args:
         failures: the failed attempts.
         total: the number of recent attempts, failed or not.
-        limit: the limit that was exceeded, as text.
+        limit: the exceeded limit, as text.
         run: the name of the run, for commands in the diagnosis.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
@@ -226,7 +213,7 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str
 
 
 def _example(attempt: AttemptId, run: str) -> str:
-    """Return a line with an example: the id of an attempt, and the command that shows the attempt.
+    """Return a line with the id of an attempt and the command that shows this attempt.
 
     Example:
         >>> _example(AttemptId("demo", "style-a/7", 3, 0), "demo")
@@ -236,11 +223,7 @@ def _example(attempt: AttemptId, run: str) -> str:
 
 
 def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall | None]]:
-    """Yield (name of the tool, failure) for each valid call of an attempt.
-
-    A valid call names a tool that exists, with arguments that fit the tool. The failure is None, unless the tool raised
-    an exception, exceeded its time limit or returned a bad result.
-    """
+    """Yield (name of the tool, failure or None) for each call of an existing tool with valid arguments."""
     for turn in trajectory.turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):
             if result.error in _TOOL_FAILURES:
@@ -251,9 +234,7 @@ def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall |
 
 
 def shorten_reason(reason: str) -> str:
-    """Return a reason in at most MAX_REASON_LENGTH characters.
-
-    If the reason ends with a place in a file, the place is kept.
+    """Return a reason in at most MAX_REASON_LENGTH characters. A place in a file at its end is kept.
 
     Example:
         "ValueError: a long text that is.. (agent.py:12, in find)"

@@ -1,4 +1,4 @@
-"""Settings of the health monitor. Importing this module does not import torch, so that the command line is fast."""
+"""Settings of the health monitor. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -8,57 +8,56 @@ from agent_r1.core.weights import Dtype
 
 
 class MonitorConfig(BaseModel):
-    """Limits for the health checks of a run. Beyond a limit, the monitor warns or stops the run."""
+    """Limits of the health checks. Beyond a limit, the monitor warns or stops the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     failure_share: float = Field(default=0.5, gt=0, le=1)
-    """Stop the run if more than this share of the recent attempts failed, or if all recent calls of a tool failed for
-    the same cause. 1: failures never stop the run."""
+    """Stop the run if more than this share of the recent attempts failed, or if a tool always fails for the same cause.
+    1: never stop for failures."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts among which failure_share is measured. If three steps have fewer attempts, their
-    number is used. About twelve groups of attempts are a good number."""
+    """Number of recent attempts among which failure_share is measured, at most the attempts of three steps. About
+    twelve groups of attempts are a good number."""
 
     patience: int = Field(default=3, ge=1)
-    """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
+    """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn before."""
 
     idle_steps: int = Field(default=20, ge=1)
-    """Stop the run if no attempt was trained in this many consecutive steps, and warn after each of the earlier steps
-    without a trained attempt. A run with at most this many steps only gets warnings."""
+    """Stop the run if no attempt was trained in this many consecutive steps. Warn before. A run with at most this many
+    steps is only warned."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
-    """Limit of abs(importance ratio - 1) in batches sampled with the newest weights. The ratio is measured before the
-    step changes these weights. None: 0.001, or 1 if the trainer computes in bfloat16."""
+    """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: 0.001, or
+    1 if the trainer computes in bfloat16."""
 
     logprob_gap: float | None = Field(default=None, gt=0)
-    """Limit of the difference between a token's log-probabilities in engine and trainer, in batches sampled with the
-    newest weights. None: 0.01, or 1 if the engine or the trainer computes in bfloat16."""
+    """Limit of the difference between a token's log-probabilities in engine and trainer, for tokens sampled with the
+    newest weights. None: 0.01, or 1 if one of the two computes in bfloat16."""
 
     gradient_spike: float = Field(default=10.0, gt=1)
     """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
 
     entropy_share: float = Field(default=0.1, ge=0, lt=1)
-    """Warn if the policy's entropy is below this share of the entropy of the first 5 steps, in 5 consecutive steps."""
+    """Warn if the policy's entropy stays below this share of the entropy of the first 5 steps, for 5 steps."""
 
     constant_share: float = Field(default=0.9, ge=0, le=1)
-    """Warn if more than this share of the groups have attempts with equal rewards, in 5 consecutive steps."""
+    """Warn if more than this share of the groups have attempts with equal rewards, for 5 steps."""
 
     critic_steps: int = Field(default=10, ge=1)
     """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
 
     true_reward: str = ""
-    """Name of a reward that measures what the run is meant for, such as em with weight 0 beside a reward model. Warn if
-    this reward falls while the reward that is trained on rises. Empty: no check."""
+    """Name of a reward that measures the real goal of the run, such as em beside a reward model. Warn if this reward
+    falls while the trained reward rises. Empty: no check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Number of steps in each of the two means that the check of true_reward compares: the mean over the last steps,
-    and the highest mean over consecutive earlier steps."""
+    """Number of steps in each mean that the check of true_reward compares."""
 
     def ratio_limit(self, trainer: Dtype) -> float:
-        """Return the limit of abs(importance ratio - 1) for a trainer that computes in the data type ``trainer``."""
+        """Return ``ratio_deviation``, or its default for the trainer's data type."""
         return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)
 
     def gap_limit(self, trainer: Dtype, engine: Dtype) -> float:
-        """Return the limit of ``logprob_gap`` for a trainer and an engine that compute in the given data types."""
+        """Return ``logprob_gap``, or its default for the data types of trainer and engine."""
         return self.logprob_gap or (1e-2 if trainer == engine == "float32" else 1.0)

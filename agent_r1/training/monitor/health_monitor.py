@@ -1,7 +1,4 @@
-"""The health monitor of a run.
-
-The monitor checks each group before the group is trained on, and each step after the update.
-"""
+"""The health monitor of a run."""
 
 from __future__ import annotations
 
@@ -48,12 +45,11 @@ REWARD_HISTORY = 1000
 """The number of recent steps whose mean rewards are kept, for checks that compare steps."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""The circuit breaker stops the run if too many of the last n attempts failed. n is at least 4 * group size, but
-only at least 32 if the groups have more than 8 attempts."""
+"""The smallest window of the circuit breaker: 4 groups or 32 attempts, whichever is less."""
 
 
 class HealthMonitor:
-    """A monitor that checks the groups and the steps of a run. A problem leads to a warning, or stops the run."""
+    """A monitor that checks each group before training and each step afterwards. It warns, or stops the run."""
 
     def __init__(self, config: TrainConfig, updater: PolicyUpdater, recorder: Recorder, folder: Path) -> None:
         limits = config.monitor
@@ -81,11 +77,10 @@ class HealthMonitor:
         self._streaks: dict[str, int] = {}
 
     def on_group(self, selected: SelectedGroup) -> None:
-        """Check a group before the group is trained on.
+        """Check a group before it is trained on.
 
         Raises:
-            RunStopped: the group is not the group that was requested next, or lacks attempts; too many recent attempts
-                failed; or a tool always fails. The weights of the last step stay in place.
+            RunStopped: the group is not the requested group, too many recent attempts failed, or a tool always fails.
         """
         finding = check_group_integrity(selected.group, self._groups, self._group_size, self._updater.needs_greedy)
         if finding is not None:
@@ -96,12 +91,8 @@ class HealthMonitor:
             raise self._stopped(diagnosis)
 
     def on_step(self, update: UpdateReport, served: PolicyVersion) -> tuple[Finding, ...]:
-        """Check a step, and return the findings to report.
-
-        Args:
-            update: the result of the step's update.
-            served: the version that the engine serves after the update.
-        """
+        """Check a step, and return the findings to report. The engine serves the version ``served`` after the
+        update."""
         before, self._micro_tokens = self._micro_tokens, update.micro_tokens
         results = (
             check_weights(served, self._updater.publish().version),
@@ -123,15 +114,11 @@ class HealthMonitor:
         return tuple(finding for finding in findings if self._streaks[finding.check] >= finding.warn_after)
 
     def on_validation(self, step: int, em: float, best_step: int, best: float) -> tuple[Finding, ...]:
-        """Check the validation after step ``step``. Return a finding if its score fell while the training reward rose.
-
-        Otherwise return (). Also return () if a validation has already had such a finding since the best step.
+        """Return a finding if the validation score fell while the training reward rose; at most once per best step.
 
         Args:
-            step: the number of the step.
-            em: the exact match of this validation.
-            best_step: the step of the best validation so far.
-            best: the exact match of the best validation.
+            em: the exact match after step ``step``.
+            best: the exact match of the best validation, after step ``best_step``.
         """
         finding = check_validation(em, best, self._questions, tuple(self._rewards), step - best_step)
         if finding is None or self._validation_warned == best_step:
@@ -140,10 +127,9 @@ class HealthMonitor:
         return (finding,)
 
     def on_proxy(self, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
-        """Check whether the policy exploits its reward.
+        """Return a finding the first time that the policy seems to exploit its reward.
 
-        Return a finding the first time that the policy seems to exploit its reward; otherwise return (). ``metrics``
-        are the result of :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` for the step.
+        ``metrics`` are the :func:`~agent_r1.training.monitor.reward_hacking.proxy_metrics` of the step.
         """
         if TRUE not in metrics:
             return ()
@@ -158,7 +144,7 @@ class HealthMonitor:
         """Record the findings of the last step as warnings, and print them.
 
         Raises:
-            RunStopped: if the number of consecutive steps with the same finding has reached the finding's ``patience``.
+            RunStopped: a check had findings in ``patience`` consecutive steps.
         """
         await self._recorder.record(*(LogEvent("warning", str(finding)) for finding in findings))
         for finding in findings:
@@ -168,7 +154,7 @@ class HealthMonitor:
             _log.warning("%s", finding)
 
     def state(self) -> MonitorState:
-        """Return the state of the monitor after the last step."""
+        """Return the state after the last step."""
         return MonitorState(
             groups=self._groups,
             breaker=self._breaker.state(),
@@ -182,7 +168,7 @@ class HealthMonitor:
         )
 
     def load_state(self, state: MonitorState) -> None:
-        """Continue from ``state``. Call this method before the monitor gets the first group of attempts."""
+        """Continue from ``state``. Call this method before the first group is checked."""
         self._groups, self._streaks = state.groups, dict(state.streaks)
         self._breaker.load_state(state.breaker)
         self._spikes.norms.extend(state.gradient_norms)

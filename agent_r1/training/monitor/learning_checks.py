@@ -1,7 +1,4 @@
-"""Health checks of learning: does the policy explore, do rewards differ in groups, does validation follow the reward?
-
-The findings of these checks are warnings. No finding stops a run.
-"""
+"""Health checks of learning. Their findings are warnings, which do not stop a run."""
 
 from __future__ import annotations
 
@@ -12,18 +9,18 @@ from statistics import fmean
 from agent_r1.training.monitor.checks import Finding
 
 START_STEPS = 5
-"""The number of first steps of a run. Their mean entropy is compared with the entropy of later steps."""
+"""Number of first steps whose mean entropy is compared with later steps."""
 
 WARN_AFTER = 5
 """The monitor warns after this number of consecutive steps with a finding."""
 
 
 def check_entropy(entropy: float | None, start: Sequence[float], share: float) -> Finding | None:
-    """Return a finding if the policy's entropy is too small compared with the start of the run; otherwise None.
+    """Return a finding if the policy's entropy is too small compared with the start of the run.
 
     Args:
-        entropy: the mean entropy of a step in nats per action token; None if the policy did not run in the step.
-        start: the entropies of the first steps. If there are fewer than ``START_STEPS``, there is no finding.
+        entropy: the mean entropy of a step in nats per action token; None if unknown.
+        start: the entropies of the first steps. There is no finding before ``START_STEPS`` steps.
         share: the smallest allowed ratio of ``entropy`` to the mean of ``start``.
     """
     if entropy is None or len(start) < START_STEPS or entropy >= share * fmean(start):
@@ -41,14 +38,7 @@ def check_entropy(entropy: float | None, start: Sequence[float], share: float) -
 
 
 def check_contrast(metrics: Mapping[str, float], share: float) -> Finding | None:
-    """Return a finding if too many groups of a step are constant; otherwise None.
-
-    All attempts of a constant group have equal rewards. Advantages that compare the attempts of a group are then 0.
-
-    Args:
-        metrics: the metrics of the step.
-        share: the largest allowed share of constant groups.
-    """
+    """Return a finding if more than ``share`` of a step's groups are constant: all attempts have equal rewards."""
     constant = metrics.get("constant_groups")
     if constant is None or math.isnan(constant) or constant <= share:
         return None
@@ -65,18 +55,17 @@ def check_contrast(metrics: Mapping[str, float], share: float) -> Finding | None
 
 
 def check_validation(em: float, best: float, questions: int, rewards: Sequence[float], since: int) -> Finding | None:
-    """Return a finding if the validation score fell while the training reward rose; otherwise None.
+    """Return a finding if the validation score fell while the training reward rose.
 
-    In this case, the policy overfits or exploits a reward. The validation score fell if ``em`` is below ``best`` by
-    more than two standard errors of the difference of two proportions.
+    The score fell if ``em`` is below ``best`` by more than two standard errors of the difference of two proportions.
+    The mean reward since the best validation is compared with as many steps before.
 
     Args:
         em: the exact match of this validation.
         best: the exact match of the best validation.
         questions: the number of validation questions.
         rewards: the mean rewards of the last steps, oldest first.
-        since: the number of steps since the best validation. The mean reward of these steps is compared with the mean
-            reward of the same number of steps before them.
+        since: the number of steps since the best validation.
     """
     pooled = (em + best) / 2
     margin = 2 * math.sqrt(2 * pooled * (1 - pooled) / max(questions, 1))

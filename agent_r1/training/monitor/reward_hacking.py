@@ -1,8 +1,6 @@
-"""A check whether the policy exploits its reward: the reward rises while a trusted reward falls.
+"""A check whether the policy exploits its reward: the trained reward rises while a trusted true reward falls.
 
-The reward that a run trains on is a proxy: it can differ from the true reward, which is the reward that the author of
-the run wants to maximize. The true reward is measured, but not trained on. Example: a run trains on a reward model, and
-the true reward is exact match with weight 0.
+Example: a run trains on a reward model, and the true reward is exact match with weight 0.
 """
 
 from __future__ import annotations
@@ -17,23 +15,17 @@ from agent_r1.trainer.updater import SelectedGroup
 from agent_r1.training.monitor.checks import Finding
 
 PROXY, TRUE, CORRELATION = "proxy/reward", "proxy/true_reward", "proxy/correlation"
-"""The names of three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
-
-The true reward is the reward that the setting ``true_reward`` names: it measures what the run is meant for. Attempts
-without a true reward are left out.
-"""
+"""Three metrics of a step: mean return, mean true reward, and the correlation of return and true reward."""
 
 ERRORS = 2.0
-"""A mean reward counts as risen or fallen only if it differs from the mean of earlier steps by more than this number of
-standard errors."""
+"""A change of a mean reward counts if it exceeds this number of standard errors."""
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
     """Return three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
 
-    The true reward is the reward with the name ``true_reward``. Attempts without this reward are left out. If no
-    attempt has this reward, the result is {}. The correlation is left out if all attempts have the same return or the
-    same true reward.
+    Only attempts with the reward ``true_reward`` count. Without such attempts, the result is {}. The correlation is
+    left out if all returns or all true rewards are equal.
     """
     pairs = [
         (sample.total, true)
@@ -53,23 +45,19 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
 
 
 def _value(trajectory: Trajectory, name: str) -> float | None:
-    """Return the sum of an attempt's values of the reward ``name``.
-
-    Return None if the attempt has no value of this reward, or if a value is not finite.
-    """
+    """Return the sum of an attempt's values of the reward ``name``; None if there are none, or not all are finite."""
     values = [one.value for one in weighted_rewards(trajectory, {}) if one.name == name]
     return math.fsum(values) if values and all(map(can_be_summed, values)) else None
 
 
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
-    """Return a finding if the true reward fell while the reward that is trained on rose; otherwise None.
+    """Return a finding if the true reward fell while the trained reward rose.
 
-    The last ``window`` steps are compared with ``window`` earlier consecutive steps: the steps with the highest mean
-    true reward. The rise and the fall of the means must each exceed two standard errors, which are estimated from the
-    spread of the steps.
+    The last ``window`` steps are compared with the ``window`` earlier steps of the highest mean true reward. Each
+    change must exceed ``ERRORS`` standard errors, estimated from the spread of the steps.
 
     Args:
-        history: (mean reward, mean true reward) of each step, the oldest first.
+        history: (mean reward, mean true reward) of each step, oldest first.
         window: the number of steps in each mean, at least 2.
     """
     if len(history) < 2 * window:
@@ -97,11 +85,7 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Return the change of a mean from the steps ``before`` to the steps ``after``.
-
-    Return 0 if the change is within ``ERRORS`` standard errors. Each step is a pair (reward, true reward). ``index`` is
-    0 for the change of the reward, and 1 for the change of the true reward.
-    """
+    """Return the change of the mean of ``steps[..][index]``; 0 if it is within ``ERRORS`` standard errors."""
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
     return difference if abs(difference) > ERRORS * math.sqrt(squared) else 0.0

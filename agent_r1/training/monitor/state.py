@@ -10,20 +10,16 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState
 
 @dataclass(frozen=True, slots=True)
 class MonitorState:
-    """The state of a health monitor.
-
-    A checkpoint contains the state. So a resumed run gets warnings, and is stopped, at the same steps as a run without
-    an interruption.
+    """The state of a health monitor, saved in each checkpoint.
 
     Attributes:
-        groups: the number of groups that were checked, which is the id of the next group.
+        groups: the number of checked groups, which is the id of the next group.
         breaker: the state of the circuit breaker.
         gradient_norms: the recent gradient norms, oldest first.
-        streaks: for each check with a finding in the last step, the number of consecutive steps with a finding.
-        start_entropies: the entropies of the first steps of the run.
+        streaks: the number of consecutive steps with a finding, by check.
+        start_entropies: the entropies of the first steps.
         rewards: the mean rewards of the last steps, oldest first.
-        validation_warned: the best step by validation at the time of the last warning that the validation score fell;
-            0 if there was no such warning. While this step stays the best, the monitor does not warn again.
+        validation_warned: the best step when a fall of the validation score was last reported; 0 for no report.
         proxies: (mean reward, mean true reward) of the last steps, oldest first; () without ``monitor.true_reward``.
         hacking_warned: whether the monitor has warned that the policy exploits the reward.
 

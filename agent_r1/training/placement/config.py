@@ -8,15 +8,13 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Launcher = Literal["processes", "ray"]
-"""The program that starts the ranks of the trainer and the vLLM servers: the run itself ("processes"), or Ray
-("ray").
-"""
+"""What starts the ranks of the trainer and the vLLM servers: the run itself ("processes"), or Ray ("ray")."""
 
 LOOPBACK = "127.0.0.1"
 
 
 class PlacementConfig(BaseModel):
-    """Settings: the program that starts ranks and vLLM servers, and the resources that it reserves for each process.
+    """Settings of the program that starts ranks and vLLM servers, and of the resources of each process.
 
     Example:
         PlacementConfig(launcher="ray", cpus=0.5)
@@ -25,22 +23,21 @@ class PlacementConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     launcher: Launcher = "processes"
-    """processes: the run starts its ranks and vLLM servers on this machine. ray: Ray starts each of these processes in
-    an actor, on a machine of the cluster with enough resources. This needs the extra ray; see docs/scaling.md."""
+    """processes: the run starts its ranks and vLLM servers on this machine. ray: Ray starts each of them in an actor on
+    a machine of the cluster, with the extra ray; see docs/scaling.md."""
 
     address: str = ""
-    """Address of a running Ray cluster, such as 10.0.0.5:6379. Empty: the run starts Ray on this machine, on loopback,
-    and stops it at the end."""
+    """Address of a running Ray cluster, such as 10.0.0.5:6379. Empty: the run starts Ray on this machine, and stops it
+    at the end."""
 
     host: str = LOOPBACK
     """Address of this machine in the Ray cluster, such as 10.0.0.5. Ranks connect to the run at this address."""
 
     cpus: float = Field(default=1.0, gt=0, le=4096)
-    """CPU cores that Ray reserves for each rank and each server; fractions are possible. GPUs are reserved as the ranks
-    and the servers need them."""
+    """CPU cores that Ray reserves for each rank and each server, such as 0.5."""
 
     start_seconds: float = Field(default=300.0, gt=0)
-    """Time limit for Ray to reserve the resources, and for the ranks to start, in seconds."""
+    """Time limit in seconds for Ray to reserve the resources, and for the ranks to start."""
 
     @field_validator("host")
     @classmethod

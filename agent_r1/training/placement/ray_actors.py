@@ -1,7 +1,6 @@
-"""Ray actors. Each actor owns one process of a run: a rank of the trainer, or a vLLM server.
+"""Ray actors, each of which owns one process of a run: a rank of the trainer, or a vLLM server.
 
-The workers of Ray import this module, so it imports neither torch nor Ray. An actor ends when the process of the run
-that made the actor ends.
+The workers of Ray import this module, so it imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from agent_r1.inference.server_process import ServerProcess, free_port
 class RankActor:
     """An actor that owns the process of a rank.
 
-    The process of the rank ends when the actor ends, or when the connection between rank and run is closed.
+    The rank ends when the actor ends, or when the connection between rank and run is closed.
 
     Args:
         arguments: the arguments of Python that start the rank.
-        environment: further environment variables of the rank.
+        environment: additional environment variables of the rank.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -39,7 +38,7 @@ class RankActor:
         return self._process.pid
 
     def wait(self) -> int:
-        """Wait until the rank ends, and return its exit code. The exit code is -N if signal N ended the rank."""
+        """Wait until the rank ends, and return its exit code; -N if signal N ended the rank."""
         return self._process.wait()
 
     def kill(self) -> None:
@@ -51,17 +50,12 @@ class ServerActor:
     """An actor that owns a vLLM server. A guard process kills the server if the actor ends."""
 
     def free_port(self, host: str) -> int:
-        """Return a port that is free now on the machine of the actor. ``host`` is the address of this machine."""
+        """Return a free port at ``host``, the address of the actor's machine."""
         return free_port(host)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the server with a command.
-
-        Args:
-            command: the words of the command.
-            environment: further environment variables of the server.
-            log: the file for the output of the server.
-        """
+        """Start the server. ``environment`` has additional variables, and ``log`` is the file for the server's
+        output."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._process = ServerProcess(command, environment, log)
 

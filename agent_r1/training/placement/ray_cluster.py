@@ -1,4 +1,4 @@
-"""A Ray cluster for the processes of a run: requests for resources, checks of the cluster, and actors.
+"""A Ray cluster for the processes of a run.
 
 Only this module imports Ray (the extra ``ray``), and only if a run uses Ray.
 """
@@ -24,31 +24,27 @@ from agent_r1.training.devices import Hardware, gpus_per_server
 from agent_r1.training.placement.config import LOOPBACK, PlacementConfig
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""An environment variable of Ray. If it is 0 when Ray is imported, all processes of Ray listen only at 127.0.0.1.
+"""An environment variable of Ray. If it is 0 when Ray is imported, Ray listens only at 127.0.0.1, also on Linux.
 
-The variable has this effect on Linux too. An argument of Ray cannot have the same effect, because Ray replaces a
-loopback address in its arguments by an external address.
+An argument of Ray cannot do this, because Ray replaces loopback addresses in arguments.
 """
 
 TOKENS = "RAY_AUTH_MODE"
-"""An environment variable of Ray. If it is ``token``, the processes of Ray accept only callers that know a token.
-
-Ray keeps the token in the home folder.
-"""
+"""An environment variable of Ray. If it is ``token``, Ray accepts only callers that know a token in the home folder."""
 
 OBJECT_STORE = 80 * 2**20
-"""The size of Ray's object store in bytes. A run does not use the object store, but Ray needs at least 75 MiB."""
+"""The size of Ray's object store in bytes. A run does not use it, but Ray needs at least 75 MiB."""
 
 CONNECT_SECONDS = 10.0
 """The time limit, in seconds, for a connection to a running Ray cluster."""
 
 Resources = Mapping[str, float]
-"""Amounts of resources. The keys are Ray's names of the resources, such as CPU and GPU."""
+"""Amounts of resources by Ray's names, such as CPU and GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """The resources that one process of a run needs. ``what`` is the kind of process: "rank" or "vLLM server"."""
+    """The resources of one process of a run. ``what`` is the kind of process: "rank" or "vLLM server"."""
 
     what: str
     cpus: float
@@ -61,13 +57,11 @@ class ResourceRequest:
 
 
 def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluster: Resources) -> list[ResourceRequest]:
-    """Return the resources that each process of Ray needs: first the ranks of the trainer, then the vLLM servers.
+    """Return the resources that each process needs: first the ranks of the trainer, then the vLLM servers.
 
-    Each rank needs a GPU if this process uses a GPU, because the ranks use the same type of device as this process.
-    Each server needs GPUs if the cluster has GPUs.
+    Each rank needs a GPU if this process uses a GPU. Each server needs GPUs if the cluster has GPUs.
 
     Args:
-        config: the settings of the run.
         cpus: the number of CPU cores for each process.
         hardware: the devices of this process.
         cluster: the resources of the cluster.
@@ -92,11 +86,11 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
 
 
 def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resources]) -> None:
-    """Raise InvalidInput if a Ray cluster of ``nodes`` can never fulfill all requests. Ray itself would only wait.
+    """Raise InvalidInput if a Ray cluster can never fulfill all requests. Ray itself would only wait.
 
     Args:
         requests: the resources that the processes need. Each process runs on a single node.
-        nodes: the resources of each node, including resources that other programs use now.
+        nodes: the resources of each node, free or not.
     """
     for name, unit in (("CPU", "CPU cores"), ("GPU", "GPUs")):
         amounts = [request.bundle.get(name, 0.0) for request in requests]
@@ -111,22 +105,15 @@ def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resourc
 
 
 def describe(requests: Sequence[ResourceRequest]) -> str:
-    """Return the number of requested processes of each kind as text, such as "2 ranks, 1 vLLM server"."""
+    """Return the number of requested processes of each kind, such as "2 ranks, 1 vLLM server"."""
     counts = [(what, len(list(group))) for what, group in groupby(requests, lambda request: request.what)]
     return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts)
 
 
 class RayCluster:
-    """Reserved resources in a Ray cluster, one bundle for each process of a run.
-
-    The actors of the run use these resources.
+    """Reserved resources in a Ray cluster, for the actors of a run.
 
     If this object started Ray, Ray ends when this object is deleted or this process ends.
-
-    Args:
-        run: the settings of the run.
-        config: the address of the cluster, and the CPU cores of each process.
-        hardware: the devices of this process.
 
     Raises:
         InvalidInput: Ray is not installed or cannot be reached; or its resources are too small, or are not free within
@@ -154,13 +141,13 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of processes in ``requests`` that are ranks of the trainer. The servers come after the ranks."""
+        """The number of ranks of the trainer in ``requests``. The servers come after the ranks."""
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
         """Return the handle of a new actor ``actor(*arguments)`` with the resources of ``requests[index]``.
 
-        The calls of the actor run in threads, so that a call that waits for a process does not block other calls.
+        The calls of the actor run in threads, so that a call that waits does not block other calls.
         """
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
         request = self.requests[index]
@@ -168,17 +155,15 @@ class RayCluster:
         return self.ray.remote(actor).options(scheduling_strategy=strategy, **options).remote(*arguments)
 
     def __str__(self) -> str:
-        """Return the processes and the machines of the cluster as text, for the record of the run."""
+        """Return the processes and the machines of the cluster, for the record of the run."""
         return f"{describe(self.requests)} on {', '.join(sorted(set(self.hosts)))}"
 
 
 def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
     """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this.
 
-    If this process is connected already, use this connection. The returned function then does nothing.
-
-    Raise InvalidInput if Ray cannot be reached, or if ``placement.host`` is not the address of this machine in the
-    cluster.
+    An existing connection of this process is used, and is not undone. Raise InvalidInput if ``placement.host`` is not
+    this machine's address in the cluster.
     """
     end = _begin(ray, config) if not ray.is_initialized() else lambda: None
     here = ray.util.get_node_ip_address()
@@ -192,10 +177,7 @@ def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
 
 
 def _begin(ray: Any, config: PlacementConfig) -> Callable[[], None]:
-    """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this.
-
-    Raise InvalidInput if Ray cannot be reached or does not start.
-    """
+    """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this."""
     options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     folder: TemporaryFolder | None = None
     if config.address:
@@ -231,10 +213,7 @@ def _require_listener(address: str) -> None:
 
 @contextmanager
 def _kept_handler(number: int) -> Iterator[None]:
-    """Return a context manager that restores the handler of the signal ``number`` at the end of the block.
-
-    Ray replaces the handler when it connects in the main thread. In other threads, nothing is restored.
-    """
+    """Restore the handler of a signal after the block, because Ray replaces it in the main thread."""
     before = signal.getsignal(number)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Launchers that start ranks and vLLM servers in Ray actors. The processes are the same as without Ray."""
+"""Launchers that start ranks and vLLM servers in Ray actors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agent_r1.training.placement.ray_cluster import RayCluster
 from agent_r1.training.vllm_servers import StartedServer, server_environment
 
 POLL_SECONDS = 0.5
-"""The time, in seconds, between two checks whether a rank ended before it connected to the run."""
+"""The seconds between two checks whether a rank ended before it connected to the run."""
 
 CALL_SECONDS = 60.0
-"""The time limit of a call to a Ray actor, in seconds, if the actor does not have to wait before it answers."""
+"""The time limit, in seconds, of a call to a Ray actor that answers at once."""
 
 
 class RayRanks:
@@ -35,8 +35,7 @@ class RayRanks:
     def start(self, ranks: int) -> list[StartedRank]:
         """Start the ranks, and wait until all of them have connected to this process.
 
-        Raise RankDied if a rank ends before all ranks have connected. Raise InvalidInput if the connection takes longer
-        than ``placement.start_seconds``.
+        Raise RankDied if a rank ends before that, and InvalidInput after ``placement.start_seconds``.
         """
         processes: list[RayRankProcess] = []
         with closing(RankListener(self._cluster.host)) as listener:
@@ -55,10 +54,7 @@ class RayRanks:
         return [StartedRank(pipes[k], process, hosts[k], gpu=0) for k, process in enumerate(processes)]
 
     def _accept(self, listener: RankListener, processes: Sequence[RayRankProcess]) -> dict[int, Connection]:
-        """Wait until all ranks have connected, and return the connections by the number of the rank.
-
-        Raise RankDied if a rank ends before it has connected, and InvalidInput if the time limit is exceeded.
-        """
+        """Wait until all ranks have connected, and return the connections by rank."""
         pipes: dict[int, Connection] = {}
         deadline = time.monotonic() + self._cluster.seconds
         while len(pipes) < len(processes):
@@ -74,7 +70,7 @@ class RayRanks:
 
 
 class RayRankProcess:
-    """The process of a rank in a Ray actor. Implements :class:`agent_r1.trainer.ranks.RankProcess`."""
+    """The process of a rank in a Ray actor, a :class:`agent_r1.trainer.ranks.RankProcess`."""
 
     def __init__(self, cluster: RayCluster, rank: int, arguments: list[str], environment: dict[str, str]) -> None:
         self._ray, self._actor = cluster.ray, cluster.start_actor(rank, RankActor, arguments, environment)
@@ -100,10 +96,7 @@ class RayRankProcess:
         self._ray.kill(self._actor)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the rank ends, and return its exit code. The exit code is -9 (SIGKILL) if the actor was killed.
-
-        ``timeout`` is the longest time to wait in seconds; None: no limit.
-        """
+        """Wait at most ``timeout`` seconds until the rank ends. Return its exit code; -9 if the actor was killed."""
         try:
             return int(self._ray.get(self._end, timeout=timeout))
         except self._ray.exceptions.RayActorError:
@@ -111,12 +104,7 @@ class RayRankProcess:
 
 
 class RayServers:
-    """A :class:`agent_r1.training.vllm_servers.ServerLauncher` that starts each server in a Ray actor of its own.
-
-    Args:
-        cluster: the Ray cluster in which resources are reserved for the servers.
-        weights_folder: the setting ``engine.vllm.weights_folder``.
-    """
+    """A :class:`agent_r1.training.vllm_servers.ServerLauncher` that starts each server in a Ray actor of its own."""
 
     def __init__(self, cluster: RayCluster, weights_folder: Path | None) -> None:
         self._cluster, self._weights_folder = cluster, weights_folder
@@ -134,7 +122,7 @@ class RayServers:
 
 
 class RayServerProcess:
-    """A vLLM server in a Ray actor. Implements :class:`agent_r1.inference.server_process.Server`."""
+    """A vLLM server in a Ray actor, a :class:`agent_r1.inference.server_process.Server`."""
 
     def __init__(self, ray: Any, actor: Any, log: Path) -> None:
         self._ray, self._actor, self.log = ray, actor, log
