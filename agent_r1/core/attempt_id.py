@@ -1,4 +1,4 @@
-"""The identity of one attempt at a task, and the seeds that are derived from the identity."""
+"""The identity of one attempt at a task, and its seeds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class AttemptId:
     Attributes:
         run: the name of the run.
         task: the id of the task.
-        group_id: the number of the group in the run.
-        sample_index: the position of the attempt in its group.
-        retry: how many attempts at the same position failed before this attempt.
+        group_id: the index of the group in the run.
+        sample_index: the index of the attempt in its group.
+        retry: the count of failed attempts that this attempt replaces.
 
     Example:
         >>> str(AttemptId("demo", "style-a/7", 3, 0))
@@ -30,15 +30,13 @@ class AttemptId:
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
-        """The position of the attempt in its run, as a tuple (``group_id``, ``sample_index``, ``retry``)."""
         return (self.group_id, self.sample_index, self.retry)
 
     def seed(self, root: int, *path: int) -> int:
-        """Return a 63-bit seed for the random numbers of the attempt.
+        """Return a 63-bit seed for the random numbers of the attempt. ``root`` is the seed of the run.
 
-        The seed depends only on ``root`` (the seed of the run), the task, the attempt's position and ``path``. The name
-        of the run has no effect, so two runs with equal settings draw equal random numbers. ``path`` gives one attempt
-        several seeds, for example one per turn: ``seed(root, turn_index)``.
+        Equal tasks and positions give equal seeds in runs of any name. ``path`` selects one of several seeds:
+        ``seed(root, turn_index)``.
         """
         text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

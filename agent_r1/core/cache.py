@@ -1,4 +1,4 @@
-"""A cache of folders on disk. Each folder is made once, from a known origin, and is verified at each use."""
+"""A cache of folders on disk. Each folder is made once, and is verified at each use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ Origin = Mapping[str, str | int]
 
 
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return ``folder`` with the files that ``make`` writes. The files are written only once.
+    """Return ``folder``. If it is missing, damaged or made from a different ``origin``, call ``make`` first.
 
-    ``origin`` identifies the inputs from which the files are made, such as ``{"conversion": 2, "sha256": "9f86d0.."}``.
-    ``make`` is called if the folder is missing or damaged, or was made from a different ``origin``. The argument of
-    ``make`` is a temporary folder, which becomes ``folder`` after ``make`` returns. So a killed process leaves no
-    incomplete folder. If several processes call this function, one process calls ``make``, and the other processes
-    wait.
+    ``make`` gets a temporary folder and writes the files. The temporary folder then becomes ``folder``, so a killed
+    process leaves no incomplete folder. If several processes call this function, only one calls ``make``, and the
+    others wait.
 
     Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised unchanged.
     """
@@ -49,11 +47,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether :func:`build_once` made ``folder`` from ``origin``, and no file of the folder has changed since
-    then.
-
-    The manifest in the folder holds the origin and the checksums of the files.
-    """
+    """Return whether ``folder`` was made from ``origin`` and is unchanged. Its manifest holds the checksums."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         return manifest == {"origin": dict(origin), "files": _checksums(folder)}
@@ -63,7 +57,6 @@ def is_valid(folder: Path, origin: Origin) -> bool:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold an exclusive lock on ``file`` during the ``with`` block. If the process is killed, the lock is released."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -81,11 +74,7 @@ def _write_manifest(folder: Path, origin: Origin) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file in the folder except the manifest, by the path of the file in the folder.
-
-    Example:
-        {"config.json": "9f86d0..", "tokenizer.json": "60303a.."}
-    """
+    """Return the sha256 of each file except the manifest: ``{"config.json": "9f86d0.."}``."""
     checksums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:

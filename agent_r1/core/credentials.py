@@ -1,4 +1,4 @@
-"""Credentials, such as API keys, that the user gives in environment variables."""
+"""Credentials, such as API keys, from environment variables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from agent_r1.core.errors import InvalidInput
 
 
 def read_credential(variable: str) -> str:
-    """Return the credential in an environment variable, without spaces and line ends around it; "" if it is not set.
+    """Return the credential in an environment variable, stripped of white space; "" if the variable is not set.
 
-    Raise InvalidInput if the credential has a character that an HTTP header cannot have. The message does not contain
-    the credential. Without this check, the HTTP client would repeat the credential in its error.
+    Raise InvalidInput if an HTTP header cannot contain the credential. The message does not show the credential.
     """
     value = os.environ.get(variable, "").strip()
     if not (value.isascii() and value.isprintable()):

@@ -45,14 +45,11 @@ class ModelClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """The context of one attempt. The rollout and the environment of the attempt get this object.
+    """The context of one attempt.
 
     Attributes:
-        id: identifies the attempt.
-        seed: the attempt's own seed.
-        deadline: the time at which the attempt is cancelled, on the clock of the event loop (``loop.time()``); None if
-            there is no deadline.
-        models: models that the environment may query, by role: "user", "judge", "reward", and "policy". Inside an agent
+        deadline: when the attempt is cancelled, on the event loop's clock (``loop.time()``). None: never.
+        models: models that the environment may query, by role: "user", "judge", "reward" and "policy". Inside an agent
             loop, "policy" is always present.
 
     Example:
@@ -68,8 +65,7 @@ class RolloutContext:
 class Episode(Protocol):
     """One conversation of the policy with an environment.
 
-    ``start`` holds the opening messages of the conversation. Each call of ``step`` takes an action of the policy, and
-    returns the messages to append to the conversation.
+    ``start`` holds the opening messages. ``step`` takes an action of the policy, and returns the messages to append.
     """
 
     start: tuple[Message, ...]
@@ -81,7 +77,7 @@ class Episode(Protocol):
 
 @runtime_checkable
 class Env(Protocol):
-    """An environment, which all attempts share. Each attempt calls ``open`` and gets an episode of its own."""
+    """An environment, shared by all attempts. ``open`` returns a new episode for one attempt."""
 
     tools: tuple[ToolSpec, ...]
 
@@ -101,10 +97,9 @@ class ExecutesCode(Protocol):
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest of the isolation levels ``levels``; None if all levels are None.
+    """Return the first level that begins with "none" (no isolation), or else the first level that is not None.
 
-    This is the first level that begins with "none" (no isolation). If no level begins with "none", it is the first
-    level. The value None stands for a component that executes no code, and is skipped.
+    Return None if all levels are None. The level None stands for a component that executes no code.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

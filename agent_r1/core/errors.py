@@ -17,21 +17,21 @@ from pathlib import Path
 from agent_r1.core.redaction import redact, redact_url
 
 MAX_SHOWN, MAX_REMEDY = 400, 1500
-"""The largest number of characters of a value, and of the remedy, in an error message."""
+"""The maximum length of a value and of a remedy in an error message, in characters."""
 
 MAX_ADDRESS = 10_000
-"""The largest number of characters of a value from which credentials are removed before the value is shortened for an
-error message. From a longer value, credentials are removed after the value is shortened."""
+"""The maximum length, in characters, of a value that is redacted before it is shortened. Longer values are redacted
+afterwards."""
 
 
 class AgentR1Error(Exception):
-    """The base class of all exceptions that this package defines."""
+    """The base class of this package's exceptions."""
 
 
 class InvalidInput(AgentR1Error):
     """Raised if input from the user cannot be used. The message is one line: the input, its value, the remedy.
 
-    A value of more than MAX_SHOWN characters is shortened. Credentials in web addresses are removed.
+    A long value is shortened. Credentials in web addresses are removed.
 
     Example:
         >>> str(InvalidInput("steps", got=-1, do="give a number of steps >= 1"))
@@ -70,7 +70,7 @@ class Interrupted(KeyboardInterrupt):
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
     """Return ``value`` as text for an error message.
 
-    If the text has more than ``most`` characters, return its first ``most // 2`` characters and its length.
+    Of a text of more than ``most`` characters, only the first ``most // 2`` characters and the length are returned.
     """
     try:
         text = str(value)

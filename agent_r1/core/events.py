@@ -1,4 +1,4 @@
-"""Events: the facts that a run records, and the recorder that makes them durable."""
+"""The events that a run records, and the recorder that stores them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class AttemptStarted:
     """An event: an attempt started.
 
     Attributes:
-        split: the name of the split to which the task belongs.
-        version: the version of the policy's weights at the time when the attempt's group was allowed to start.
+        split: the split of the task.
+        version: the version of the policy's weights when the attempt's group was allowed to start.
     """
 
     attempt: AttemptId
@@ -30,20 +30,17 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """An event: an attempt ended. The trajectory holds the turns, the status and the rewards of the attempt."""
-
     trajectory: Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFate:
-    """An event: the fate of an attempt was decided. The attempt was trained at ``step``, or was dropped for ``reason``.
+    """An event: an attempt was trained at ``step``, or was dropped for ``reason``.
 
-    In a segment of a run (a stretch of training without a stop), each attempt gets at most one fate.
+    Each attempt has at most one fate per segment of a run (a stretch of training without a stop).
 
     Attributes:
-        credit: the sum of the advantages of the attempt's action tokens at ``step``; None if the attempt was not
-            trained.
+        credit: the sum of the advantages of the attempt's action tokens; None if the attempt was not trained.
 
     Example:
         AttemptFate(attempt, "dropped", step=3, reason="advantage 0 on every token")
@@ -58,22 +55,14 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """An event: an update computed a :class:`TokenRecord` for each turn with action tokens, in the attempts of a few
-    groups.
-
-    The setting ``record_tokens`` limits the number of these groups.
-    """
+    """An event: an update computed token records. The setting ``record_tokens`` limits how many groups get records."""
 
     records: tuple[TokenRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """An event: the run ended, and all attempts that were neither trained nor dropped before were dropped for
-    ``reason``.
-
-    ``step`` is the last step of the run.
-    """
+    """An event: the run ended at ``step``, and all attempts without a fate were dropped for ``reason``."""
 
     step: int
     reason: str
@@ -92,7 +81,7 @@ class PolicyPublished:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The metrics of one optimizer step, by name. An exact repetition of the run gives the same numbers."""
+    """The metrics of one optimizer step, by name. An exact repetition of the run gives the same values."""
 
     step: int
     values: Mapping[str, float]
@@ -100,9 +89,8 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """The resources that one optimizer step used, by name: times, speeds, bytes.
-
-    An exact repetition of the run gives different numbers.
+    """Measured times, speeds and sizes of one optimizer step, by name. Every repetition of the run gives
+    other values.
     """
 
     step: int
@@ -111,14 +99,14 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """An event: the checkpoint of ``step`` was completely saved on the disk."""
+    """An event: a checkpoint was completely saved on disk."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """An event for which this module has no class of its own.
+    """An event that has no class of its own.
 
     ``kind`` is a short word, and ``detail`` is a sentence or JSON.
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading bytes.
 
-    Raise OSError if ``path`` is not a regular file. Reading from other files, such as a FIFO, can block forever.
+    Raise OSError for any other file, such as a FIFO, which could block forever.
     """
     try:
         mode = path.stat().st_mode

@@ -1,7 +1,7 @@
-"""Read the format and the size of image files, check files from untrusted sources, and convert images.
+"""Check, read and convert image files.
 
-A file is refused before it is decoded if its structure is not complete, if it declares too many pixels, or if bytes
-follow its end. So decoding never needs much memory, and an accepted file contains only an image.
+A file is checked before it is decoded: it must be complete, have no bytes after its end, and declare a limited number
+of pixels. So decoding never needs much memory, and an accepted file contains only an image.
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import import_extra
 
 MAX_IMAGE_BYTES = 20 * 2**20
-"""The largest number of bytes of an image file."""
+"""The maximum size of an image file, in bytes."""
 
 MAX_ASPECT_RATIO = 100
-"""The largest ratio of the longer side of an image to the shorter side. Image processors refuse larger ratios."""
+"""The maximum ratio of the longer side of an image to the shorter side. Image processors refuse larger ratios."""
 
 MAX_IMAGE_PIXELS = 2**25
-"""The largest number of pixels of an image: 33.5 million (7680 x 4320). The decoded image takes 100 MB."""
+"""The maximum number of pixels of an image: 33.5 million (7680 x 4320), which take 100 MB when decoded."""
 
 FORMATS = "PNG, JPEG, GIF or WebP"
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"})
-"""The modes of images of pillow that can be written to a PNG without a conversion."""
+"""The modes of pillow that a PNG can store without conversion."""
 
 
 class ImageHeader(NamedTuple):
-    """The format of an image as a MIME type, and its size in pixels."""
-
     mime: str
     width: int
     height: int
 
 
 class _Damaged(Exception):
-    """Raised if a file is not a complete image. The message describes the file."""
+    """Raised if a file is not a complete image."""
 
 
 def without_trailing_bytes(data: bytes) -> bytes:
@@ -55,15 +53,15 @@ def without_trailing_bytes(data: bytes) -> bytes:
 
 
 def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
-    """Return the format and the size of an image file, and check the file.
+    """Check an image file, and return its format and size.
 
     Args:
         data: the bytes of the file.
         mime: the declared MIME type; None: any known format.
 
     Raises:
-        InvalidInput: the file is too large, has too many pixels or a too large ratio of its sides, is truncated or
-            damaged, has bytes after its end, or is not of the declared type.
+        InvalidInput: the file is too large, truncated or damaged, has bytes after its end, has too many pixels, is too
+            narrow, or is not of the declared type.
 
     Example:
         read_header(png) == ImageHeader("image/png", 64, 48)
@@ -94,15 +92,14 @@ def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
 
 
 def _format_of(data: bytes) -> str:
-    """Return the MIME type of an image file by its first bytes; "" if the format is not known."""
     return next((kind for magic, kind in _MAGIC.items() if data.startswith(magic)), "")
 
 
 def decode_data_url(url: str) -> tuple[bytes, str]:
     """Return (bytes, MIME type) of a data URL such as ``data:image/png;base64,iVBOR..``.
 
-    Raises:
-        InvalidInput: the URL is not a data URL, is not in base64, or is too long. No URL is ever fetched.
+    Raise InvalidInput for any other URL, for another encoding than base64, and for a URL that is too long. No URL is
+    fetched.
     """
     if not url.startswith("data:"):
         do = "send the image itself as data:image/png;base64,.. (addresses are not fetched)"
@@ -117,7 +114,7 @@ def decode_data_url(url: str) -> tuple[bytes, str]:
 
 
 def decode_base64(encoded: str) -> bytes:
-    """Return the bytes that ``encoded``, a text in base64, stands for. Raise InvalidInput if the text is not base64."""
+    """Decode a base64 text. Raise InvalidInput if the text is not base64."""
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -152,7 +149,7 @@ def decode_image(data: bytes) -> Any:
 def encode_picture(picture: Any) -> bytes:
     """Return a ``PIL.Image.Image`` as the bytes of a PNG.
 
-    If PNG does not support the mode of the image, such as CMYK, the image is first converted to RGB or RGBA.
+    An image whose mode PNG does not support, such as CMYK, is first converted to RGB or RGBA.
 
     Raises:
         InvalidInput: the range of the pixel values is unknown (modes I and F), or pillow cannot convert the image.
@@ -186,9 +183,8 @@ def _little(data: bytes, start: int, count: int) -> int:
 
 
 def _parse_png(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end) of a PNG.
-
-    A PNG consists of chunks. A chunk consists of length, type, content and checksum.
+    """Return (width, height, offset of the file's end). A PNG consists of chunks: length, type, content and
+    checksum.
     """
     position = 8
     if _take(data, 12, 4) != b"IHDR":
@@ -209,10 +205,10 @@ _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end) of a JPEG.
+    """Return (width, height, offset of the file's end).
 
-    A JPEG consists of segments. A segment consists of FF, marker, length and content. Compressed data follow the marker
-    DA. In these data, FF is followed by 00 or by a restart marker.
+    A JPEG consists of segments: FF, marker, length and content. Compressed data follow the marker DA. In these data, FF
+    is followed by 00 or by a restart marker.
     """
     position, width, height = 2, 0, 0
     while True:
@@ -239,10 +235,7 @@ def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_gif(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end) of a GIF.
-
-    Raise _Damaged if a frame does not fit into this size.
-    """
+    """Return (width, height, offset of the file's end)."""
     width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]
     position = 13 + (3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0)
     while (block := data[position]) != 0x3B:
@@ -264,10 +257,7 @@ def _parse_gif(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_webp(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end) of a WebP.
-
-    The first chunk of the RIFF container holds the size.
-    """
+    """Return (width, height, offset of the file's end)."""
     end, kind = 8 + _little(data, 4, 4), _take(data, 12, 4)
     if _take(data, 8, 4) != b"WEBP":
         raise _Damaged("it is a RIFF file of another kind")
@@ -297,4 +287,4 @@ _PARSERS: Mapping[str, Callable[[bytes], tuple[int, int, int]]] = {
     "image/gif": _parse_gif,
     "image/webp": _parse_webp,
 }
-"""For each format, a function that returns (width, height, offset of the file's end)."""
+"""Functions that return (width, height, offset of the file's end), by format."""

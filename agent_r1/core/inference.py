@@ -1,4 +1,4 @@
-"""The interface between sessions, which request tokens, and inference engines, which sample tokens."""
+"""The interface of inference engines, which sample tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """An image in a prompt, and the placeholder tokens that stand for it.
+    """An image in a prompt, and the ranges of its placeholder tokens.
 
-    The model reads the features of the image at these tokens, one feature at each token. The placeholders are in
-    several ranges if the model puts other tokens between placeholders.
-
-    Attributes:
-        image: the image.
-        spans: the ranges of the placeholder tokens in the prompt, in order.
+    The model reads one image feature at each placeholder token. There are several ranges if other tokens stand between
+    the placeholders, such as a separator after each row of the image.
 
     Example:
         PromptMedia(image, (range(4, 8), range(9, 13)))
@@ -32,23 +28,20 @@ class PromptMedia:
 
     @property
     def position(self) -> int:
-        """The index of the first placeholder token."""
         return self.spans[0].start
 
     @property
     def indices(self) -> list[int]:
-        """The indices in the prompt of all placeholder tokens of the image."""
         return [index for span in self.spans for index in span]
 
     def moved(self, offset: int) -> PromptMedia:
-        """Return the same image with ``offset`` added to the indices of all its placeholder tokens."""
         spans = tuple(range(span.start + offset, span.stop + offset) for span in self.spans)
         return PromptMedia(self.image, spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The exact tokens that a completion continues, with their images if there are any.
+    """The tokens that a completion continues, and the images among these tokens.
 
     Example:
         Prompt(token_ids=(1, 17, 4))
@@ -60,13 +53,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """The condition that ends a generation: a sampled token completes one of the stop strings ``strings``.
+    """The condition that ends a generation at one of the stop strings ``strings``.
 
-    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. The generation ends if the
-    result is true. The result is false for a stop string inside a thought.
+    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far, and stops if the result is
+    true. A stop string inside a thought does not count.
 
-    An engine can also search for ``strings`` itself, as a server does. If the engine finds a stop string, it must still
-    call ``is_met``, and continue the generation if the result is false.
+    An engine may search for ``strings`` itself. At each find it must call ``is_met``, and continue if the result is
+    false.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
@@ -81,19 +74,18 @@ class SamplingParams:
     """The parameters of one generation.
 
     Attributes:
-        temperature: the sampling temperature. 0: the most probable token is chosen (greedy).
-        top_p: only the most probable tokens are sampled: the smallest set of tokens with a total probability of at
-            least ``top_p``. 1: no limit.
-        top_k: only the ``top_k`` most probable tokens are sampled. 0: no limit.
-        max_tokens: the largest number of new tokens.
+        temperature: 0 is greedy.
+        top_p: sample only from the smallest set of most probable tokens whose total probability is at least ``top_p``.
+            1: no limit.
+        top_k: sample only from the ``top_k`` most probable tokens. 0: no limit.
+        max_tokens: the maximum number of new tokens.
         stop_token_ids: tokens that end the generation. The completion includes the stop token.
-        seed: determines the random numbers of the generation, independently of other prompts in the batch.
-        stop_condition: ends the generation at a stop string. The completion includes the token that completes the
-            string.
-        top_logprobs: for each sampled token, ``Completion.top_logprobs`` has this many of the most likely tokens. Only
-            engines with the capability ``top_logprobs`` accept a number above 0.
-        on_tokens: a function that is called after each sampled token, with all tokens sampled so far. The call can be
-            in a thread of the engine. An engine that returns only complete generations makes no such calls.
+        seed: determines the random numbers of the generation, independently of the rest of the batch.
+        stop_condition: ends the generation at a stop string. The completion includes the last token of the string.
+        top_logprobs: how many of the most likely tokens to return at each position. Only engines with the capability
+            ``top_logprobs`` accept a value above 0.
+        on_tokens: called after each sampled token with all tokens sampled so far, possibly in a thread of the engine.
+            Engines that return only complete generations do not call this function.
     """
 
     temperature: float = 1.0
@@ -109,9 +101,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
-    """Consecutive tokens of a completion that were sampled with weights of the same version.
+    """Consecutive tokens of a completion that one version of the weights sampled.
 
-    ``start`` is the index of the first of these tokens. The span ends where the next span starts.
+    ``start`` is the index of the first token. The span ends where the next span starts.
     """
 
     start: int
@@ -119,23 +111,19 @@ class PolicyVersionSpan:
 
 
 TopLogprobs = tuple[tuple[int, float], ...]
-"""The most likely tokens at one position, as pairs (token, log-probability), the most likely token first."""
+"""The most likely tokens at one position: pairs (token, log-probability), most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The sampled tokens of one generation, with their log-probabilities.
 
-    ``logprobs`` are log-softmax(logits / temperature) over the full vocabulary. For greedy sampling (temperature 0),
-    the formula uses temperature 1. ``version_spans`` says which version of the weights sampled each token.
-
-    ``top_logprobs`` is empty if ``SamplingParams.top_logprobs`` is 0. Otherwise it has one tuple for each sampled
-    token. The tuple holds the most likely tokens at this position with their log-probabilities, the most likely token
-    first.
-
-    Two fields measure the work of the engine: ``first_token_seconds``, the time from the request to the first token,
-    and ``prefilled_tokens``, the number of prompt tokens that were not in the KV cache. An engine that does not report
-    these fields leaves them None. Comparisons (``==``) ignore these fields.
+    Attributes:
+        logprobs: log-softmax(logits / temperature) over the full vocabulary. At temperature 0, the formula uses 1.
+        version_spans: which version of the weights sampled each token.
+        top_logprobs: the most likely tokens at each position; () if ``SamplingParams.top_logprobs`` is 0.
+        first_token_seconds: the time from the request to the first token; None if the engine does not report it.
+        prefilled_tokens: the number of prompt tokens that were not in the KV cache; None if not reported.
 
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
@@ -153,7 +141,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """Tokens with their log-probabilities under the policy that sampled them. A token that was not sampled has 0.
+    """Tokens with their log-probabilities under the policy that sampled them; 0 for tokens that were not sampled.
 
     Example:
         ScoredTokens((1, 17, 4), (0.0, -0.1, -0.7))
@@ -166,10 +154,8 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` as ScoredTokens.
-
-        The tokens before the first position at which ``token_ids`` differs from the tokens of this object keep the
-        log-probabilities of this object. The other tokens get 0.
+        """Return ``token_ids`` as ScoredTokens. The common prefix keeps its log-probabilities, and all later tokens get
+        0.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))
@@ -181,42 +167,36 @@ class ScoredTokens:
 
 
 class ValueFunction(Protocol):
-    """An object that predicts the rewards that follow a sequence of tokens."""
+    """A critic, which predicts the rewards that follow a sequence of tokens."""
 
     async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return V(context + branch) for each branch: the predicted sum of the rewards after the branch.
 
-        A branch is a continuation of ``context``, which has at least one token. An empty branch gives V(context). The
-        implementation can keep the KV cache of the context under ``session_id`` for later calls.
+        ``context`` has at least one token. An empty branch gives V(context). The KV cache of ``context`` may be kept
+        under ``session_id`` for later calls.
         """
         ...
 
-    async def release(self, session_id: str) -> None:
-        """Free the memory that is kept for the session."""
-        ...
+    async def release(self, session_id: str) -> None: ...
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine. If a run needs an ability that the engine lacks, the run does not start.
+    """The abilities of an engine. A run that needs a missing ability does not start.
 
     Attributes:
-        transports: the ways in which the engine can obtain new weights.
-        max_context: the largest number of tokens in a prompt and its completion together; None if the engine sets no
-            limit.
-        deterministic: whether equal prompts, seeds and weights give bit-identical completions, independently of other
-            prompts in the batch.
-        max_sessions: the largest number of sessions that can keep a KV cache at the same time; None if the engine sets
-            no limit. Requests of further sessions wait until a session is released.
-        top_logprobs: whether the engine accepts ``SamplingParams.top_logprobs``.
+        transports: how the engine can obtain new weights.
+        max_context: the maximum number of tokens in a prompt and its completion together. None: no limit.
+        deterministic: whether equal prompts, seeds and weights give bit-identical completions in any batch.
+        max_sessions: the maximum number of sessions that keep a KV cache at the same time. Requests of more sessions
+            wait until a session is released. None: no limit.
         stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
         media: whether the engine accepts prompts with images.
-        dtype: the data type of the weights in the engine; None if the engine keeps the data type of the published
-            weights.
-        checksum: whether the engine can compute a checksum of its weights. An engine without checksums must compare its
-            log-probabilities with the log-probabilities of the trainer before it serves new weights.
+        dtype: the data type of the engine's weights. None: the data type of the published weights.
+        checksum: whether the engine can compute a checksum of its weights. An engine without checksums must test new
+            weights with ``WeightUpdate.canary`` before it serves them.
     """
 
     transports: frozenset[Transport]
@@ -241,24 +221,22 @@ class InferenceEngine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion of the prompt. Raise EngineError if the engine cannot complete the prompt.
+        """Return a completion of the prompt. Raise EngineError if the generation fails.
 
-        ``params`` says how to sample. Without ``session_id``, the KV cache of the prompt need not be kept.
+        Without ``session_id``, the KV cache of the prompt need not be kept.
         """
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights, drop the KV caches of older weights, and return the version that the engine now serves.
 
-        If ``update.version`` has a checksum, the returned version has the checksum of the engine's own weights. An
-        engine without the capability ``checksum`` gets updates without a checksum. Raise EngineError if the engine
-        cannot load the weights.
+        If ``update.version`` has a checksum, the returned version has the checksum of the engine's own weights. Engines
+        without the capability ``checksum`` get updates without a checksum. Raise EngineError if the weights cannot be
+        loaded.
         """
         ...
 
-    async def release(self, session_id: str) -> None:
-        """Free the KV cache of the session."""
-        ...
+    async def release(self, session_id: str) -> None: ...
 
     async def close(self) -> None:
         """Stop the engine. Unfinished generations fail with EngineError."""

@@ -17,8 +17,7 @@ class JsonRecord:
     """One JSON object of a data file.
 
     Attributes:
-        path: the data file.
-        number: the position of the object in a JSON list, or the line of the object in a JSONL file, counted from 1.
+        number: the row, counted from 1: the position in a JSON list, or the line in a JSONL file.
         values: the object.
 
     Example:
@@ -30,7 +29,7 @@ class JsonRecord:
     values: Mapping[str, Any]
 
     def error(self, got: str, do: str) -> InvalidInput:
-        """Return an error that names the file and the row of this record. ``got`` is the problem, ``do`` the remedy.
+        """Return an error that names the file and the row. ``got`` is the problem, ``do`` the remedy.
 
         Example:
             "dev.jsonl, row 17: got no answer; give every row a text under 'answer'"
@@ -38,10 +37,9 @@ class JsonRecord:
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
-        """Return the text of the first field in ``names`` that the record has, without spaces at the ends.
+        """Return the stripped text of the first field in ``names`` that the record has.
 
-        Raises:
-            InvalidInput: if the record has none of these fields, or if the found field is blank or not text.
+        Raise InvalidInput if the record has none of these fields, or if the found field is blank or not text.
 
         Example:
             record.get_text("question", "problem")
@@ -55,9 +53,7 @@ class JsonRecord:
 def read_records(path: Path) -> Iterator[JsonRecord]:
     """Yield the records of a data file: a JSON list if the file begins with ``[``, otherwise JSONL.
 
-    Raises:
-        InvalidInput: if the file cannot be read, is empty, is not UTF-8 or not JSON, or contains a row that is not an
-            object.
+    Raise InvalidInput if the file cannot be read, is empty, is not JSON in UTF-8, or has a row that is not an object.
     """
     empty = True
     try:
@@ -105,9 +101,9 @@ def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
 
 
 def _parse(path: Path, data: bytes, first_line: int) -> Any:
-    """Return the JSON value that the bytes ``data`` hold. Raise InvalidInput if ``data`` is not JSON in UTF-8.
+    """Parse JSON in UTF-8. Raise InvalidInput with the line in the file if this fails.
 
-    The error names the file ``path`` and the line. ``first_line`` is the line of the file on which ``data`` starts.
+    ``data`` starts at the line ``first_line`` of the file.
     """
     try:
         value = json.loads(data.decode("utf-8-sig"))

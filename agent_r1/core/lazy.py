@@ -1,7 +1,6 @@
 """Import the submodules of a package at the first use of their public names.
 
-A package that uses :func:`lazy_names` loads only the submodules that are needed. For example, ``import
-agent_r1.trainer.config`` loads neither torch nor transformers.
+For example, ``import agent_r1.trainer.config`` loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` function for a package.
+    """Return a ``__getattr__`` function for the package with the name ``package``.
 
-    At the first use of a public name, the function imports the submodule that defines the name.
-
-    Args:
-        package: the package's ``__name__``.
-        modules: for each submodule, the public names that the submodule defines.
+    The function imports a submodule when one of its public names is first used. ``modules`` maps each submodule to its
+    public names.
 
     Example:
         __getattr__ = lazy_names(__name__, {"torch_engine": ("TorchEngine",)})

@@ -18,24 +18,19 @@ RoleName = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that is part of a message."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is part of a message.
-
-    Make an image with ``from_bytes``, ``from_file``, ``from_data_url`` or ``from_pil``. Two images are equal if their
-    files have equal bytes.
+    """An image that is part of a message. Two images are equal if their files have equal bytes.
 
     Attributes:
         sha256: the hash of the file, in hexadecimal.
         mime: the format of the file, such as "image/png".
-        width: the width in pixels, as the file declares it.
-        height: the height in pixels, as the file declares it.
-        data: the bytes of the file. Empty in messages that were read from a run, which stores each file only once.
+        width: in pixels.
+        height: in pixels.
+        data: the bytes of the file; empty in messages that were read from a run.
 
     Example:
         Message("user", (Image.from_file("chart.png"), Text("Which bar is the highest?")))
@@ -49,19 +44,17 @@ class Image:
 
     @classmethod
     def from_bytes(cls, data: bytes, mime: str | None = None) -> Image:
-        """Return the image whose file has the bytes ``data``.
+        """Return the image in the file contents ``data``.
 
-        Raise InvalidInput if the file is not a complete image (see :mod:`agent_r1.core.images`), or if ``mime`` is
-        given and is not the type of the file.
+        Raise InvalidInput if ``data`` is not a complete image (see :mod:`agent_r1.core.images`), or is not of the type
+        ``mime``.
         """
         header = read_header(data, mime)
         return cls(hashlib.sha256(data).hexdigest(), header.mime, header.width, header.height, data)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Image:
-        """Return the image in the file ``path``.
-
-        Many phones write bytes after the end of the image. These bytes are dropped.
+        """Return the image in a file. Bytes after the end of the image are dropped.
 
         Raise InvalidInput if the file cannot be read or is not an image.
         """
@@ -77,27 +70,21 @@ class Image:
 
     @classmethod
     def from_pil(cls, picture: Any) -> Image:
-        """Return an image of the package pillow as an Image with the bytes of a PNG.
-
-        Raise InvalidInput if ``picture`` cannot be stored as a PNG.
-        """
+        """Convert an image of the package pillow to a PNG. Raise InvalidInput if this is not possible."""
         return cls.from_bytes(encode_picture(picture))
 
     def to_data_url(self) -> str:
         return f"data:{self.mime};base64,{base64.b64encode(self.data).decode('ascii')}"
 
     def __str__(self) -> str:
-        """Return the image as a line of text, such as ``[image/png 64x48 9f86d081884c]``."""
+        """Return a line such as ``[image/png 64x48 9f86d081884c]``."""
         size = f" {self.width}x{self.height}" if self.width else ""
         return f"[{self.mime}{size} {self.sha256[:12]}]"
 
 
 ContentPart = Text | Image
 ReadImage = Callable[[bytes, str | None], Image]
-"""A function (bytes of a file, declared MIME type) -> image.
-
-The function raises InvalidInput if the file is not an image.
-"""
+"""A function (bytes of a file, declared MIME type) -> image. It raises InvalidInput if the file is not an image."""
 
 
 def _trimmed_image(data: bytes, mime: str | None) -> Image:
@@ -119,7 +106,7 @@ def parts_text(parts: Iterable[ContentPart]) -> str:
 class ToolCall:
     """One tool call as the policy wrote it.
 
-    ``raw`` is the text of the call, without the markers around it. If the call cannot be parsed, ``arguments`` is None
+    ``raw`` is the text of the call, without the markers around it. If the text cannot be parsed, ``arguments`` is None
     and ``error`` gives the reason.
 
     Example:
@@ -139,8 +126,8 @@ class Message:
 
     Attributes:
         calls: the tool calls of an assistant message.
-        reasoning: the thought at the beginning of an assistant message; None if the message has no thought.
-        call_id: the id of the tool call that a tool message answers; None for other messages.
+        reasoning: the thought at the beginning of an assistant message, or None.
+        call_id: the id of the tool call that a tool message answers; None in other messages.
 
     Example:
         Message.user("Who rules Alba?").text == "Who rules Alba?"
@@ -154,12 +141,11 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The text parts of the message, joined to one text."""
+        """The text parts of the message, joined."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The images of the message, in order."""
         return tuple(part for part in self.parts if isinstance(part, Image))
 
     def with_images_as_text(self) -> Message:
@@ -186,9 +172,9 @@ class Message:
 def to_openai(message: Message) -> dict[str, Any]:
     """Return a message as an OpenAI-style dictionary for a chat template.
 
-    The arguments of a call are a mapping, as the templates of transformers expect. If the message has a call that could
-    not be parsed, ``content`` is the whole text of the action, and the dictionary lists no calls. The content of a
-    message with images is a list of parts; each image is a data URL.
+    The arguments of a call are a mapping, as the templates of transformers expect. If a call could not be parsed, no
+    calls are listed, and ``content`` is the whole text of the action. With images, ``content`` is a list of parts, and
+    each image is a data URL.
 
     Example:
         >>> to_openai(Message.user("hello"))
@@ -214,10 +200,10 @@ def to_openai(message: Message) -> dict[str, Any]:
 
 
 def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_bytes) -> Message:
-    """Return the message that ``data``, an OpenAI-style dictionary, describes.
+    """Return the message that an OpenAI-style dictionary describes.
 
-    ``data["content"]`` is text, None, or a list of parts. A part is a dictionary of the type "text" or "image_url"
-    (with a data URL), a Text or an Image. The arguments of a call are a mapping or a JSON object as text.
+    ``data["content"]`` is text, None, or a list of parts. A part is a Text, an Image, or a dictionary of the type
+    "text" or "image_url" (with a data URL). The arguments of a call are a mapping or a JSON object as text.
 
     Raises:
         ValueError: the role is unknown, or a part of the dictionary cannot be read.
@@ -235,15 +221,14 @@ def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_byte
 
 
 def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Return messages as a tuple.
-
-    ``given`` is text (one user message), or a list of messages or OpenAI-style dictionaries.
+    """Convert text (one user message), or a list of messages or OpenAI-style dictionaries, to a tuple of messages.
 
     Bytes after the end of an image file are dropped.
 
     Raises:
         TypeError: an element is neither a Message nor a mapping.
         ValueError: a dictionary cannot be read as a message.
+        InvalidInput: an image cannot be used.
 
     Example:
         >>> [message.text for message in to_messages([{"role": "user", "content": "hello"}])]

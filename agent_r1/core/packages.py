@@ -10,10 +10,10 @@ from agent_r1.core.errors import InvalidInput
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import the module ``name`` of an optional dependency, and return the module.
+    """Import and return the module ``name`` of an optional dependency.
 
-    Raise InvalidInput if the module is not installed. The message names ``extra``, the extra of this package to
-    install: ``pip install 'agent-r1[textarena]'``.
+    Raise InvalidInput if the module is not installed. The message names the extra to install: ``pip install
+    'agent-r1[textarena]'``.
 
     Example:
         textarena = import_extra("textarena", extra="textarena")
@@ -23,9 +23,6 @@ def import_extra(name: str, extra: str) -> Any:
 
 
 def require_extra(name: str, extra: str) -> None:
-    """Raise InvalidInput if the module ``name`` is not installed. The message names ``extra``, the extra to install.
-
-    The module is not imported.
-    """
+    """Raise InvalidInput if the module ``name`` is not installed. The module is not imported."""
     if find_spec(name.split(".")[0]) is None:
         raise InvalidInput(f"extra {extra}", got="an environment without it", do=f"pip install 'agent-r1[{extra}]'")

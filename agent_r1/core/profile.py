@@ -1,7 +1,7 @@
-"""Where the time of a training step goes: the parts of a step, and a profiler that measures them.
+"""Measure how much time each part of a training step takes.
 
-Several threads work on a step at the same time. Each moment of the wall time belongs to one part, or in equal shares to
-the parts that compute at this moment. So the times of the parts add up to the wall time of the step.
+Several parts can be active at the same time, in different threads. They share each moment of wall time. So the times of
+the parts add up to the time of the step.
 """
 
 from __future__ import annotations
@@ -55,12 +55,10 @@ class Part(Enum):
 
 
 _EXCLUSIVE = frozenset({Part.VALIDATION})
-"""Parts that get all of the wall time while they are active. Other parts that are active at the same time get no
-time."""
+"""Parts that get all of the wall time while they are active."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
-"""Parts of a step that often only wait, for example for a server. Time is attributed to these parts only while no other
-part is active."""
+"""Parts that often only wait, for example for a server. They get time only while no other part is active."""
 
 SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 """Prefixes of the names under which a run records the wall and CPU seconds of each part."""
@@ -68,7 +66,7 @@ SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 
 @dataclass(frozen=True, slots=True)
 class PartTime:
-    """The wall seconds of a part of a step, and the CPU seconds that all threads of the process used in this time."""
+    """The wall seconds of a part of a step, and the CPU seconds of the whole process in this time."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -76,9 +74,7 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """The time of each part of a step, or of an average step. The parts' wall times add up to the time of the step.
-
-    ``parts`` is empty if nothing was measured.
+    """The time of each part of a step, or of an average step. ``parts`` is empty if nothing was measured.
 
     Example:
         StepProfile({Part.FORWARD: PartTime(0.2, 0.19), Part.OTHER: PartTime(0.01, 0.01)})
@@ -88,18 +84,17 @@ class StepProfile:
 
     @property
     def total(self) -> PartTime:
-        """The time of the whole step."""
         times = self.parts.values()
         return PartTime(sum(time.seconds for time in times), sum(time.cpu_seconds for time in times))
 
     def timings(self) -> dict[str, float]:
-        """Return the numbers that a run records, by name. :meth:`from_timings` reads these numbers."""
+        """Return the profile as numbers by name, such as ``{"profile/forward": 0.2}``, for the record of a run."""
         wall = {f"{SECONDS}{part.value}": time.seconds for part, time in self.parts.items()}
         return wall | {f"{CPU_SECONDS}{part.value}": time.cpu_seconds for part, time in self.parts.items()}
 
     @classmethod
     def from_timings(cls, timings: Mapping[str, float]) -> StepProfile:
-        """Return the profile for the numbers that :meth:`timings` returned. Numbers with other names are ignored."""
+        """Return the profile for numbers of :meth:`timings`. Other numbers are ignored."""
         parts = [part for part in Part if f"{SECONDS}{part.value}" in timings]
         return cls(
             {
@@ -110,10 +105,7 @@ class StepProfile:
 
 
 def read_profiles(curves: Mapping[str, Mapping[int, float]]) -> list[StepProfile]:
-    """Return the recorded profiles of a run, in the order of steps.
-
-    ``curves[name][step]`` is the value that the run recorded under ``name`` at a step.
-    """
+    """Return the recorded profiles of a run, in the order of steps. ``curves`` is ``{name: {step: value}}``."""
     recorded = {name: curve for name, curve in curves.items() if name.startswith((SECONDS, CPU_SECONDS))}
     steps = sorted({step for curve in recorded.values() for step in curve})
     by_step = ({name: curve[step] for name, curve in recorded.items() if step in curve} for step in steps)
@@ -121,7 +113,6 @@ def read_profiles(curves: Mapping[str, Mapping[int, float]]) -> list[StepProfile
 
 
 def mean_profile(profiles: Sequence[StepProfile]) -> StepProfile:
-    """Return the profile of an average step; an empty profile if ``profiles`` is empty."""
     parts = [part for part in Part if any(part in profile.parts for profile in profiles)]
     times = {part: [profile.parts.get(part, PartTime()) for profile in profiles] for part in parts}
     return StepProfile(
@@ -136,7 +127,7 @@ def mean_profile(profiles: Sequence[StepProfile]) -> StepProfile:
 
 
 def format_profile(profile: StepProfile, title: str) -> str:
-    """Return a profile as a table of text, without parts below half a millisecond. ``title`` is the heading.
+    """Return a profile as a table of text with the heading ``title``, without parts below half a millisecond.
 
     Example:
         >>> parts = {Part.FORWARD: PartTime(0.3, 0.25), Part.TOOLS: PartTime(), Part.OTHER: PartTime(0.1, 0.1)}
@@ -158,35 +149,29 @@ def format_profile(profile: StepProfile, title: str) -> str:
 
 
 class Profiler(Protocol):
-    """An object that measures the parts of training steps."""
-
     def measure(self, part: Part) -> AbstractContextManager[object]:
-        """Return a context manager inside which ``part`` is active.
-
-        Several threads can be inside the same context manager at the same time.
+        """Return a context manager inside which ``part`` is active. Several threads can be inside at the same time.
 
         Do not nest parts that compute, such as FORWARD, in each other.
         """
         ...
 
     def take(self) -> StepProfile:
-        """Return the profile of the time since the last call of ``take``; at first, since the profiler was made."""
+        """Return the profile of the time since the last call of ``take``, or since the profiler was made."""
         ...
 
 
 class StepProfiler:
-    """A profiler that measures how much wall time and CPU time each part of a training step takes (see :class:`Part`).
+    """A profiler that measures the wall and CPU time of each part of a training step.
 
-    A part is active while it is measured (:meth:`measure`). The time counts for the active part. If several parts are
-    active at the same time, the time is divided equally among these parts, with two exceptions:
+    Time counts for the active part. Several active parts share the time equally, with two exceptions:
 
-    - While a validation is active, the validation gets all of the time.
-    - Tools, rewards, servers and ranks get time only while no other part is active. For example, a tool delays nothing
-      while the engine generates for other attempts.
+    - While a validation is active, it gets all of the time.
+    - Tools, rewards, servers and ranks get time only while no other part is active.
 
-    If no part is active, the CPU time counts as "other", and the rest of the wall time as "waiting".
+    If no part is active, CPU time counts as "other", and the rest as "waiting".
 
-    On a GPU, a part ends when its work is queued. The time of the work belongs to the part that waits for the result.
+    On a GPU, a part ends when its work is queued. The part that waits for the result gets the time of the work.
 
     Args:
         clock: returns the wall time in seconds.
@@ -212,10 +197,7 @@ class StepProfiler:
             return StepProfile({part: meter.take() for part, meter in self._meters.items()})
 
     def distribute(self) -> None:
-        """Attribute the time since the last call of this method to the parts of the step that are active now.
-
-        If several parts get the time, each gets an equal share. The caller holds the lock.
-        """
+        """Divide the time since the last call among the parts that are active now. The caller holds the lock."""
         now, cpu_now = self._clock(), self._cpu_clock()
         wall, cpu = now - self._last, cpu_now - self._last_cpu
         self._last, self._last_cpu = now, cpu_now
@@ -234,14 +216,9 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """A context manager that measures the time of one part.
+    """A context manager that measures the time of one part. The part is active while a thread is inside.
 
-    The part is active while a thread is inside the ``with`` block. There are three kinds of parts: exclusive parts,
-    parts that compute, and parts in flight, which often only wait.
-
-    Args:
-        profiler: distributes the time over the active meters.
-        active: the active meters of all parts of the same kind. This meter adds and removes itself.
+    ``active`` holds the active meters of the same kind: exclusive, computing or in flight.
     """
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:
@@ -273,8 +250,6 @@ class _Meter(AbstractContextManager[None]):
 
 
 class _NoProfiler:
-    """A profiler that measures nothing."""
-
     def __init__(self) -> None:
         self._nothing = nullcontext()
 
@@ -286,4 +261,3 @@ class _NoProfiler:
 
 
 NO_PROFILER: Profiler = _NoProfiler()
-"""A profiler that measures nothing."""

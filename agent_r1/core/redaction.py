@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REDACTED = "***"
-"""The text that replaces credentials."""
 
 # For http(s), one slash is enough, because Path changes "http://user:password@host" to "http:/user:password@host".
 _SCHEME = r"(?P<scheme>https?:/{1,2}|[a-z][a-z0-9+.-]{0,30}://)"
@@ -29,10 +28,9 @@ _ENCODED_URL = re.compile(r"(?<==)[^&#=]*%3A(?:%2F){1,2}[^&#]*(?:%40|@)[^&#]*", 
 
 
 def redact(text: str) -> str:
-    """Return a text in which ``***`` replaces the credentials in each web address.
+    """Replace the credentials in each web address of a text with ``***``.
 
-    Credentials are the user name and the password, and the values of parameters such as ``token``, ``api_key`` or
-    ``sig`` in the query or the fragment of the address.
+    Credentials are the user name, the password, and parameters such as ``token``, ``api_key`` or ``sig``.
 
     Example:
         >>> redact("no answer from http://ann:secret@10.0.0.1:8800/search?token=abc&index=wiki18")
@@ -42,10 +40,7 @@ def redact(text: str) -> str:
 
 
 def redact_url(value: str) -> str:
-    """Return ``value``, one web address, with ``***`` in place of its credentials.
-
-    :func:`redact` does the same for all addresses in a text. Unlike an address in a text, ``value`` can contain spaces
-    and quotes.
+    """Replace the credentials in a single web address with ``***``. The address can contain spaces and quotes.
 
     Example:
         >>> redact_url("http://ann:it's my secret@10.0.0.1:8800")
@@ -56,7 +51,7 @@ def redact_url(value: str) -> str:
 
 
 def redact_command(words: Sequence[str]) -> str:
-    """Return the words of a command as one line for a shell, with ``***`` in place of credentials.
+    """Return a command as one line for a shell, with ``***`` in place of credentials.
 
     Example:
         >>> redact_command(("env", "API_KEY=abc", "serve", "--token", "abc", "--small"))
@@ -77,7 +72,7 @@ def redact_command(words: Sequence[str]) -> str:
 
 
 def has_redacted(url: str) -> bool:
-    """Return whether ``***`` has replaced credentials in a web address, and no credentials remain.
+    """Return whether a web address has ``***`` in place of credentials, and contains no credentials.
 
     Example:
         >>> has_redacted("http://***@10.0.0.1:8800"), has_redacted("http://10.0.0.1:8800")
@@ -91,10 +86,10 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return the web address in ``match`` without its credentials. This address is a part of a longer web address.
+    """Redact a web address that is part of a longer address.
 
-    Only the scheme is kept if the address in ``match`` has an ``@`` and itself contains a further web address:
-    ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
+    Only the scheme is kept if the address has an ``@`` and itself contains an address: ``http://ann:pw@b/http://c/y``
+    becomes ``http://***``.
     """
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
@@ -106,14 +101,14 @@ def _redact_rest(rest: str) -> str:
 
 
 def _without_user(rest: str) -> str:
-    """Return ``rest``, a web address without its scheme, with ``***`` in place of the user name and the password.
+    """Replace the user name and the password in a web address with ``***``. ``rest`` is the address without its scheme.
 
     Examples:
         ann@host/a@b -> ***@host/a@b (no password: only the user name is replaced)
         ann:x/y@z@host/a -> ***@host/a (a password: everything before the last ``@`` is replaced)
 
-    A password can contain any character, also ``@`` and ``/``. The authority is the part of the address before the
-    first ``/``, ``?`` or ``#``. The address has a password in two cases:
+    A password can contain ``@`` and ``/``. The authority is the text before the first ``/``, ``?`` or ``#``. The
+    address has a password in two cases:
 
     - The authority has an ``@`` after a colon.
     - The authority has no ``@`` and is not a valid host and port, and an ``@`` follows later.
@@ -126,9 +121,7 @@ def _without_user(rest: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return a copy of a JSON value in which :func:`redact` has removed the credentials from every text.
-
-    Lone surrogates (half a character) are escaped.
+    """Return a copy of a JSON value with all texts redacted. Lone surrogates (half a character) are escaped.
 
     Example:
         >>> redact_values({"corpus": ["http://ann:secret@10.0.0.1:8800"]})

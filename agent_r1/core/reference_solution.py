@@ -10,15 +10,12 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.messages import Message, Text, ToolCall
 
 Responder = Callable[[tuple[Message, ...], int], Message]
-"""A function (conversation so far, index of the turn, counted from 0) -> next message of the assistant.
-
-The next message can depend on the conversation, because a game or a user can answer differently in every episode.
-"""
+"""A function (conversation so far, index of the turn) -> next message of the assistant. The first turn has index 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolution:
-    """One way to solve a task, right or wrong: a name, and a responder that acts in place of the policy.
+    """One way to solve a task, right or wrong. ``respond`` acts in place of the policy.
 
     Example:
         ReferenceSolution("guess", script(tool_call("search", query="Alba"), Message.assistant("Bruno")))
@@ -33,12 +30,10 @@ class ReferenceSolutions:
     """The reference solutions of one task, for ``agent-r1 check``.
 
     Attributes:
-        gold: right solutions. In an episode of a right solution, the sum of each reward in ``expected_rewards`` must be
-            at least the number given there.
-        wrong: wrong solutions. In an episode of a wrong solution, the sum of each reward in ``expected_rewards`` must
-            be below the number given there.
-        expected_rewards: the smallest sum of each reward in an episode of a right solution, by the name of the reward.
-            Leave out rewards that a wrong solution can also earn, such as a reward for any search.
+        gold: right solutions. Each must reach every number in ``expected_rewards``.
+        wrong: wrong solutions. Each must stay below every number in ``expected_rewards``.
+        expected_rewards: the smallest sum that a right solution earns in an episode, by the name of the reward. Leave
+            out rewards that a wrong solution can also earn, such as a reward for any search.
 
     Example:
         ReferenceSolutions(
@@ -54,16 +49,12 @@ class ReferenceSolutions:
 
 
 def tool_call(name: str, **arguments: Any) -> Message:
-    """Return an assistant message that calls the tool ``name`` with ``arguments``.
-
-    Example:
-        tool_call("search", query="Alba")
-    """
+    """Return an assistant message with one tool call: ``tool_call("search", query="Alba")``."""
     return Message("assistant", (Text(""),), (ToolCall("call_0", name, arguments, ""),))
 
 
 def script(*messages: Message) -> Responder:
-    """Return a responder that answers with ``messages``, one per turn, whatever the conversation is.
+    """Return a responder that sends ``messages``, one per turn, whatever the conversation is.
 
     The responder raises EngineError if the episode goes on after the last message.
     """

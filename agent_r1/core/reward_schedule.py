@@ -1,4 +1,4 @@
-"""Weights of rewards that change over the steps of a run."""
+"""Weights of rewards that change during a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class RewardSchedule:
-    """A factor that changes with the step. The weight of a reward is multiplied by this factor.
+    """A factor for the weight of a reward, which changes with the step.
 
-    ``points`` are pairs (step, factor) in ascending order of steps. The factor is interpolated linearly between two
-    points. The factor is constant before the first point and after the last point.
+    ``points`` are pairs (step, factor) in the order of steps. Between two points, the factor is interpolated linearly.
+    Before the first point and after the last point, the factor is constant.
 
     Example:
         >>> RewardSchedule.parse("1:0, 11:1").factor(6)
@@ -24,9 +24,9 @@ class RewardSchedule:
 
     @classmethod
     def parse(cls, text: str) -> RewardSchedule:
-        """Return the schedule that ``text`` describes. Raise ValueError if ``text`` does not describe a schedule.
+        """Parse a list of STEP:FACTOR. Raise ValueError if ``text`` is not such a list.
 
-        ``text`` is a list of STEP:FACTOR: ``1:0,50:1`` raises the factor from 0 at step 1 to 1 at step 50.
+        Example: ``1:0,50:1`` raises the factor from 0 at step 1 to 1 at step 50.
         """
         points = []
         for part in text.split(","):
@@ -41,7 +41,7 @@ class RewardSchedule:
         return cls(tuple(points))
 
     def factor(self, step: int) -> float:
-        """Return the factor in the step with the number ``step``. The first step of a run has the number 1."""
+        """Return the factor at ``step``. The first step of a run is step 1."""
         for (start, low), (end, high) in pairwise(self.points):
             if start <= step <= end:
                 return low + (high - low) * (step - start) / (end - start)
@@ -49,8 +49,8 @@ class RewardSchedule:
 
 
 def weights_at(weights: Mapping[str, float], schedules: Mapping[str, RewardSchedule], step: int) -> dict[str, float]:
-    """Return the weights of rewards in a step: each weight times the factor of its schedule.
+    """Return the weight of each reward at ``step``, multiplied by the factor of its schedule if there is one.
 
-    Rewards without a schedule keep their weight. A reward with a schedule and without a weight has weight 1.
+    A reward that has a schedule but no weight has weight 1.
     """
     return {**weights, **{name: weights.get(name, 1.0) * one.factor(step) for name, one in schedules.items()}}

@@ -8,7 +8,7 @@ from typing import Any
 from agent_r1.core.redaction import redact_values
 
 FIRST_SETTINGS = ("taskset", "model", "algorithm.name", "steps", "seed")
-"""Settings that are shown before all other settings."""
+"""Settings that are shown first."""
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -26,11 +26,9 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
-    """Return settings by dotted key.
+    """Return nested settings by dotted key, for display.
 
     The most important settings come first, credentials are removed, and a list becomes one text.
-
-    ``config`` holds the settings in nested tables.
 
     Example:
         >>> flat_settings({"trainer": {"learning_rate": 0.001}, "steps": 20, "splits": ["test", "dev"]})

@@ -10,9 +10,9 @@ _PART_WEIGHT = 0.98  # a match of the last part only ("high" for "loss.high") ra
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the most similar of the ``known`` names, or "" if no name is similar.
+    """Return a question with the known name that is most similar to ``name``; "" if no known name is similar.
 
-    ``name`` is also compared with the last part of a dotted name, and with the initials of a name of several words.
+    ``name`` may also be the last part of a dotted name, or the initials of a name of several words.
 
     Example:
         >>> suggest("serach", ["search", "add"])
@@ -28,10 +28,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _similarity(name: str, candidate: str) -> float:
-    """Return the similarity of the names ``name`` and ``candidate``, from 0 to 1.
-
-    The similarity of equal names is 1.
-    """
+    """Return the similarity of two names, from 0 to 1 (equal)."""
     words = candidate.rpartition(".")[2].split("_")
     part, name_part = "_".join(words), name.rpartition(".")[2]
     by_initials = len(words) > 1 and name_part == "".join(word[:1] for word in words)

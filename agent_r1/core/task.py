@@ -1,4 +1,4 @@
-"""Tasks: the problems that are given to an agent."""
+"""Tasks: the problems that an agent has to solve."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ class Task:
 
     Attributes:
         id: the name of the task, unique in its task set.
-        messages: the opening of the conversation. The constructor also accepts text (one user message) and
-            OpenAI-style dictionaries.
+        messages: the opening of the conversation. The constructor also accepts text (one user message) and OpenAI-style
+            dictionaries.
         data: values for tools and scorers, never shown to the agent.
-        split: the name of the split to which the task belongs, for example "train".
+        split: the split of the task, for example "train".
 
     Raises:
-        InvalidInput: if the messages or their images cannot be read, if ``data`` is not a mapping, if ``id`` or
-            ``split`` is not text, or if a text contains a lone surrogate (half a character), which can be neither
-            tokenized nor written.
+        InvalidInput: the messages or their images cannot be read, ``data`` is not a mapping, ``id`` or ``split`` is not
+            text, or a text contains a lone surrogate (half a character).
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
@@ -61,9 +60,8 @@ class Task:
 
 
 def check_text(what: str, text: object) -> None:
-    """Raise InvalidInput if ``text`` is not text, or has a character that cannot be encoded.
-
-    ``what`` names the text in the error.
+    """Raise InvalidInput if ``text`` is not text, or contains a lone surrogate. ``what`` names the text in
+    the error.
     """
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
@@ -74,8 +72,8 @@ def check_text(what: str, text: object) -> None:
 
 
 AgentFunction = Callable[[str, str, Task], Awaitable[object] | object]
-"""An agent of a user: ``run(base_url, api_key, task)``, a sync or async function that returns its answer or None.
+"""An agent program of a user: ``run(base_url, api_key, task)``, sync or async. It returns its answer or None.
 
-The function calls the policy over HTTP at ``base_url`` with the key ``api_key``. The endpoint accepts the request
+The program calls the policy over HTTP at ``base_url`` with the key ``api_key``. The endpoint accepts the request
 formats of OpenAI and Anthropic.
 """

@@ -12,7 +12,7 @@ from agent_r1.core.task import Task
 
 
 def hash_tasks(tasks: Iterable[Task]) -> str:
-    """Return the sha256 of a sequence of tasks. A different order of the tasks gives a different sha256."""
+    """Return the sha256 of a sequence of tasks. The order of the tasks matters."""
     total = hashlib.sha256()
     for task in tasks:
         try:
@@ -30,7 +30,7 @@ _dump = json.JSONEncoder(sort_keys=True).encode
 
 
 def _to_json(value: object) -> object:
-    """Convert a value to a value that JSON can represent. An object of an unknown type becomes the name of its type."""
+    """Convert a value to JSON types. An object of an unknown type becomes the name of its type."""
     match value:
         case str() | None | bool() | float():
             return value

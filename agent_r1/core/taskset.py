@@ -19,24 +19,22 @@ class TaskSet:
 
     Attributes:
         name: the name on the command line.
-        env: the environment.
         tasks: returns the tasks of a split.
-        scorers: compute the rewards of an attempt.
         rewards: the names of all rewards, including process rewards; () if the names are known only after scoring.
         baselines: the environments of other methods on the same tasks, by the name of the method (``naive-rag``).
         recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
         evaluation: the splits that an evaluation reports.
-        validation: the split that selects the best checkpoint; if None, the weights of the last step are kept.
-        whole: the name of the split with all tasks, if all tasks come from one file; None otherwise.
-        retrieval: returns measures of the retriever's quality on a split, by name.
+        validation: the split that selects the best checkpoint. None: keep the weights of the last step.
+        whole: the split with all tasks, if all tasks come from one file.
+        retrieval: returns measures of the retriever's quality on a split.
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
-        kind: returns the kind of a training task, for example its number of hops. The tasks of each kind are spread
-            evenly over an epoch, so that all steps get about the same mixture. None: all tasks are of one kind.
-        variants: environments by split, for the splits that do not use ``env``.
-        measures: computes, from scored attempts, measures in addition to the rewards, by name. None: no such measures.
-        agent: an agent that acts instead of the agent loop, and calls the policy over HTTP; None for the agent loop.
-        sandbox: the isolation of code that the policy writes, as text; None if no such code is executed.
-        file: the Python file of the user that defines the task set; None if no file of the user defines the task set.
+        kind: returns the kind of a training task, for example its number of hops. Each kind is spread evenly over an
+            epoch.
+        variants: environments for the splits that do not use ``env``.
+        measures: computes measures from scored attempts, in addition to the rewards.
+        agent: an agent program that acts instead of the agent loop, and calls the policy over HTTP.
+        sandbox: the isolation of code that the policy writes. None: no such code is executed.
+        file: the user's Python file that defines the task set; None for a built-in task set.
     """
 
     name: str

@@ -1,10 +1,9 @@
 """Temporary folders that do not stay behind, even if their process is killed.
 
-A process holds a lock on a file in each of its temporary folders. When the process ends, even by SIGKILL, the kernel
-releases the lock. The next process that makes a folder with the same prefix removes the folders whose lock is free.
+A process holds a lock on a file in each of its temporary folders. The kernel releases the lock when the process ends.
+The next process that makes a folder with the same prefix removes the folders whose lock is free.
 
-A process id in the name of the folder would not be enough: processes on several machines or in several containers can
-make folders in one parent folder, and two of these processes can have equal ids.
+Process ids would not be enough: on two machines or in two containers, two processes can have equal ids.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ import tempfile
 from pathlib import Path
 
 LOCK = ".lock"
-"""The name of the locked file in a temporary folder."""
 
 
 class TemporaryFolder:
-    """A new folder for the files of this process. When the process has ended, other processes may remove the folder.
+    """A new folder for the files of this process. Other processes may remove the folder after this process has ended.
 
     Args:
         prefix: the first part of the folder's name, such as "agent-r1-vllm-". The process id and a random text follow.
-        parent: the place of the folder; None: the system's place for temporary files.
+        parent: the folder that contains the new folder. None: the system's folder for temporary files.
 
     Raises OSError if the folder cannot be made.
     """
@@ -41,7 +39,7 @@ class TemporaryFolder:
         self._release()
 
     def keep(self) -> None:
-        """Let the folder stay after the end of the process. No process removes it."""
+        """Let the folder stay after the process ends."""
         (self.path / LOCK).unlink(missing_ok=True)
         self._release()
 
@@ -52,7 +50,7 @@ class TemporaryFolder:
 
 
 def remove_abandoned(prefix: str, parent: Path) -> None:
-    """Remove the temporary folders in ``parent`` whose names begin with ``prefix``, and whose processes have ended."""
+    """Remove each temporary folder in ``parent`` whose name begins with ``prefix`` and whose process has ended."""
     for folder in parent.glob("*"):
         if not folder.name.startswith(prefix):
             continue
@@ -71,10 +69,9 @@ def remove_abandoned(prefix: str, parent: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a new file in ``folder``, and return its file descriptor. The lock is held until the descriptor is closed.
+    """Lock a new file in ``folder``, and return its descriptor. Closing the descriptor releases the lock.
 
-    The file gets its name after it is locked, because another process may remove a folder whose lock is free. Return
-    None if the file system has no locks. Then no other process removes the folder.
+    Return None if the file system has no locks. Then no process removes the folder.
     """
     file = folder / f"{LOCK}.new"
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

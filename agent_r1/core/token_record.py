@@ -1,4 +1,4 @@
-"""Token records: the numbers that one update computed for each action token of a turn."""
+"""Token records: numbers that an update computed for each action token."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from agent_r1.core.attempt_id import AttemptId
 class TokenRecord:
     """The numbers that one update computed for the action tokens of one turn.
 
-    Each tuple has one number per action token, in the order of ``Turn.action_ids``.
+    Each tuple has one number per token, in the order of ``Turn.action_ids``.
 
     Attributes:
         turn: the index of the turn in its trajectory.
-        logprobs: the log-probability of the token in the trainer, at the sampler's temperature and with the weights
-            before the update. NaN if the update did not read the token before its first optimizer step.
-        advantages: the advantage of the token.
-        loss_weights: the weight of the token in the policy loss, multiplied by its importance weight. 0 if the loss
-            mask, or the ``token_mask`` or ``rejection`` of the algorithm, excludes the token.
+        logprobs: the log-probability under the trainer's weights before the update, at the sampler's temperature. NaN
+            if the update did not read the token before its first optimizer step.
+        loss_weights: the weight in the policy loss, multiplied by the importance weight. 0 if the loss mask, or the
+            algorithm's ``token_mask`` or ``rejection``, excludes the token.
         entropies: the entropy of the policy at the token, in nats, when the update first read the token.
         values: the critic's value of the state before the token; () without a critic.
 

@@ -11,27 +11,26 @@ from agent_r1.core.messages import ContentPart
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """The description of a tool that is shown to the policy. ``parameters`` is the JSON schema of its arguments."""
+    """The description of a tool for the policy. ``parameters`` is the JSON schema of the arguments."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
 
     def to_openai(self) -> dict[str, Any]:
-        """Return the tool as a dictionary in the OpenAI format, for the argument ``tools`` of a chat template."""
+        """Return the tool in the OpenAI format, for the argument ``tools`` of a chat template."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one tool call. The agent sees ``parts``. Only rewards see ``data``.
+    """The result of one tool call.
 
     Attributes:
         parts: the text and media that the agent sees.
-        ok: whether the call succeeded.
         error: the kind of the failure; None if the call succeeded.
-        data: any value for the rewards.
+        data: any value for the rewards. The agent does not see this value.
         seconds: the duration of the call.
     """
 

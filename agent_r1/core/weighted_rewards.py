@@ -12,7 +12,7 @@ from agent_r1.core.trajectory import STATUS_POLICY, Trajectory
 T = TypeVar("T")
 
 MAX_REWARD = 1e300
-"""The largest absolute value of a reward that counts as finite. The limit ensures that no sum of rewards overflows."""
+"""The largest absolute value of a reward that counts as finite. No sum of such rewards overflows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class WeightedReward:
     """A reward, multiplied by its weight.
 
     Attributes:
-        turn: the index of the turn that the reward belongs to; None for a reward of the whole trajectory.
+        turn: the index of the turn of the reward; None for a reward of the whole trajectory.
         call: the index of the tool call in the turn; None if the reward does not belong to a single call.
     """
 
@@ -40,8 +40,7 @@ def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iter
 def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[WeightedReward]:
     """Yield each reward of a trajectory, multiplied by its weight. Skip rewards of weight 0, and rewards that are None.
 
-    Args:
-        weights: Weights by the name of a reward. A reward without a weight has weight 1.
+    A reward that is not in ``weights`` has weight 1.
     """
     for number, turn in enumerate(trajectory.turns):
         for name, weight, value in with_weights(turn.rewards, weights):
@@ -58,15 +57,14 @@ def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> It
 
 
 def can_be_summed(value: float) -> bool:
-    """Return whether the absolute value of a reward is at most ``MAX_REWARD``. False for NaN and infinities."""
+    """Return whether the absolute value of a reward is at most ``MAX_REWARD``. NaN gives False."""
     return abs(value) <= MAX_REWARD
 
 
 def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
     """Return the weighted sum of all rewards of a trajectory (its return R).
 
-    ``weights`` maps names of rewards to weights. A reward that is not in ``weights`` has weight 1. Rewards of weight 0
-    are ignored.
+    A reward that is not in ``weights`` has weight 1. Rewards of weight 0 are ignored.
 
     Return None if the attempt failed, or if a reward could not be computed or is not finite.
     """

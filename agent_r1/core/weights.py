@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 Transport = Literal["shared_memory", "safetensors", "lora", "nccl"]
-"""How an engine obtains weights: from a module in the same process, from a folder of safetensors files, from the folder
-of an adapter, or by a collective broadcast between GPUs."""
+"""How an engine obtains weights: from a module in the same process, a folder of safetensors files, the folder of an
+adapter, or a broadcast between GPUs."""
 
 
 Dtype = Literal["float32", "bfloat16"]
-"""A data type of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +20,9 @@ class PolicyVersion:
     """One version of the policy's weights.
 
     Attributes:
-        number: the number of the version; the initial weights of a run have the number 0.
+        number: the version number; the initial weights of a run have the number 0.
         step: the optimizer step that made these weights.
-        checksum: the sha256 of all tensors, or None if no checksum was computed for this version.
+        checksum: the sha256 of all tensors; None if no checksum was computed.
 
     Example:
         PolicyVersion(number=3, step=3, checksum="9f86d0..")
@@ -36,13 +35,13 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class CanaryPrompt:
-    """A fixed prompt with log-probabilities that the trainer computed, to test which weights a server serves.
+    """A fixed prompt with log-probabilities from the trainer, to test which weights a server serves.
 
     Attributes:
         token_ids: (n,) the tokens of the prompt.
         logprobs: (n - 1,) the log-probability of each token except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the tokens that are most likely to follow the prompt, by token id, at
-            the temperature ``TEMPERATURE`` of ``inference/canary.py``.
+        next_logprobs: the log-probabilities of the most likely next tokens, by token id, at the temperature
+            ``TEMPERATURE`` of ``inference/canary.py``.
     """
 
     token_ids: tuple[int, ...]
@@ -51,16 +50,16 @@ class CanaryPrompt:
 
 
 Canary = tuple[CanaryPrompt, ...]
-"""Fixed prompts with their log-probabilities under the weights of one version, to test which weights a server has."""
+"""The canary prompts of one version of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolders:
-    """A LoRA adapter, and the weights that it belongs to, as folders of safetensors files.
+    """A LoRA adapter and its base model, as folders of safetensors files.
 
     Attributes:
-        adapter: the adapter in the format of peft. Its weights differ in each version.
-        base: the frozen weights of the model. These weights are the same in all versions.
+        adapter: the adapter in the format of peft, different in each version.
+        base: the frozen weights of the model, equal in all versions.
     """
 
     adapter: Path
@@ -69,15 +68,14 @@ class AdapterFolders:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """A reference to new weights. The update itself contains no tensors.
+    """A reference to new weights.
 
     Attributes:
         version: the version that an engine serves after the update.
         transport: how the engine obtains the tensors.
         handle: the module ("shared_memory"), the folder ("safetensors"), the :class:`AdapterFolders` ("lora") or the
             name of the process group ("nccl").
-        canary: log-probabilities that the engine must have with these weights; () if the engine proves its weights by a
-            checksum.
+        canary: prompts that test whether the engine has these weights; () if the engine reports a checksum.
 
     Example:
         WeightUpdate(PolicyVersion(3, step=3), "safetensors", Path("/dev/shm/run/version-3"))
