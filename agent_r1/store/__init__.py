@@ -1,4 +1,4 @@
-"""A run on disk: its database, files and configuration, with functions to write, read and verify a run."""
+"""A run on disk: its database, files and configuration."""
 
 from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
 from agent_r1.store.folder import create_run, default_run_name, is_run, reopen_run, run_folder

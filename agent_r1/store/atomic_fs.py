@@ -11,17 +11,14 @@ from pathlib import Path
 
 
 class Disk:
-    """The file system operations with which files are saved.
-
-    Functions that save files have an argument ``disk``. Tests give a Disk in which single methods raise errors.
+    """The file system operations with which files are saved. Tests replace single methods by methods that
+    raise errors.
     """
 
     def make(self, folder: Path) -> None:
-        """Create a folder and its parents."""
         folder.mkdir(parents=True)
 
     def write(self, path: Path, write: Callable[[Path], object]) -> None:
-        """Call ``write(path)``, which writes a file or the files of a folder."""
         write(path)
 
     def sync(self, path: Path) -> None:
@@ -47,9 +44,8 @@ DISK = Disk()
 def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
     """Yield a hidden temporary folder, which is renamed to ``folder`` at the end of the ``with`` block.
 
-    All files of the hidden folder are synced before the rename. After an exception in the block, the hidden folder is
-    removed. If the process is killed, the hidden folder can remain. Raises OSError if ``folder`` exists and is not
-    empty. ``disk`` performs the file system operations.
+    All files are synced before the rename. After an exception in the block, the temporary folder is removed. A killed
+    process can leave it behind (see :func:`remove_leftovers`). Raises OSError if ``folder`` exists and is not empty.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -62,9 +58,8 @@ def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
     """Yield a hidden temporary folder, which replaces ``folder`` at the end of the ``with`` block.
 
-    Unlike :func:`atomic_dir`, this function accepts an existing ``folder``. The old folder is renamed after all new
-    files are on the disk, and removed after the replacement. After an exception in the block, ``folder`` is unchanged.
-    ``disk`` performs the file system operations.
+    Unlike :func:`atomic_dir`, this function accepts an existing ``folder``. After an exception in the block, ``folder``
+    is unchanged.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -77,29 +72,20 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 
 def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename a folder to a hidden name, so that no reader finds the folder during its removal. Return the new path.
-
-    ``disk`` performs the file system operations.
-    """
+    """Rename a folder to a hidden name, so that no reader finds a partly removed folder. Return the new path."""
     hidden = hidden_path(folder)
     disk.rename(folder, hidden)
     return hidden
 
 
 def remove_leftovers(folder: Path, disk: Disk = DISK) -> None:
-    """Remove the hidden folders that remained when an earlier save of ``folder`` was killed.
-
-    ``disk`` performs the file system operations.
-    """
+    """Remove the hidden folders that a killed save of ``folder`` left behind."""
     for path in folder.parent.glob(f".{folder.name}.*"):
         disk.remove(path)
 
 
 def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Write ``data`` to a file atomically: if the process is killed, the file has its complete old or new content.
-
-    ``disk`` performs the file system operations.
-    """
+    """Write a file atomically: if the process is killed, the file has its complete old or new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = hidden_path(path)
     try:
@@ -113,7 +99,7 @@ def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
 
 def hidden_path(path: Path) -> Path:
-    """Return a new hidden name beside ``path``. :func:`remove_leftovers` recognizes the name."""
+    """Return a new hidden name beside ``path``, which :func:`remove_leftovers` recognizes."""
     return path.parent / f".{path.name}.{uuid.uuid4().hex}"
 
 

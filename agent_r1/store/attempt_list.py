@@ -1,4 +1,4 @@
-"""Lists of attempts: SQL queries that filter and sort the attempts of a run, and return one page of them."""
+"""SQL queries that filter, sort and count the attempts of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store.rows import decode_number
 
 AttemptFateName = FateName | Literal["pending"]
-"""What became of an attempt: trained, dropped for a reason, superseded (made invalid when the run was resumed), or
-pending (none of these so far)."""
+"""The fate of an attempt. superseded: made invalid when the run was resumed. pending: no fate so far."""
 
 AttemptOrder = Literal["started", "step", "reward", "credit", "turns", "tokens", "calls", "errors", "seconds"]
 """The column by which a list of attempts is sorted. "credit" is the sum of the advantages of an attempt's tokens."""
@@ -38,16 +37,13 @@ class AttemptFilter:
 
     Attributes:
         step: the attempt was trained or dropped at this optimizer step.
-        fate: "trained", "dropped", or "pending" (neither so far).
-        task: the attempt was made at the task with this id.
-        has_reward: true: the reward is known; false: the attempt has not ended, or a reward could not be computed.
+        task: the id of the task.
+        has_reward: whether the reward is known. It is unknown if the attempt has not ended, or if a reward failed.
         reward_below: the reward is known and below this number.
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
-        text: this text occurs in the attempt's id, or in a recorded reason: why the attempt failed, has no reward, or
-            was dropped. Case is ignored.
-        recorded: true: the run recorded numbers for each action token of the attempt (:class:`TokenRecord`); false:
-            the run did not record these numbers.
+        text: this text occurs in the attempt's id or in one of its recorded reasons. Case is ignored.
+        recorded: whether the attempt has token records (:class:`TokenRecord`).
         id_prefix: the attempt's id begins with this text, with or without the name of the run.
     """
 
@@ -112,18 +108,15 @@ COLUMNS = f"""
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An SQL query: its text, and the values of its parameters."""
-
     sql: str
     parameters: tuple[Any, ...]
 
 
 def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit: int, offset: int) -> Query:
-    """Return the query of one page of a list: at most ``limit`` attempts after the first ``offset`` attempts.
+    """Return the query of one page of a sorted list: at most ``limit`` attempts after the first ``offset`` attempts.
 
-    The list holds the attempts that meet the conditions ``where``, sorted by the column ``sort``, such as "reward".
-    With ``descending``, the largest value comes first. Attempts without a value in this column come last. Attempts with
-    equal values are sorted by their start. :func:`read_summary` reads a row of the result.
+    Attempts without a value in the column ``sort`` come last. Attempts with equal values are sorted by their start.
+    :func:`read_summary` reads a row of the result.
     """
     condition = condition_query(where)
     order = f"{ORDERS[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"
@@ -135,10 +128,7 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
 
 
 def count_query(where: AttemptFilter, most: int | None = None) -> Query:
-    """Return the query that counts the attempts that meet the conditions ``where``.
-
-    The count stops at ``most``. If ``most`` is None, all these attempts are counted.
-    """
+    """Return the query that counts the attempts that meet the conditions ``where``. The count stops at ``most``."""
     condition = condition_query(where)
     rows = f"SELECT 1 FROM {TABLES} WHERE {condition.sql} LIMIT ?"
     return Query(f"SELECT count(*) FROM ({rows})", (*condition.parameters, -1 if most is None else most))

@@ -1,7 +1,6 @@
 """Read a page of a list of attempts, or search in the conversations of a list.
 
-A page is identified by the last attempt of the page before it. With page numbers (OFFSET), the database would read all
-earlier pages, and new attempts would shift the pages.
+A page is identified by the last attempt of the page before it, because new attempts would shift page numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SEARCH_SECONDS = 0.1
 """The time limit of the search for one page, in seconds. At the limit, the page holds the attempts found so far."""
 
 SEARCHED_AT_LEAST = 100
-"""The search for one page of attempts stops at its time limit only if it has read at least this number of attempts."""
+"""The search for one page reads at least this number of attempts, even after the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class AttemptPage:
 
     Attributes:
         last: the last attempt that was read. The next page begins after this attempt. None: there is no next page.
-        searched: the number of attempts whose conversations were searched; 0 if the list has no text to search for.
+        searched: the number of attempts whose conversations were searched.
     """
 
     attempts: tuple[AttemptSummary, ...]
@@ -60,7 +59,7 @@ class AttemptList:
         where: the conditions.
         order: the column by which the list is sorted, such as "reward".
         descending: whether the largest value comes first.
-        text: a text that the conversation of each attempt contains; None for all attempts.
+        text: a text that the conversation of each attempt contains. None: no search.
     """
 
     where: AttemptFilter = field(default_factory=AttemptFilter)
@@ -76,13 +75,11 @@ def read_page(
     limit: int,
     backwards: bool = False,
 ) -> AttemptPage:
-    """Return a page of the list ``listed``: at most ``limit`` attempts that follow the attempt ``after``.
+    """Return a page of ``listed``: at most ``limit`` attempts that follow the attempt ``after``. None: the first page.
 
-    If ``after`` is None, the page begins with the first attempt of the list. With ``backwards``, the list is read in
-    reverse order: the page holds the attempts before ``after``, and begins with the attempt nearest to ``after``.
+    With ``backwards``, the page holds the attempts before ``after``, in reverse order, nearest to ``after`` first.
 
-    If the list has a text to search for, the search ends after SEARCH_SECONDS. The page can then have fewer than
-    ``limit`` attempts.
+    If ``listed.text`` is given, the search ends after SEARCH_SECONDS, and the page can have fewer attempts.
     """
     query = _rows_query(connection, listed, after, backwards)
     if listed.text is None:
@@ -104,9 +101,9 @@ def read_page(
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
-    """Return the query for the row ids of a list, in order, beginning after the attempt ``after``.
+    """Return the query for the row ids of a list, beginning after the attempt ``after``. None: from the first row.
 
-    If ``after`` is None, the query begins at the first row. If ``after`` is not recorded, the query finds no row.
+    If ``after`` is not recorded, the query finds no row.
     """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending
@@ -134,10 +131,10 @@ def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: Atte
 
 
 def _after(keys: Sequence[tuple[str, bool]], place: Sequence[Any]) -> Query:
-    """Return the SQL condition for the rows that come after ``place`` in a sorted list.
+    """Return the SQL condition for the rows that come after a row in a sorted list.
 
-    ``keys`` are the columns by which the list is sorted, as pairs (column, whether the order is descending). ``place``
-    has one value for each column.
+    ``keys`` are pairs (column, whether the order is descending). ``place`` has the row's value in each of these
+    columns.
     """
     (key, descends), value, rest = keys[0], place[0], keys[1:]
     further = f"{key} {'<' if descends else '>'} ?"
@@ -148,17 +145,14 @@ def _after(keys: Sequence[tuple[str, bool]], place: Sequence[Any]) -> Query:
 
 
 def _summaries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[AttemptSummary, ...]:
-    """Return one summary for each row id in ``ids``, in the order of ``ids``."""
     sql = f"SELECT attempts.id, {COLUMNS} FROM {TABLES} WHERE attempts.id IN ({', '.join('?' * len(ids))})"
     found = {row_id: read_summary(row) for row_id, *row in connection.execute(sql, ids)}
     return tuple(found[row_id] for row_id in ids)
 
 
 def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]:
-    """Yield all stored texts of an attempt in which :func:`read_page` searches.
-
-    The id and the reasons are strings. The opening messages and the turns are documents, packed by
-    :func:`pack_document`.
+    """Yield all stored texts of an attempt: its id and reasons as strings, its messages and turns as packed
+    documents.
     """
     sql = f"SELECT attempt, outcomes.reason, attempts.reason, start FROM {TABLES} WHERE attempts.id = ?"
     *texts, start = connection.execute(sql, (row_id,)).fetchone()
@@ -170,9 +164,9 @@ def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]
 
 
 def _text_matcher(text: str) -> Callable[[str | bytes], bool]:
-    """Return a function that returns whether a text or a packed document contains ``text``. Case is ignored.
+    """Return a function that finds ``text`` in a string or in a packed document (see :func:`pack_document`).
 
-    A document is the result of :func:`pack_document`. It is parsed only if its bytes contain ``text``.
+    Case is ignored. A document is parsed only if its bytes contain ``text``.
     """
     wanted = text.casefold()
     # Documents are ASCII JSON, in which letters outside ASCII are escapes whose case cannot be compared.
@@ -193,7 +187,7 @@ _STRUCTURE = frozenset({"role", "call_id", "sha256", "mime"})
 
 
 def _strings(document: Any) -> Iterator[str]:
-    """Yield every text in a document, except names of fields and the values of the fields in ``_STRUCTURE``."""
+    """Yield every text in a document, without field names and without the values of ``_STRUCTURE``."""
     if isinstance(document, str):
         yield document
     elif isinstance(document, list):

@@ -1,4 +1,4 @@
-"""Encoding of messages, actions, tool results and other values as JSON values, and decoding."""
+"""Convert messages, actions, tool results and other values to JSON values and back."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ MAX_DEPTH = 100
 TOO_DEEP = f"(nested deeper than {MAX_DEPTH} levels)"
 
 MAX_INTEGER_BITS = 4096
-"""The largest number of bits of an integer that is stored as a number.
-
-Larger integers are stored as hexadecimal text, because Python refuses to write very long decimal numbers.
-"""
+"""The maximum number of bits of an integer that is stored as a number. Larger integers are stored as
+hexadecimal text."""
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
     """Convert a value to a JSON value that :func:`decode_value` converts back.
 
-    A tuple is stored with a tag, so that decoding returns a tuple and not a list. A mapping is stored with a tag if a
-    key is not text or begins with "$". Values that JSON cannot represent (objects, sets, very long integers) become
-    text, and stay text when decoded. Lists, tuples and mappings at depth ``MAX_DEPTH`` are replaced by ``TOO_DEEP``,
-    because a policy can generate any number of nested brackets.
+    Tuples, and mappings with other keys than plain text, are stored with a tag. Values that JSON cannot represent
+    (objects, sets, very long integers) become text, and stay text when decoded. Collections at depth ``MAX_DEPTH`` are
+    replaced by ``TOO_DEEP``, because a policy can generate any number of nested brackets.
 
     Example:
         >>> encode_value({"titles": ("Alba", "Bruno")})
@@ -49,7 +46,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def _safe_repr(value: object) -> str:
-    """Return ``repr(value)``. If ``repr`` raises an error, return a text that names this error."""
+    """Return ``repr(value)``, or a text that names the error that ``repr`` raised."""
     try:
         return repr(value)
     except Exception as error:
@@ -57,7 +54,6 @@ def _safe_repr(value: object) -> str:
 
 
 def decode_value(data: Any) -> Any:
-    """Return the value that :func:`encode_value` encoded as ``data``."""
     if isinstance(data, list):
         return [decode_value(item) for item in data]
     if not isinstance(data, dict):
@@ -70,7 +66,7 @@ def decode_value(data: Any) -> Any:
 
 
 def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
-    """Encode the parts of a message: a text as a string, an image as an object without the bytes of the image.
+    """Encode the parts of a message: a text as a string, an image as an object without its bytes.
 
     Example:
         ["Look:", {"sha256": "9f86d0..", "mime": "image/png", "width": 64, "height": 48}]
@@ -79,7 +75,6 @@ def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
 
 
 def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
-    """Return the parts of a message that :func:`encode_parts` encoded as ``data``."""
     return tuple(Text(part) if isinstance(part, str) else Image(**part) for part in data)
 
 
@@ -101,9 +96,7 @@ def decode_media(data: Sequence[Any]) -> tuple[PromptMedia, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object with all its fields.
-
-    The OpenAI format is not used, because it has no fields for the raw text of a call and its parse error.
+    """Return a message as a JSON object, including the raw text of calls, which the OpenAI format lacks.
 
     Example:
         {"role": "user", "parts": ["Who rules Alba?"], "calls": [], "reasoning": None, "call_id": None}
@@ -118,7 +111,6 @@ def encode_message(message: Message) -> dict[str, Any]:
 
 
 def decode_message(data: Mapping[str, Any]) -> Message:
-    """Return the message that :func:`encode_message` encoded as ``data``."""
     calls = tuple(
         ToolCall(id, name, decode_value(arguments), raw, error) for id, name, arguments, raw, error in data["calls"]
     )

@@ -12,14 +12,10 @@ LEVEL = 1  # The blobs are short, so higher levels take more time and save almos
 
 
 class TurnTokens(NamedTuple):
-    """The token arrays of one turn, which are stored as one blob.
+    """The token arrays of one turn: new prompt tokens, sampled tokens, and the log-probabilities of the sampled tokens.
 
-    ``new_ids`` are the tokens of the prompt that were added since the parent turn. ``action_ids`` are the sampled
-    tokens.
-
-    The blob is compressed by zlib. The layout before compression is little-endian: the number of new ids and the number
-    of action ids as uint32, all ids as int32, and the log-probabilities as float64. So unpacking returns exactly the
-    packed numbers.
+    :meth:`pack` returns a blob that zlib compressed. The layout before compression is little-endian: the number of new
+    ids and the number of action ids as uint32, all ids as int32, and the log-probabilities as float64.
 
     Example:
         >>> TurnTokens.unpack(TurnTokens((5, 6), (9, 2), (-0.3, -0.1)).pack())
@@ -50,17 +46,14 @@ _COUNTS = struct.Struct("<2I")
 def pack_columns(columns: Sequence[Sequence[float]]) -> bytes:
     """Return columns of numbers with equal lengths as one compressed blob. Every number is stored exactly, also NaN.
 
-    The layout is little-endian: the number of columns as uint32, then the columns one after the other as float64.
+    The layout is little-endian: the number of columns as uint32, then the columns as float64.
     """
     numbers = [number for column in columns for number in column]
     return zlib.compress(struct.pack(f"<I{len(numbers)}d", len(columns), *numbers), LEVEL)
 
 
 def unpack_columns(blob: bytes) -> tuple[tuple[float, ...], ...]:
-    """Return the columns of numbers in ``blob``, a result of :func:`pack_columns`.
-
-    Raise ValueError if the columns have different lengths.
-    """
+    """Return the columns in a result of :func:`pack_columns`. Raise ValueError if their lengths differ."""
     data = zlib.decompress(blob)
     (columns,) = struct.unpack_from("<I", data)
     numbers = struct.unpack_from(f"<{(len(data) - 4) // 8}d", data, 4)
@@ -76,5 +69,4 @@ def pack_document(document: Any) -> bytes:
 
 
 def unpack_document(blob: bytes) -> Any:
-    """Return the JSON value in ``blob``, a result of :func:`pack_document`."""
     return json.loads(zlib.decompress(blob))

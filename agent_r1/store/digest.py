@@ -15,13 +15,11 @@ from agent_r1.store.reader import RunReader
 def run_digest(reader: RunReader) -> str:
     """Return the sha256 of everything that an exact repetition of the run reproduces.
 
-    The digest covers attempts with their policy versions, tokens, log-probabilities and rewards. It also covers the
-    fate (such as "trained" or "dropped") and the credit of each attempt. The credit is the sum of the advantages.
-    Finally, the digest covers the metrics and the checksums of all weights.
+    Covered: attempts with their policy versions, tokens, log-probabilities, rewards, fates and credits; metrics; the
+    checksums of all weights.
 
-    The digest does not cover times, texts for people (reasons, events), the run's name and configuration, rewards of
-    weight 0, and superseded rows, which became invalid when the run was resumed from a checkpoint. The attempts are
-    hashed in the order of their groups, so the order in which they ended does not matter.
+    Not covered: times, reasons, log events, the run's name and configuration, rewards of weight 0, and superseded rows,
+    which became invalid when the run was resumed. The order in which attempts ended does not matter.
 
     If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
     """

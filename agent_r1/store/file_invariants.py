@@ -30,9 +30,9 @@ def last_step(connection: sqlite3.Connection) -> int:
 
 
 def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
-    """Return the step of the last saved checkpoint; None if there is no checkpoint.
+    """Return the step of the last saved checkpoint, or None.
 
-    If the run was at step 20 and was then resumed from step 10, the old checkpoint of step 20 does not count.
+    A checkpoint does not count if the run was later resumed from an earlier checkpoint.
     """
     sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
               WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
@@ -41,14 +41,12 @@ def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
 
 
 def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manifest:
-    """Compare a checkpoint with the database of its run, and return the manifest of the checkpoint.
+    """Compare a checkpoint with the database of its run, and return its manifest.
 
     Raises:
-        CorruptCheckpoint: if a file of the checkpoint is missing, additional or changed; if the run has no metrics up
-            to the checkpoint's step; or if the weights, or the seal (a hash of the run's records), differ from the
-            records of the run.
-        InvalidInput: if a different version of agent-r1 wrote the checkpoint, in a format that this version does not
-            read.
+        CorruptCheckpoint: a file is missing, additional or changed; or the step, the weights or the seal (a hash of the
+            run's rows) contradict the database.
+        InvalidInput: this version of agent-r1 does not read the format of the checkpoint.
     """
     manifest, step, last = check_manifest(checkpoint), checkpoint_step(checkpoint), last_step(connection)
     if step > last:
@@ -72,7 +70,7 @@ class RunFiles:
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
         model: the inode of the model's folder, which changes if the model is replaced; None if there is no model.
-        seal: the content of ``seal.json``, which holds a hash of all records of the run; None if there is no such file.
+        seal: the content of ``seal.json``, or None.
     """
 
     folder: Path
@@ -82,7 +80,6 @@ class RunFiles:
 
 
 def list_run_files(folder: Path) -> RunFiles:
-    """Return the files that the run in ``folder`` has now."""
     try:
         seal = (folder / SEAL_FILE).read_bytes()
     except FileNotFoundError:
@@ -100,7 +97,7 @@ def _inode(folder: Path) -> int | None:
 def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield one message for each checkpoint that :func:`check_checkpoint` refuses.
 
-    A checkpoint that is removed during the check is skipped, because a run that is in progress removes old checkpoints.
+    A checkpoint that is removed during the check is skipped, because a run in progress removes old checkpoints.
     """
     for checkpoint in reversed(files.checkpoints):
         try:
@@ -111,9 +108,9 @@ def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 
 
 def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the newest checkpoint in the records is missing on the disk.
+    """Yield a message if the newest recorded checkpoint is missing on the disk.
 
-    Yield nothing if the run is complete and has its final model. Such a run needs no checkpoint.
+    A complete run with its final model needs no checkpoint.
     """
     newest, present = last_checkpoint_step(connection), list_checkpoints(files.folder)
     needed = not (_is_complete(connection) and (files.folder / MODEL).exists())
@@ -124,9 +121,8 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the final model is corrupt or has weights that the run never published.
 
-    In a run that is not complete, superseded weights are also accepted: weights whose record became invalid when the
-    run was resumed from a checkpoint. The run can have saved such a model before it was resumed. A model that is
-    replaced during the check is skipped, because another process is writing the run.
+    A run that is not complete can have saved the model before it was resumed, so superseded weights are accepted too. A
+    model that is replaced during the check is skipped.
     """
     if files.model is None:
         return
@@ -161,10 +157,7 @@ def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[
 
 
 def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the file ``seal.json`` is unreadable, or if its seal is not the seal of a row in the database.
-
-    The seal of a row is a hash of this row and all rows before it.
-    """
+    """Yield a message if ``seal.json`` is unreadable, or if its seal is not in the database."""
     if files.seal is None:
         return
     try:
@@ -176,10 +169,10 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 
 
 def last_closed_row(files: RunFiles) -> int:
-    """Return the number of the last row of the database that a seal in another file covers; 0 if there is no such seal.
+    """Return the number of the last row that a seal outside of the database covers; 0 if there is no such seal.
 
-    The rows of all tables are numbered in one order. A seal is a hash of one row and all rows before it. The other
-    files are the seal file, and the manifests of the checkpoints and the model. All of these files must be valid.
+    These seals are in ``seal.json`` and in the manifests of the checkpoints and the model. All these files must be
+    valid.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
@@ -188,11 +181,9 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the run is complete, but no seal outside of the database covers the last rows of the database.
+    """Yield a message if the run is complete, but no seal outside of the database covers its last rows.
 
-    A seal is a hash of one row and all rows before this row. Seals outside of the database are in the seal file and in
-    manifests. The message is a warning, not a violation, because a run that is killed at its very end leaves no seal
-    file.
+    The message is only a warning, because a run that is killed at its very end leaves no ``seal.json``.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):
@@ -213,4 +204,4 @@ FILE_INVARIANTS: Mapping[str, Callable[[sqlite3.Connection, RunFiles], Iterator[
     "seal": invalid_seal,
     "configuration": changed_config,
 }
-"""One check for each invariant, by the name of the invariant. A check yields one line of text for each violation."""
+"""A check for each invariant, by name. A check yields one line of text for each violation."""

@@ -1,4 +1,4 @@
-"""Create the folder of a run. The folder is created completely or not at all."""
+"""Create, find and reopen the folder of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG_FILE = "config.json"
 
 
 def default_run_name(task: str, algorithm: str, now: datetime) -> str:
-    """Return the default name of a run, for a user who gives no name.
+    """Return the name of a run whose user gives no name.
 
     Example:
         >>> default_run_name("tinywiki", "grpo", datetime(2026, 1, 2, 3, 4, 5))
@@ -40,7 +40,7 @@ def run_folder(run: str) -> Path:
 
 
 def run_argument(folder: Path) -> str:
-    """Return the argument with which a shell command names the run in ``folder``, quoted for the shell.
+    """Return the argument that names a run on the command line, quoted for the shell.
 
     Example:
         >>> run_argument(Path("runs/demo")), run_argument(Path("/data/my runs/demo"))
@@ -51,10 +51,7 @@ def run_argument(folder: Path) -> str:
 
 
 def path_argument(file: Path) -> str:
-    """Return the argument with which a shell command names a file, quoted for the shell.
-
-    The argument is relative if the file is in the working directory or in a folder inside it.
-    """
+    """Return the path of a file for the command line, quoted for the shell; relative inside the working directory."""
     return shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
 
 
@@ -64,7 +61,7 @@ def is_run(folder: Path) -> bool:
 
 
 def create_run(folder: Path, config: Mapping[str, Any], profiler: Profiler = NO_PROFILER) -> RunWriter:
-    """Create the folder of a new run and return its writer.
+    """Create the folder of a new run, completely or not at all. Return the writer of the run.
 
     Args:
         config: the resolved configuration, JSON values only.
@@ -84,7 +81,6 @@ def create_run(folder: Path, config: Mapping[str, Any], profiler: Profiler = NO_
 
 
 def require_new_run(folder: Path) -> None:
-    """Raise InvalidInput if ``folder`` exists."""
     if os.path.lexists(folder):
         do = "give another --run" + (", or --resume to continue this one" if is_run(folder) else "")
         raise InvalidInput("run", got=f"{folder}, which exists", do=do)
@@ -92,8 +88,6 @@ def require_new_run(folder: Path) -> None:
 
 def reopen_run(folder: Path, profiler: Profiler = NO_PROFILER) -> RunWriter:
     """Return the writer of an existing run. The caller must open a segment before recording events.
-
-    A segment is a stretch of training without a stop. ``profiler`` measures the time of writing.
 
     Raises InvalidInput if ``folder`` holds no run, or if the run cannot be written.
     """

@@ -1,7 +1,7 @@
 """Invariants of the run database, as queries. A query that returns a row has found a violation.
 
-The main invariant: within a segment (a stretch of training without a stop), every attempt that was started is trained
-once, dropped for a reason, superseded (made invalid when the run was resumed), or pending (none of these so far).
+The main invariant: every attempt is trained once, dropped for a reason, superseded (made invalid when the run was
+resumed), or pending.
 """
 
 from __future__ import annotations
@@ -84,4 +84,4 @@ INVARIANTS: Mapping[str, str] = {
         WHERE fate = 'trained' AND newest_version > (
             SELECT max(version) FROM current_versions AS made WHERE made.step < attempts.step)""",
 }
-"""One query for each invariant, by the name of the invariant. A query returns one line of text for each violation."""
+"""A query for each invariant, by name. A query returns one line of text for each violation."""

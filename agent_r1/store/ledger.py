@@ -1,11 +1,11 @@
-"""The ledger: the rows of all tables in one order. The seal of a row covers the row and all rows before it.
+"""The ledger: the rows of all tables in one order, each with a seal.
 
 Rows are numbered over all tables (``id``). The seal of a row is a hash of the previous seal and of the row's table,
-number and values. So every later change, removal, addition or move of a row can be detected, and one seal
-covers all rows up to its own row.
+number and values. So any later change, removal, addition or move of a row is detected, and one seal covers all rows up
+to its own row.
 
-Every transaction writes its last seal to the table ``head``. The manifest of a checkpoint or a model contains the last
-seal at the time of saving. When a run is closed, the last seal is written to ``seal.json``.
+The last seal is in the table ``head``, in the manifest of each checkpoint and model, and in ``seal.json``, which is
+written when a run is closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEAL_BYTES = 16
 
 
 class Seal(NamedTuple):
-    """The seal of one row. The seal covers this row and all rows before this row.
+    """The seal of one row: a hash of this row and all rows before it.
 
     Example:
         Seal(row=8123, value=bytes.fromhex("9f86d081884c7d659a2feaa0c55ad015"))
@@ -44,9 +44,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Seal:
-        """Return the seal (a row number and a hash) that ``data`` describes. ``data`` is a result of :meth:`to_json`.
-
-        Raises ValueError, KeyError or TypeError if ``data`` is not a seal.
+        """Return the seal that :meth:`to_json` converted. Raises ValueError, KeyError or TypeError for other data.
 
         Example:
             Seal.from_json({"row": 8123, "seal": "9f86d081884c7d659a2feaa0c55ad015"})
@@ -55,7 +53,7 @@ class Seal(NamedTuple):
 
 
 START = Seal(0, bytes(SEAL_BYTES))
-"""The seal before the first row. It is the last seal of an empty database."""
+"""The seal before the first row."""
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
@@ -68,9 +66,8 @@ def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> 
 
 
 def _encode(value: Any) -> bytes:
-    """Return a column value as bytes: its type, its length (for text and bytes), and its content.
-
-    Different values have different bytes.
+    """Return a column value as bytes: type, length (of text and bytes) and content. Different values have different
+    bytes.
     """
     if isinstance(value, str):
         content = value.encode("utf-8", "surrogateescape")
@@ -93,7 +90,7 @@ class Ledger:
     """A writer that appends rows to a database, and gives each row its seal: a hash of this row and all earlier rows.
 
     Attributes:
-        head: the seal of the last row. If there are no rows, ``START``.
+        head: the seal of the last row.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -103,11 +100,7 @@ class Ledger:
     def append(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
         """Append rows to a table, within a transaction. Raises sqlite3.IntegrityError if a constraint fails.
 
-        Args:
-            table: the name of the table.
-            rows: for each row, the values of all columns except ``id`` and ``seal``, with the types that SQLite
-                returns. This method computes ``id`` (the number of the row) and ``seal`` (a hash of the row and the
-                previous seal).
+        Each row has the values of all columns except ``id`` and ``seal``, with the types that SQLite returns.
         """
         sealed = self._seal(table, rows)
         if sealed:
@@ -138,7 +131,7 @@ class Ledger:
     def savepoint(self) -> Iterator[None]:
         """Run the ``with`` block as a part of the open transaction.
 
-        If the block raises an error, the rows of the block are undone, and the transaction continues.
+        If the block raises an error, its rows are undone, and the transaction continues.
         """
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
@@ -158,7 +151,7 @@ class Ledger:
 
 
 def read_head(connection: sqlite3.Connection) -> Seal:
-    """Return the seal (number and hash) of the last row of a run. The table ``head`` holds this seal.
+    """Return the seal of the last row, which the table ``head`` holds.
 
     Raises sqlite3.DatabaseError if the table does not hold exactly one seal.
     """
@@ -169,7 +162,7 @@ def read_head(connection: sqlite3.Connection) -> Seal:
 
 
 def read_latest_seal(database: Path) -> Seal | None:
-    """Return the seal of the last row, a hash of all rows of a run; None if the file ``database`` does not exist."""
+    """Return the seal of the last row of a run; None if the file ``database`` does not exist."""
     if not database.exists():
         return None
     with closing(connect_reader(database)) as connection:
@@ -177,16 +170,12 @@ def read_latest_seal(database: Path) -> Seal | None:
 
 
 def write_seal_file(folder: Path, seal: Seal) -> None:
-    """Write ``seal``, a hash of rows of a run, to ``seal.json`` in ``folder``. Raises OSError if this is impossible."""
+    """Write a seal to ``seal.json`` in ``folder``. Raises OSError if this is impossible."""
     atomic_write(folder / SEAL_FILE, json.dumps(seal.to_json()).encode("ascii"))
 
 
 def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
-    """Return the reason why a recorded seal does not fit the rows of the database; None if the seal fits.
-
-    A seal is a hash of one row and all rows before it. The seal fits if the row exists, and has the same seal in the
-    database.
-    """
+    """Return why a recorded seal is not the seal of its row in the database; None if it is."""
     for table in KEYS:
         found = connection.execute(f"SELECT seal FROM {table} WHERE id = ?", (seal.row,)).fetchone()
         if found is not None:
@@ -195,10 +184,9 @@ def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
 
 
 def broken_rows(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each row that was added or changed later, and for each gap from which rows were removed.
+    """Yield one line for each row that was added or changed, and for each gap from which rows were removed.
 
-    The seal of each row is computed again: a hash of the row and of the previous seal. Yield one more line if the seal
-    of the last row differs from the last recorded seal, which is in the table ``head``.
+    Each seal is computed again. The last seal must be equal to the seal in the table ``head``.
     """
     last = START
     for table, row, seal, *values in merge(*(_read_rows(connection, table) for table in KEYS), key=itemgetter(1)):
@@ -218,7 +206,7 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any
 
 
 def _describe(connection: sqlite3.Connection, table: str, row: int, values: Sequence[Any]) -> str:
-    """Return a text with the number, the table and the key of a row, and the step after which the row was recorded.
+    """Return a text that names a row for a message.
 
     Example:
         "row 8123, in rewards (attempt 'demo:3.1.0:style-a/3', turn 1, call None, name 'format', after step 3)"

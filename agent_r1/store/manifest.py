@@ -5,8 +5,8 @@ A manifest is the file ``manifest.json`` of the folder:
 {"format": 5, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
  "ledger": {"row": 8123, "seal": "9f86.."}, "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
 
-The entries "model" to "weights" are the hashes of a :class:`ModelFingerprint`. "ledger" has the number and the hash of
-the last row that the run had recorded in its database when the folder was saved.
+The entries "model" to "weights" are the fields of a :class:`ModelFingerprint`. "ledger" is the last seal of the run
+when the folder was saved.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class ModelFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of the manifest of a saved folder. It describes the model and the files in the folder.
+    """The content of a manifest.
 
     Attributes:
         fingerprint: identifies the model.
-        seal: the seal of the last row that the run's database had when the folder was saved. A seal is a hash of one
-            row and all rows before it. None if the folder belongs to no run.
+        seal: the last seal (a hash of all rows) of the run when the folder was saved. None: the folder belongs to no
+            run.
         files: the files of the folder, by name.
     """
 
@@ -77,10 +77,7 @@ def write_manifest(folder: Path, fingerprint: ModelFingerprint, seal: Seal | Non
     """Write the manifest of the files that are in a folder now.
 
     Args:
-        folder: the folder of a saved model or checkpoint.
-        fingerprint: identifies the model.
-        seal: the number and the hash of the last row in the run's database; None if the folder belongs to no run.
-        disk: the file system operations.
+        seal: the last seal of the run; None if the folder belongs to no run.
     """
     files = {path.relative_to(folder).as_posix(): asdict(_hash_entry(path)) for path in sorted(_list_files(folder))}
     ledger = None if seal is None else seal.to_json()
@@ -93,7 +90,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         CorruptCheckpoint: if the manifest cannot be read.
-        InvalidInput: if the manifest has a format that this version of agent-r1 does not read.
+        InvalidInput: if this version of agent-r1 does not read the manifest's format.
     """
     try:
         data: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -110,11 +107,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_manifest(folder: Path) -> Manifest:
-    """Compare every file of a folder with the manifest of the folder, and return the manifest.
+    """Compare every file of a folder with the manifest, and return the manifest.
 
     Raises:
         CorruptCheckpoint: if a file is missing, additional or changed, or the manifest cannot be read.
-        InvalidInput: if the manifest has a format that this version of agent-r1 does not read.
+        InvalidInput: if this version of agent-r1 does not read the manifest's format.
     """
     manifest = read_manifest(folder)
     try:
@@ -159,16 +156,12 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 
 def hash_file(path: Path) -> str:
-    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a saved folder, without the manifest and without hidden files.
-
-    File managers and network disks can add hidden files to a folder.
-    """
+    """Yield the files of a saved folder without the manifest, and without hidden files, which file managers can add."""
     found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return (path for path in found if not path.name.startswith("."))
 

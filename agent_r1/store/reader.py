@@ -58,9 +58,7 @@ _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A log event, with the number of its segment (a stretch of training without a stop) and its time.
-
-    The time is in seconds since 1970.
+    """A log event with its time, in seconds since 1970. A segment is a stretch of training without a stop.
 
     Example:
         RecordedEvent(1, 1767323045.0, LogEvent("warning", "gradient_spike: the gradient norm is far above .."))
@@ -87,11 +85,11 @@ class SegmentStart:
 
 
 class RunReader:
-    """A reader of a run's database. It returns the recorded attempts, metrics and events as values of the core types.
+    """A reader of the attempts, metrics and events of a run.
 
-    If a run is resumed from a checkpoint, rows that the checkpoint does not include are superseded: they become
-    invalid. The reader leaves out superseded rows, except log events. Attempts, trajectories and fates are returned in
-    the order in which the attempts were started.
+    If a run is resumed from a checkpoint, later rows are superseded: they become invalid. The reader leaves out
+    superseded rows, except log events. Attempts, trajectories and fates are returned in the order in which the attempts
+    were started.
 
     Raises:
         InvalidInput: if ``folder`` holds no run, or a run whose schema version is not ``SCHEMA_VERSION``.
@@ -106,7 +104,7 @@ class RunReader:
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration with which the run was started or last resumed.
 
-        Raises InvalidInput if the row with the configuration is damaged.
+        Raises InvalidInput if the configuration is damaged.
         """
         row = self._connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()
         try:
@@ -127,30 +125,28 @@ class RunReader:
         return last_step(self._connection)
 
     def last_checkpoint_step(self) -> int | None:
-        """Return the step of the last saved checkpoint; None if there is none.
+        """Return the step of the last saved checkpoint, or None.
 
         A checkpoint does not count if the run was later resumed from an earlier checkpoint.
         """
         return last_checkpoint_step(self._connection)
 
     def check_checkpoint(self, checkpoint: Path) -> Manifest:
-        """Compare a checkpoint with its manifest and with the records of this run. Return the manifest.
+        """Compare a checkpoint with its manifest and with this run. Return the manifest.
 
         Raises:
             CorruptCheckpoint: if the checkpoint is not intact, or does not belong to this run.
-            InvalidInput: if a different version of agent-r1 wrote the checkpoint, in a format that this version cannot
-                read.
+            InvalidInput: if this version of agent-r1 does not read the checkpoint's format.
         """
         return check_checkpoint(self._connection, checkpoint)
 
     def attempts(self) -> Iterator[AttemptStarted]:
-        """Yield the event :class:`AttemptStarted` of every attempt."""
         sql = f"SELECT {_ATTEMPT}, split, version FROM current_attempts AS attempts ORDER BY id"
         for *attempt, split, version in self._rows(sql):
             yield AttemptStarted(AttemptId(*attempt), split, version)
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
-        """Yield the trajectory of every attempt that ended; if ``split`` is given, only of attempts in this split."""
+        """Yield the trajectory of every attempt that ended, or only of attempts in ``split``."""
         for row in self._rows(f"SELECT {_TRAJECTORY} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id", split):
             yield self._trajectory(row)
 
@@ -160,7 +156,7 @@ class RunReader:
         return None if found is None else self._trajectory(found)
 
     def image(self, sha256: str) -> Image | None:
-        """Return the image with the hash ``sha256``, with its bytes; None if the run holds no such image."""
+        """Return the image with the hash ``sha256``, or None if the run holds no such image."""
         sql = "SELECT data, mime FROM images WHERE sha256 = ?"
         found = next(self._rows(sql, sha256), None)
         return None if found is None else Image.from_bytes(*found)
@@ -181,7 +177,7 @@ class RunReader:
         return (self.image(part.sha256) or part) if isinstance(part, Image) else part
 
     def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
-        """Return the recorded numbers of the action tokens of each turn of an attempt; () if none were recorded."""
+        """Return the token records of an attempt, one per turn; () if none were recorded."""
         sql = """SELECT turn, numbers FROM token_records JOIN current_attempts AS attempts ON attempt_id = attempts.id
                  WHERE attempt = ? ORDER BY turn"""
         rows = self._rows(sql, attempt_key(attempt))
@@ -196,10 +192,9 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return at most ``limit`` attempts that meet the conditions ``where``.
+        """Return at most ``limit`` attempts that meet the conditions ``where``, after the first ``offset`` attempts.
 
-        The attempts are sorted by the column ``sort``, such as "reward" or "started". With ``descending``, the largest
-        value comes first. The first ``offset`` attempts are skipped.
+        With ``descending``, the largest value of the column ``sort`` comes first.
         """
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
@@ -212,37 +207,29 @@ class RunReader:
     def page_attempts(
         self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
     ) -> AttemptPage:
-        """Return the page of a list that follows the attempt ``after``; the first page if ``after`` is None.
+        """Return a page of a list: at most ``limit`` attempts that follow the attempt ``after``. None: the first page.
 
-        A page has at most ``limit`` attempts. With ``backwards``, return the page before ``after``. The attempts are
-        then in reverse order, and the attempt nearest to ``after`` comes first.
+        With ``backwards``, the page holds the attempts before ``after``, in reverse order, nearest to ``after`` first.
         """
         return read_page(self._connection, listed, after, limit, backwards)
 
     def find_attempt(self, name: str) -> AttemptSummary | None:
-        """Return the attempt with the id ``name``, such as ``3.0.0:style-a/7``; None if there is no such attempt.
-
-        ``name`` does not contain the name of the run.
+        """Return the attempt with the id ``name``, such as ``3.0.0:style-a/7`` (without the name of the
+        run), or None.
         """
         sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
         row = next(self._rows(sql, name), None)
         return None if row is None else read_summary(row)
 
     def count_statuses(self) -> Mapping[Status, int]:
-        """Return how many attempts ended with each status, such as {"completed": 310, "out_of_turns": 10}.
-
-        The largest number comes first.
-        """
+        """Return how many attempts ended with each status, the largest number first."""
         sql = """SELECT status, count(*) FROM outcomes GROUP BY status UNION ALL
                  SELECT status, -count(*) FROM fates JOIN outcomes USING (attempt_id) WHERE fate = 'superseded'
                  GROUP BY status"""
         return _totals((Status(status), count) for status, count in self._rows(sql))
 
     def count_fates(self) -> Mapping[AttemptFateName, int]:
-        """Return the numbers of trained, dropped and pending attempts, by these names, the largest number first.
-
-        Superseded attempts, which became invalid when the run was resumed from a checkpoint, are left out.
-        """
+        """Return the numbers of trained, dropped and pending attempts, the largest number first."""
         both = """FROM fates AS later JOIN fates USING (attempt_id)
                   WHERE later.fate = 'superseded' AND fates.fate <> 'superseded'"""
         sql = f"""SELECT fate, count(*) FROM fates WHERE fate <> 'superseded' GROUP BY fate UNION ALL
@@ -252,7 +239,7 @@ class RunReader:
         return _totals(self._rows(sql))
 
     def revision(self) -> int:
-        """Return the number of the last row in the ledger. A larger number means that something new was recorded."""
+        """Return the number of the last row of the run. The number grows with every record."""
         return int(next(self._rows("SELECT row FROM head"))[0])
 
     def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:
@@ -261,7 +248,7 @@ class RunReader:
         return tuple(sorted(found, key=lambda summary: summary.attempt.sort_key))
 
     def fates(self) -> Iterator[AttemptFate]:
-        """Yield for each attempt whether it was trained or dropped. Attempts without a decision so far are left out."""
+        """Yield the fate of each attempt. Attempts without a fate so far are left out."""
         columns = f"{_ATTEMPT}, fate, step, reason, credit"
         sql = f"SELECT {columns} FROM current_attempts AS attempts WHERE fate IS NOT NULL ORDER BY id"
         for *attempt, fate, step, reason, credit in self._rows(sql):
@@ -288,7 +275,7 @@ class RunReader:
         return tuple(name for (name,) in self._rows(sql))
 
     def curve(self, name: str) -> Mapping[int, float]:
-        """Return the values of one metric or timing by step, in the order of steps; {} if no step has the metric.
+        """Return the values of one metric or timing by step; {} if no step has the metric.
 
         Example:
             reader.curve("validation_em") == {5: 0.31, 10: 0.62}
@@ -297,12 +284,12 @@ class RunReader:
         return {step: decode_number(value) for step, value in self._rows(sql, name)}
 
     def segments(self) -> tuple[SegmentStart, ...]:
-        """Return the first start of the run, and each resumed start, in order, with its time and its step."""
+        """Return the first start of the run and each resumed start, in order."""
         rows = self._rows("SELECT segment, step, time FROM segments ORDER BY segment")
         return tuple(SegmentStart(*row) for row in rows)
 
     def recent_events(self, limit: int) -> tuple[RecordedEvent, ...]:
-        """Return the last ``limit`` log events of the run with their times, oldest first."""
+        """Return the last ``limit`` log events of the run, oldest first."""
         rows = self._rows("SELECT segment, time, kind, detail FROM events ORDER BY id DESC LIMIT ?", limit)
         found = [RecordedEvent(segment, time, LogEvent(kind, detail)) for segment, time, kind, detail in rows]
         return tuple(reversed(found))
@@ -356,7 +343,7 @@ class RunReader:
 
 
 def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
-    """Add up the counts of each key. Return the sums by key, the largest first, without sums that are 0."""
+    """Add up the counts of each key. Return the sums that are not 0, the largest first."""
     totals: Counter[Any] = Counter()
     for key, count in counts:
         totals[key] += count

@@ -1,7 +1,4 @@
-"""Facts and results of a run that are recorded as log events with JSON.
-
-These facts and results are the tools, the file of the task set, the hardware, the validations and the final table.
-"""
+"""Facts and results of a run that are recorded as log events with JSON."""
 
 from __future__ import annotations
 
@@ -18,34 +15,29 @@ from agent_r1.store.reader import RunReader
 ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
 """The kind of a log event with a fact or a result.
 
-- tools: the tools of the training environment in the OpenAI format, recorded whenever the run is started or resumed.
-- file: the absolute path of the Python file that defines the task set, recorded at the same times as tools.
-- hardware: processor, cores, GPUs and the version of torch, recorded at the same times as tools.
+- tools: the tools of the training environment in the OpenAI format, recorded at every start and resumption.
+- file: the absolute path of the Python file that defines the task set, recorded at every start and resumption.
+- hardware: processor, cores, GPUs and the version of torch, recorded at every start and resumption.
 - validation: the figures of one validation: step, split, em, f1, n, and the interval from low to high.
 - table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
 """
 
 
 def result_event(kind: ResultKind, value: Mapping[str, Any] | Sequence[Any] | str) -> LogEvent:
-    """Return a log event of the given kind that records ``value`` as JSON."""
     return LogEvent(kind, json.dumps(value))
 
 
 def tools_event(tools: Sequence[ToolSpec]) -> LogEvent:
-    """Return the event that records the tools of the training environment."""
     return result_event("tools", [tool.to_openai() for tool in tools])
 
 
 def file_events(file: Path | None) -> list[LogEvent]:
-    """Return the event that records the Python file of a user's task set. Return [] if there is no such file."""
+    """Return the event that records the Python file of a user's task set; [] if there is no such file."""
     return [] if file is None else [result_event("file", os.path.abspath(file))]
 
 
 def read_results(reader: RunReader, kind: ResultKind) -> Iterator[Any]:
-    """Yield the results of one kind, in the order in which they were recorded.
-
-    Each result is the JSON value that was given to :func:`result_event`.
-    """
+    """Yield the JSON values of one kind, in the order in which they were recorded."""
     for event in reader.events():
         if event.kind == kind:
             yield json.loads(event.detail)
@@ -58,7 +50,7 @@ def read_tools(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def read_hardware(reader: RunReader) -> Mapping[str, Any]:
-    """Return the hardware on which a run was trained after its last start or resumption; {} if it was not recorded.
+    """Return the hardware of the last start or resumption of a run; {} if it was not recorded.
 
     Example:
         {"processor": "AMD EPYC 9654", "cores": 16, "gpus": ["NVIDIA H200"], "torch": "2.13.0"}

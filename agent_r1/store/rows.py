@@ -1,4 +1,4 @@
-"""Encoding for the run database: events become rows; numbers and rewards become column values."""
+"""Encode events as rows of the run database, and numbers and rewards as column values."""
 
 from __future__ import annotations
 
@@ -68,17 +68,16 @@ def attempt_key(attempt: AttemptId) -> str:
 
 
 def encode_number(value: float) -> float | str:
-    """Return a number as a column value. NaN becomes text, because SQLite would store null instead of NaN."""
+    """Return a number as a column value. NaN becomes text, because SQLite would store null."""
     return "NaN" if math.isnan(value) else float(value)
 
 
 def decode_number(value: float | str) -> float:
-    """Return the number that :func:`encode_number` encoded as ``value``."""
     return float(value)
 
 
 def encode_reward(value: RewardValue) -> float | str | None:
-    """Return a reward as a column value. A tuple becomes JSON text, because SQLite has no arrays.
+    """Return a reward as a column value.
 
     Example:
         >>> encode_reward(1.0), encode_reward((0.5, 0.0)), encode_reward(None)
@@ -90,7 +89,6 @@ def encode_reward(value: RewardValue) -> float | str | None:
 
 
 def decode_reward(value: float | str | None) -> RewardValue:
-    """Return the reward that :func:`encode_reward` encoded as ``value``."""
     if not isinstance(value, str):
         return value
     data = json.loads(value)
@@ -103,10 +101,9 @@ def event_rows(
     """Yield the rows that record one event.
 
     Args:
-        event: the event.
-        segment: the number of the segment (a stretch of training without a stop) to which the event belongs.
-        reward_weights: the weight of each reward, by the name of the reward. A reward without an entry has weight 1.
-        connection: the database. It must already hold the rows of all earlier events.
+        segment: the segment (a stretch of training without a stop) of the event.
+        reward_weights: the weight of each reward, by name. A reward without an entry has weight 1.
+        connection: the database, which must already hold the rows of all earlier events.
     """
     match event:
         case AttemptStarted(attempt, split, version):
@@ -143,7 +140,7 @@ def event_rows(
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt; None if the attempt was never started.
 
-    No row with the attempt id None can be inserted. So an event about an attempt that was never started is refused.
+    The database refuses rows with the attempt id None, so events about unknown attempts are refused.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()
@@ -151,7 +148,7 @@ def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None
 
 
 def _escape(text: str) -> str:
-    """Return a text in which each lone surrogate is escaped, because SQLite refuses lone surrogates."""
+    """Escape lone surrogates, which SQLite refuses."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -165,18 +162,15 @@ def _metrics_rows(segment: int, step: int, values: Mapping[str, float], reproduc
 
 
 def encode_token_record(record: TokenRecord) -> bytes:
-    """Return the numbers of a token record as a column value."""
     columns = (record.logprobs, record.advantages, record.loss_weights, record.entropies)
     return pack_columns((*columns, record.values) if record.values else columns)
 
 
 def decode_token_record(attempt: AttemptId, turn: int, blob: bytes) -> TokenRecord:
-    """Return the numbers of the action tokens of turn number ``turn`` from their column value ``blob``."""
     return TokenRecord(attempt, turn, *unpack_columns(blob))
 
 
 def _new_images(trajectory: Trajectory, connection: sqlite3.Connection) -> list[Values]:
-    """Return rows with the images of a trajectory that the database does not hold yet."""
     images = {image.sha256: image for message in trajectory.messages for image in message.images}
     for turn in trajectory.turns:  # a result that is not in a message, and prompts whose context was rewritten
         images |= {part.sha256: part for result in turn.results for part in result.parts if isinstance(part, Image)}

@@ -27,7 +27,7 @@ KEYS: Mapping[str, Sequence[str]] = {
     "metrics": ("segment", "step", "name"),
     "events": ("segment", "kind"),
 }
-"""For each table that records a run, the names of the columns that identify a row in messages to users."""
+"""For each table, the columns that identify a row in messages to users."""
 
 # - id: the number of a row. The rows of all tables are numbered together, in the order in which they were written.
 # - seal: see ledger.py. The table head contains the seal of the last row. No other row than the row of head changes.
@@ -149,9 +149,9 @@ CREATE TRIGGER no_restart_after_fate BEFORE INSERT ON attempts
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Return a connection to the database ``path`` for writing. A commit returns after its rows are on the disk.
+    """Return a connection to the database ``path`` for writing. The caller must begin each transaction explicitly.
 
-    The caller must begin each transaction explicitly.
+    A commit returns after its rows are on the disk.
     """
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -163,7 +163,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 def close_writer(connection: sqlite3.Connection) -> None:
     """Close a connection and merge the WAL file into the database file.
 
-    Without a WAL file, the database can also be read in a folder without write permission.
+    Without a WAL file, the database can be read in a folder without write permission.
     """
     with suppress(sqlite3.Error):  # a reader is active or the connection broke: the WAL file stays
         connection.execute("PRAGMA journal_mode = DELETE")
@@ -197,8 +197,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Raise InvalidInput if the schema version of the database is not ``SCHEMA_VERSION``.
 
-    Raise sqlite3.DatabaseError if the database has no readable schema version, and is therefore not the database of a
-    run.
+    Raise sqlite3.DatabaseError if the database has no readable schema version.
     """
     row = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     if row is None or not str(row[0]).isdecimal():

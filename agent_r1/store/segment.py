@@ -1,5 +1,7 @@
-"""Segments of a run. A segment is a stretch of training without a stop. If a run is resumed from a checkpoint, a new
-segment begins, and the records of steps after the checkpoint no longer count: they are superseded.
+"""Segments of a run. A segment is a stretch of training without a stop.
+
+If a run is resumed from a checkpoint, a new segment begins, and the records of later steps are superseded: they no
+longer count.
 """
 
 from __future__ import annotations
@@ -22,34 +24,26 @@ SUPERSEDED = """
 
 
 def latest_segment(connection: sqlite3.Connection) -> int:
-    """Return the number of the last segment (a stretch of training without a stop), counted from 1.
-
-    If the run is in progress, its events belong to this segment.
-    """
+    """Return the number of the last segment (a stretch of training without a stop), counted from 1."""
     return int(connection.execute("SELECT max(segment) FROM segments").fetchone()[0])
 
 
 def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
-    """Return the weights of rewards by name; {} if no weight is set.
-
-    The weights are in the configuration with which the run was started or last resumed.
-    """
+    """Return the weights of rewards by name; {} if no weight is set."""
     config = connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()[0]
     weights: Mapping[str, float] = json.loads(config).get("reward_weights", {})
     return weights
 
 
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
-    """Open the next segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
+    """Open a new segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 
-    A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment. The fate of
-    an attempt is "trained" or "dropped". Attempts of two kinds become superseded, which means that they no longer
-    count:
+    Attempts of two kinds become superseded, which means that they no longer count:
 
     - attempts that were trained or dropped after ``step``
-    - attempts without a fate that did not finish, sampled no token, or used weights that are newer than the checkpoint
+    - pending attempts that did not finish, sampled no token, or used weights that are newer than the checkpoint
 
-    All other attempts without a fate stay valid, and the new segment can train on them.
+    All other pending attempts stay valid, and the new segment can train on them.
 
     Raises:
         InvalidInput: if the run has no metrics or no weights up to ``step``. Step 0 is always allowed.

@@ -28,9 +28,8 @@ DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, In
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each attempt with an unreadable or inconsistent trajectory.
-
-    The line names the first problem.
+    """Yield one line for each attempt with an unreadable or inconsistent trajectory. The line names the
+    first problem.
     """
     columns = "attempts.id, attempt, status, start, newest_version, turns, action_tokens, calls, call_errors"
     sql = f"SELECT {columns} FROM attempts JOIN outcomes ON attempt_id = attempts.id ORDER BY attempts.id"
@@ -45,10 +44,7 @@ def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 class _Counts(NamedTuple):
-    """The numbers of turns, sampled tokens, tool calls and failed tool calls of one attempt.
-
-    The table ``outcomes`` has columns with the names of the fields.
-    """
+    """Counts of one attempt. The fields are columns of the table ``outcomes``."""
 
     turns: int
     action_tokens: int
@@ -91,8 +87,7 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int, cou
 def _decode_content(content: bytes) -> tuple[list[ToolResult], tuple[PolicyVersionSpan, ...]]:
     """Return (tool results, version spans) from the stored content of a turn.
 
-    A version span says which version of the weights sampled a range of action tokens. The messages, tools and images in
-    the content are decoded only to find damage, which raises an error.
+    The messages, tools and images are decoded only to find damage, which raises an error.
     """
     action, observation, results, version_spans, (_call_ends, _calls_with_rewards), state, media = unpack_document(
         content

@@ -21,13 +21,13 @@ FATES = ("trained", "dropped", "superseded", "pending")
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of verifying a run. If the database is damaged, all counts are 0 and ``attempts`` is empty.
+    """The result of verifying a run. If the database is damaged, all counts are 0.
 
     Attributes:
         attempts: the number of attempts by fate.
-        rows: the number of rows in the ledger.
-        not_closed: the number of rows at the end of the ledger that no seal outside of the database covers; 0 if there
-            are violations. A seal is a hash of one row and all rows before it.
+        rows: the number of rows in the database.
+        not_closed: the number of last rows that no seal (a hash of all earlier rows) outside of the database covers; 0
+            if there are violations.
         violations: one line for each invariant that does not hold.
         warnings: one line if the run is complete, but ``not_closed`` is not 0.
 
@@ -53,10 +53,9 @@ class VerificationReport:
 
 
 def verify(folder: Path) -> VerificationReport:
-    """Check every invariant of a run and return the counts and the violations.
+    """Check every invariant of a run. If the database is damaged, report only the damage.
 
-    If the database is damaged, only the damage is reported. Raises InvalidInput if ``folder`` holds no run, or a run
-    whose schema version is not ``SCHEMA_VERSION``.
+    Raises InvalidInput if ``folder`` holds no run, or a run whose schema version is not ``SCHEMA_VERSION``.
     """
     path = folder / DATABASE
     with closing(connect_reader(path)) as connection:
@@ -78,10 +77,7 @@ _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 
 
 def _decode_text(text: bytes) -> str:
-    """Return stored text. Bytes that are not UTF-8 become lone surrogates.
-
-    So damaged text can be shown, and never equals valid text.
-    """
+    """Return stored text. Bytes that are not UTF-8 become lone surrogates, so damaged text never equals valid text."""
     return text.decode("utf-8", "surrogateescape")
 
 
@@ -102,9 +98,7 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line about the violations of the invariant ``name``, or nothing if ``offenders`` is empty.
-
-    Each of the ``offenders`` is a text about one violation.
+    """Yield one line about the violations ``offenders`` of the invariant ``name``, or nothing if there are none.
 
     Example:
         "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"
@@ -126,10 +120,9 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each failed check of the whole database.
+    """Yield one line for each damage of the whole database: a changed schema, damaged pages, or changed rows.
 
-    The checks compare the schema with the schema of this version, let SQLite search for damaged pages, and compare the
-    rows with their hashes. If the schema has changed, the other two checks are left out.
+    If the schema has changed, the other two checks are left out.
     """
     schema = list(_violation("schema", changed_schema(connection)))
     yield from schema
@@ -139,10 +132,7 @@ def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def changed_schema(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each difference between the database's schema and the schema of this version of agent-r1.
-
-    A difference is a table, index, view or trigger that is missing, additional or changed.
-    """
+    """Yield one line for each table, index, view or trigger that is missing, additional or changed."""
     with closing(sqlite3.connect(":memory:")) as reference:
         reference.executescript(TABLES)
         found, expected = _schema_of(connection), _schema_of(reference)

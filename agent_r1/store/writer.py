@@ -40,23 +40,20 @@ class _Submission:
 class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    Events that arrive during a transaction are written together in the next transaction, which is synced to the disk
-    once.
+    All events that arrive during a transaction are written in the next transaction.
 
-    Events must follow these rules. The start of an attempt is recorded before any other event about the attempt. An
-    attempt finishes at most once and gets at most one fate. If the events of one ``record`` call violate a rule, only
-    this call raises RunWriteError. After a failed commit, all later events are refused. So the disk holds exactly the
-    events for which ``record`` returned.
+    The start of an attempt must be recorded before other events about the attempt. An attempt finishes at most once and
+    gets at most one fate. A ``record`` call that violates these rules raises RunWriteError and records nothing. After a
+    failed commit, all later events are refused. So the disk holds exactly the events for which ``record`` returned.
 
     Events belong to the latest segment (a stretch of training without a stop). Only one process can write a run at a
     time.
 
     Attributes:
-        run: the name with which the run was created. The name is part of the id of every attempt, and does not change
-            if the folder is moved.
+        run: the name with which the run was created, which does not change if the folder is moved.
 
     Raises:
-        InvalidInput: if another process is writing the run, or if ``path`` is damaged, or if its schema version is not
+        InvalidInput: if another process is writing the run, if ``path`` is damaged, or if its schema version is not
             ``SCHEMA_VERSION``.
     """
 
@@ -83,10 +80,7 @@ class RunWriter:
     def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
         """Start a new segment from the checkpoint of ``step``, before any event is recorded.
 
-        A segment is a stretch of training without a stop. ``config`` is the configuration of the new segment.
-
-        Attempts that the checkpoint does not include become superseded: they no longer count. For the exact rules, see
-        :func:`agent_r1.store.segment.open_segment`.
+        Attempts that the checkpoint does not include no longer count (see :func:`agent_r1.store.segment.open_segment`).
 
         Raises:
             InvalidInput: if the run never reached ``step``.
@@ -100,17 +94,13 @@ class RunWriter:
             raise RunWriteError(f"could not open a segment: {error}") from error
 
     async def continue_from(self, step: int, config: Mapping[str, Any]) -> None:
-        """Write all events that were recorded so far, then let the run continue from the checkpoint of ``step``.
-
-        From now on, the events belong to a new segment (see :meth:`open_segment`). ``config`` is its configuration.
-        """
+        """Write all events that were recorded so far, then start a new segment (see :meth:`open_segment`)."""
         await self._worker.run(self.open_segment, step, config)
 
     async def record(self, *events: Event) -> None:
         """Record all events in order, and return when the events are on the disk.
 
-        Raises RunWriteError if the events are refused or the disk fails. In this case, no event of the call is
-        recorded.
+        Raises RunWriteError if the events are refused or the disk fails. Then no event of the call is recorded.
         """
         submission = _Submission(events)
         self._waiting.append(submission)
@@ -131,7 +121,6 @@ class RunWriter:
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
-        """Write the events of all waiting calls of :meth:`record` in one transaction. Do nothing if no call waits."""
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return
@@ -150,10 +139,7 @@ class RunWriter:
         return [self._failure] * len(batch)
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
-        """Append the rows of ``events``, the events of one ``record`` call. Return None, or an error if one is refused.
-
-        If one event is refused, no row of these events is appended.
-        """
+        """Append the rows of one ``record`` call. If an event is refused, append no row and return the error."""
         try:
             with self._ledger.savepoint():
                 for event in events:
@@ -169,10 +155,7 @@ class RunWriter:
 
 
 def _subject(event: Event) -> str:
-    """Return the key of the attempt that an event is about.
-
-    If the event is not about one attempt, return the name of the event's type.
-    """
+    """Return the key of the event's attempt, or the name of the event's type if there is no single attempt."""
     match event:
         case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
             return attempt_key(attempt)
@@ -184,7 +167,7 @@ def _subject(event: Event) -> str:
 def _lock(folder: Path) -> int:
     """Lock the folder of a run, and return its file descriptor. Raises InvalidInput if another process holds the lock.
 
-    The lock is held until the file descriptor is closed or the process ends.
+    Closing the descriptor releases the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
