@@ -1,4 +1,4 @@
-"""The program ``agent-r1``, run as ``python -m agent_r1``, such as ``python -m agent_r1 train``."""
+"""The program ``agent-r1`` as ``python -m agent_r1``."""
 
 from agent_r1.cli import enter
 

@@ -1,7 +1,6 @@
 """The command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (143 by SIGTERM).
 
-Errors are printed on stderr. Each error is one line, except RunStopped (a health check stopped the run), which is a
-diagnosis of several lines.
+Errors are printed on stderr in one line, except the diagnosis of RunStopped.
 
 Modules that import torch are imported inside the commands, after all checks that do not need torch.
 """
@@ -118,12 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return (name, parameters) of the command in ``arguments``, without running the command.
+    """Return (name, keyword arguments) of the command in ``arguments``, without running the command.
 
-    ``arguments`` are the words after ``agent-r1``, such as ["verify", "demo", "--digest"]. The parameters are the
-    keyword arguments of the command's function, by name.
-
-    Raise click.UsageError if the arguments cannot be parsed.
+    ``arguments`` are the words after ``agent-r1``, such as ["verify", "demo", "--digest"]. Raise click.UsageError if
+    they cannot be parsed.
     """
     name, *rest = arguments
     command = cli.commands.get(name)
@@ -134,7 +131,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def run_command(command: click.Command, arguments: Sequence[str], program: str) -> int:
-    """Run a command with ``arguments``, and return its exit code. If the command fails, print the error on stderr.
+    """Run a command and return its exit code. If the command fails, print the error on stderr.
 
     ``program`` is the name of the program in help texts.
     """
@@ -164,8 +161,8 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
 def enter() -> NoReturn:
     """Run the program, and exit with its exit code.
 
-    After a signal, the process exits immediately, without waiting for a forward pass in another thread. If the shell
-    requests completions of a command, print the completions and run no command.
+    After a signal, exit without waiting for other threads. If the shell requests completions, only print the
+    completions.
     """
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         sys.exit(shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, instruction))
@@ -182,9 +179,8 @@ def _print_error(line: object, code: int) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Return one line that explains why the arguments cannot be parsed.
-
-    For an unknown option, suggest a similar option.
+    """Return one line that explains why the arguments cannot be parsed. For an unknown option, suggest a similar
+    option.
     """
     context = error.ctx
     see = f"see {context.command_path if context else PROGRAM} --help"

@@ -1,8 +1,8 @@
 """Configurations made from layers of settings.
 
-The layers are the command line, a TOML file, the defaults of the task set, and the defaults of the settings classes, in
-this order. A value in an earlier layer has priority. Every setting has a dotted key (``trainer.learning_rate``). Each
-error is one line that names the key, the layer that set the key, and the remedy.
+The layers are the command line, a TOML file, the defaults of the task set, and the defaults of the settings classes. A
+value in an earlier layer has priority. Every setting has a dotted key (``trainer.learning_rate``). Each error is one
+line that names the key, the layer that set the key, and the remedy.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from agent_r1.core.suggest import suggest
 COMMAND_LINE = "command line"
 
 LARGEST_INTEGER, LARGEST_NUMBER = 2**32 - 1, 1e9
-"""The largest integer and the largest floating-point number that a setting can have. Larger numbers cause OverflowError
-in some libraries.
-"""
+"""The largest integer and the largest float that a setting can have. Some libraries overflow at larger numbers."""
 
 RENAMED: Mapping[str, str] = {
     "task": "taskset",
@@ -40,16 +38,15 @@ RENAMED: Mapping[str, str] = {
 """The names of settings and tables in the first version of this package, each with its present name."""
 
 MAX_FILE, MAX_DEPTH = 1_000_000, 20
-"""The largest size of a TOML file in bytes, and the largest depth of its nested tables and lists."""
+"""The maximum size of a TOML file in bytes, and the maximum depth of its tables and lists."""
 
 Config = TypeVar("Config", bound=BaseModel)
 
 
 class NestedByName:
-    """A mark in the type annotation of a setting whose value names a component with settings, such as ``algorithm``.
+    """A mark in the annotation of a setting whose value names a component with settings, such as ``algorithm``.
 
-    The validator of the setting gets one flat table, with the name and all other settings. Example: ``{"name": "grpo",
-    "loss": "cispo", "loss.clip_high": 0.28}``.
+    The validator of the setting gets one flat table: ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 
 
@@ -70,11 +67,9 @@ class Layer:
 
 
 def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
-    """Return a configuration of the class ``cls``, made from layers of settings. A value in an earlier layer has
-    priority.
+    """Return a configuration of the class ``cls``, made from layers. A value in an earlier layer has priority.
 
-    A setting that no layer sets keeps its default in ``cls``. Values are validated strictly: for example, text is not
-    accepted as a number.
+    A setting that no layer sets keeps its default. Values are validated strictly: text is not accepted as a number.
 
     Raises:
         InvalidInput: if a key is unknown, or if a value is missing, has a wrong type or is out of range. The error
@@ -93,7 +88,7 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
     """Return the merged settings of the layers by dotted key, without validating their values.
 
-    The settings class ``cls`` determines which keys exist. Raise InvalidInput for an unknown key.
+    Raise InvalidInput for a key that ``cls`` does not have.
 
     Example:
         {"steps": 20, "trainer.learning_rate": 1e-3}
@@ -102,11 +97,10 @@ def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]
 
 
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
-    """Return a layer with only the settings of ``layer`` that the class ``cls`` has. A layer holds settings of one
-    source.
+    """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
 
-    ``whole`` is a larger settings class, such as TrainConfig. Settings that only ``whole`` has are left out. So several
-    commands can use the same file. Raise InvalidInput for a key that is in neither of the two classes.
+    So several commands can use the same file. Raise InvalidInput for a key that neither ``cls`` nor the larger class
+    ``whole`` has.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:
@@ -146,14 +140,9 @@ def _is_too_deep(values: Mapping[str, Any]) -> bool:
 
 
 def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMMAND_LINE) -> Layer:
-    """Return a layer with settings from the command line: each text is converted to the type of its setting.
+    """Return a layer of settings, each converted from text to the type of the setting.
 
-    A text that cannot be converted stays text, so that :func:`resolve` reports the text as a wrong value.
-
-    Args:
-        cls: the settings class.
-        texts: the text of each setting by dotted key.
-        source: the name of the layer, for error messages.
+    A text that cannot be converted stays text, so that :func:`resolve` reports it as a wrong value.
 
     Example:
         from_text(cls, {"steps": "20", "betas": "0.9,0.95"}).values == {"steps": 20, "betas": [0.9, 0.95]}
@@ -163,8 +152,6 @@ def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMM
 
 def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield (dotted key, field) for each setting of a settings class and of the settings classes inside it.
-
-    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
 
     Example:
         [key for key, _ in iter_fields(TrainConfig)] == ["data", ..., "trainer.learning_rate", ...]
@@ -178,25 +165,17 @@ def iter_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def setting_keys(cls: type[BaseModel]) -> list[str]:
-    """Return the dotted key of every setting of a settings class.
-
-    Example:
-        setting_keys(TrainConfig) == ["data", ..., "trainer.learning_rate", ...]
-    """
+    """Return the dotted key of every setting of a settings class."""
     return [key for key, _ in iter_fields(cls)]
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Return whether a dotted key names a setting of a settings class, or an entry of one of its tables.
-
-    Example:
-        has_setting(TrainConfig, "trainer.learning_rate") and has_setting(TrainConfig, "algorithm.loss")
-    """
+    """Return whether a dotted key names a setting, or an entry of a table such as ``algorithm.loss``."""
     return find_field(cls, key) is not None
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field of the class ``cls`` that the dotted key ``key`` names; None if there is no such setting.
+    """Return the field that a dotted key names; None if there is no such setting.
 
     For the entry of a table, such as ``algorithm.loss``, return the field of the table.
     """
@@ -211,7 +190,7 @@ def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a group of settings, such as ``trainer``. Return None for any other field."""
+    """Return the settings class of a group of settings, such as ``trainer``; None for any other field."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
@@ -222,10 +201,9 @@ def is_table(field: FieldInfo) -> bool:
 
 
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for the unknown key ``key``. The error suggests a similar key.
+    """Return the error for an unknown key. The error suggests a similar key.
 
     Args:
-        key: the dotted key.
         source: where the key was given, such as "command line".
         known: the dotted keys of all settings.
     """
@@ -241,10 +219,7 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
 
 
 def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (values, sources), both by dotted key. A source is the name of the layer that set the value.
-
-    A value in an earlier layer has priority.
-    """
+    """Return (values, sources), both by dotted key. A source is the name of the layer that set the value."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -269,11 +244,10 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting in the nested mapping ``values``.
+    """Yield (dotted key, value) of each setting in a nested mapping.
 
-    A nested mapping, such as the value of "trainer", is a table. Each entry of a table has a dotted key of its own. So
-    a source of settings can replace one entry of a table, and keep the other entries of an earlier source. ``prefix``
-    is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
+    Each entry of a table has its own key. So a layer can replace one entry, and keep the other entries of a later
+    layer.
 
     Example:
         {"steps": 20, "trainer": {"learning_rate": 1e-3}} -> ("steps", 20), ("trainer.learning_rate", 1e-3)
@@ -291,7 +265,7 @@ def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") 
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
-    """Return ``key`` without its last part if this part is ``name`` and chooses a component. Otherwise return ``key``.
+    """Remove the last part of ``key`` if this part is ``name`` and chooses a component.
 
     Example:
         algorithm.loss.name -> algorithm.loss
@@ -303,7 +277,7 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``settings``, which have dotted keys, as nested dictionaries with one dictionary per settings class.
+    """Convert dotted keys to nested dictionaries with one dictionary per settings class.
 
     A table, such as ``algorithm``, becomes one dictionary. Its keys, such as ``loss.clip_high``, stay dotted.
 
@@ -324,7 +298,7 @@ def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_type(cls: type[BaseModel], key: str) -> Any:
-    """Return the type of the setting with the dotted key ``key``, such as ``int``.
+    """Return the type of a setting, such as ``int``.
 
     Return ``str`` if the key is unknown, or if the setting has a validator that reads text.
     """
@@ -337,9 +311,9 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 
 
 def _convert(annotation: Any, text: str) -> Any:
-    """Return ``text``, converted to the type ``annotation``. If the conversion fails, return the text itself.
+    """Convert ``text`` to the type ``annotation``. If the conversion fails, return the text itself.
 
-    For a tuple type, the text holds items that are separated by commas. The result is a list of converted items.
+    For a tuple type, the items are separated by commas, and the result is a list.
 
     Example:
         _convert(tuple[float, ...], "0.9,0.95") == [0.9, 0.95]
@@ -356,10 +330,7 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
-    """Return an InvalidInput that describes the first problem of a ValidationError of the class ``cls`` in one line.
-
-    ``sources`` maps each dotted key that a layer set to the name of the layer, such as "config.toml".
-    """
+    """Return an InvalidInput that describes the first problem of a ValidationError."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     source = _source(key, sources)
@@ -380,12 +351,10 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
-    """Return the name of the layer that set the dotted key ``key``, such as "config.toml"; None if no layer set it.
-
-    ``sources`` maps each key that a layer set to the name of the layer.
+    """Return the name of the layer that set ``key``, such as "config.toml"; None if no layer set it.
 
     For an item of a list, return the source of the list. For a group of settings, return the source of the first
-    setting in this group for which a layer has a value.
+    setting in the group that a layer set.
     """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))

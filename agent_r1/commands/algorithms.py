@@ -1,4 +1,4 @@
-"""The command ``algorithms``, which lists the algorithms and explains single algorithms."""
+"""The command ``algorithms``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
     """List the algorithms, or show the objective, the parameters and the inactive settings of one algorithm.
 
     An inactive setting has no effect together with the other settings. Give the settings of a training run as options,
-    such as --trainer.minibatches 4 or --algorithm.loss.clip_high 0.3, to see which of them are inactive.
+    such as --trainer.minibatches 4, to see which of them are inactive.
     """
     from agent_r1.algorithms.objective import objective
     from agent_r1.algorithms.presets import ALGORITHMS
@@ -60,19 +60,15 @@ def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
 
 
 def _config_for(name: str, settings: Layer) -> TrainConfig:
-    """Return the configuration of a training run with the algorithm ``name``.
-
-    ``settings`` are the options that the user gave.
-    """
+    """Return the configuration of a training run with the algorithm ``name`` and the user's options ``settings``."""
     layers = [settings, Layer("NAME", {"algorithm": name})]
     config = resolve(TrainConfig, layers)
     return config.model_copy(update={"algorithm": corrected_algorithm(config, layers)})
 
 
 def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
-    """Return the description of an algorithm for the terminal: objective, paper, deviations and parameters.
-
-    ``inactive`` holds one line for each setting that has no effect.
+    """Return the description of an algorithm for the terminal. ``inactive`` has a line for each setting
+    without effect.
     """
     from agent_r1.algorithms.objective import clauses
 
@@ -89,10 +85,8 @@ def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str,
     An example of an option is ``--algorithm.loss.clip_low FLOAT``.
 
     Args:
-        component: the component.
         prefix: the beginning of each option, such as ``--algorithm.loss.``.
-        is_on: False if the algorithm does not use the component. The explanations then show the default values of the
-            parameters.
+        is_on: False if the algorithm does not use the component. The explanations then show default values.
     """
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices

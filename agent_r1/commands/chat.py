@@ -55,9 +55,9 @@ def chat(
     RUN has its own task set. If the run was started with a FILE.py, give this file too. MODEL is a Hugging Face name or
     a folder, and has tools only with --taskset or FILE.py.
 
-    The tools use the data of one task, and its question is printed. ATTEMPT chooses the task of an attempt of RUN. Name
-    the attempt as in 'agent-r1 show': by an id such as 3.0.0:style-a/7, by the beginning of an id, or by one of the
-    words best, worst, failed, longest and last. Without ATTEMPT, --split and --number choose the task.
+    The tools use the data of one task, and its question is printed. ATTEMPT chooses the task of an attempt of RUN. It
+    is an id such as 3.0.0:style-a/7, the beginning of an id, or one of the words best, worst, failed, longest and last.
+    Without ATTEMPT, --split and --number choose the task.
     """
     if file is not None and file.suffix != ".py" and attempt is None:
         file, attempt = None, str(file)
@@ -96,7 +96,7 @@ def chat(
 
 
 def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary:
-    """Return the attempt of the run in ``folder`` that ``name`` names.
+    """Return the attempt ``name`` of the run in ``folder``.
 
     Raise InvalidInput if there is no such run or attempt, or if ``config`` also sets ``split`` or ``number``.
     """
@@ -110,9 +110,8 @@ def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary
 
 
 def _with_task(config: ChatConfig, taskset: TaskSet, chosen: AttemptSummary) -> ChatConfig:
-    """Return a copy of ``config`` that chooses the task of the attempt ``chosen``.
-
-    Raise InvalidInput if the task is not in ``taskset``.
+    """Return a copy of ``config`` that chooses the task of an attempt. Raise InvalidInput if the task set lacks the
+    task.
     """
     name = chosen.attempt.task
     number = next((index for index, task in enumerate(taskset.tasks(chosen.split)) if task.id == name), None)

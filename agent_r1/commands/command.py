@@ -1,4 +1,4 @@
-"""Common parts of the commands: options for the settings of a configuration class, and functions that print results."""
+"""Common parts of the commands: options for settings, and functions that print results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENTRIES = f"{__name__}.entries"
 class EncodableText(click.ParamType):
     """The type of an option whose text is looked up in the database of a run.
 
-    Raise InvalidInput if the text contains a lone surrogate (half a character), which cannot be encoded.
+    Raise InvalidInput if the text contains a lone surrogate (half a character).
     """
 
     name = "text"
@@ -50,10 +50,7 @@ class EncodableText(click.ParamType):
 
 
 class FilePath(click.ParamType):
-    """The type of an option that is a path. Any text is accepted when the arguments are parsed.
-
-    The error for a wrong path is raised later, when the file is opened.
-    """
+    """The type of an option that is a path. A wrong path raises an error only when the file is opened."""
 
     name = "path"
 
@@ -72,10 +69,8 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class SettingOption(click.Option):
-    """The click option for one setting.
-
-    The text of the option is stored in click's context. :class:`SettingsCommand` later converts the texts of all
-    options to values.
+    """The click option for one setting. Its text is stored in click's context until :class:`SettingsCommand` converts
+    it.
     """
 
     def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
@@ -101,9 +96,8 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command with one option for every setting of the settings class ``config``.
+    """A command with one option for every setting of the class ``config``, or only for the dotted keys ``keys``.
 
-    If ``keys`` is given, only the settings with these dotted keys (such as ``trainer.learning_rate``) have an option.
     The callback has an argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be
     spelled with underscores or with hyphens.
     """
@@ -127,10 +121,7 @@ class SettingsCommand(click.Command):
         return rest
 
     def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
-        """Yield an option for each argument that sets one entry of a table, such as ``--algorithm.loss.clip_high``.
-
-        ``args`` are the words of the command line.
-        """
+        """Yield an option for each word that sets one entry of a table, such as ``--algorithm.loss.clip_high``."""
         typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
         entries = typed.keys() - set(setting_keys(self.config))
         for number, key in enumerate(sorted(entries)):
@@ -170,11 +161,10 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 
 
 def _section(config: type[BaseModel], key: str) -> str:
-    """Return the heading under which ``--help`` lists the setting ``key`` of the settings class ``config``.
+    """Return the heading under which ``--help`` lists a setting.
 
-    For a setting in a group, such as ``trainer.learning_rate``, the heading is the name and the description of the
-    group. For any other setting, the heading is the class attribute ``section`` of the class that declares the setting,
-    such as "Training".
+    In a group, such as ``trainer.learning_rate``, this is the name and the description of the group. Otherwise it is
+    the attribute ``section`` of the class that declares the setting.
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]
@@ -218,7 +208,7 @@ def _default_and_bounds(field: FieldInfo) -> str:
 
 
 def bounds_of(field: FieldInfo) -> str:
-    """Return the bounds of a numeric setting, such as ``>= 1; < 10``, or "" if there are no bounds."""
+    """Return the bounds of a numeric setting, such as ``>= 1; < 10``; "" if there are none."""
     shown = []
     for bound in field.metadata:
         match bound:
@@ -240,23 +230,19 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return the layers of settings, the layer with the highest priority first.
-
-    The first layer is ``settings``, from the command line. The second layer holds the settings in ``file``, the TOML
-    file of ``--config``. If ``file`` is None, there is no second layer.
-    """
+    """Return layers of settings, the highest priority first: the command line, then the TOML file if there is one."""
     return [settings] if file is None else [settings, read_toml(file)]
 
 
 def progress_of(quiet: bool) -> Progress:
-    """Return an object that shows progress on stderr. If ``quiet`` is true, the object shows nothing."""
+    """Return an object that shows progress on stderr, or nothing if ``quiet`` is true."""
     return SilentProgress() if quiet else make_progress(Console(stderr=True))
 
 
 def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
     """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, otherwise ``text``.
 
-    ``data`` and ``text`` are two forms of the same result. Plain text is not wrapped at the width of the terminal.
+    Plain text is not wrapped.
     """
     if as_json:
         print(json.dumps(data))
@@ -265,10 +251,7 @@ def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
 
 
 def columns(rows: Mapping[str, str]) -> Table:
-    """Return a table for the terminal with two columns: the keys and the values of ``rows``.
-
-    Long values are wrapped.
-    """
+    """Return a table for the terminal with two columns: the keys and the values of ``rows``."""
     grid = Table.grid(padding=(0, 2))
     for name, meaning in rows.items():
         grid.add_row(Text(name), Text(meaning))

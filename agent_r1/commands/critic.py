@@ -29,8 +29,8 @@ from agent_r1.training.critic_config import CriticConfig
 def train_critic(settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
     """Train a critic on the recorded attempts of a run, for value-guided decoding.
 
-    The critic is not trained on some of the tasks. On the attempts at these tasks, the errors of its predictions are
-    compared with the errors of a constant prediction, the mean return.
+    Some tasks are held out. On the attempts at these tasks, the errors of the critic are compared with the errors of a
+    constant prediction, the mean return.
     """
     config = resolve(CriticConfig, with_file(settings, config_file))
     run = find_run(config.run)

@@ -19,20 +19,14 @@ def with_unseen_questions(
 ) -> TaskSet:
     """Return the task set, without the questions that the evaluated model was trained on.
 
-    There are three cases:
+    - If the model's run was trained on the data file ``config.data``, return the task set unchanged: its test splits
+      hold no training questions.
+    - If the run was trained on a different data file, remove the training questions of the run.
+    - If the model belongs to no run, remove no questions.
 
-    - The model belongs to a run that was trained on the same data file as ``config.data``: the task set is returned
-      unchanged, because its test splits hold no training questions.
-    - The model belongs to a run that was trained on a different data file: the training questions of this run are
-      removed.
-    - Otherwise, no questions are removed.
-
-    In the last two cases, if all tasks come from one file, the evaluation uses the split with all tasks, without the
-    removed questions, instead of the test splits.
+    In the last two cases, evaluate the split with all tasks if all tasks come from one file.
 
     Args:
-        taskset: the task set of the evaluation.
-        config: the settings of the evaluation.
         trained: the settings of the model's run. None: the model does not belong to a run.
         progress: prints a warning if the training data cannot be read.
     """
@@ -57,7 +51,7 @@ def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
 def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset[str]:
     """Return the normalized text of each question that a run was trained on.
 
-    If the training data can no longer be read, print a warning on ``progress`` and return an empty set.
+    If the training data cannot be read, print a warning and return an empty set.
     """
     try:
         own = agent_r1.tasksets.build(

@@ -1,4 +1,4 @@
-"""The command ``export``, which writes a run in the formats of other tools."""
+"""The command ``export``."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ def _render(report: ExportReport) -> Text:
 
 
 def _contents(report: ExportReport) -> str:
-    """Return a short text about the content of an export, such as ``step 40, the best by validation``.
-
-    For trajectories and metrics, the text has the number of conversations or steps and the filters.
+    """Return a text such as ``step 40, the best by validation`` for a model, or ``30 conversations`` with
+    any filters.
     """
     facts = dict(report.facts)
     if report.format in ("model", "adapter"):

@@ -1,4 +1,4 @@
-"""The command ``init``, which writes a project that is ready for training."""
+"""The command ``init``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.store.atomic_fs import atomic_dir
 
 SUFFIX = ".template"
-"""The suffix of the file names of the templates. Without this suffix, a template would be a module of this package."""
+"""The suffix of template files. Without this suffix, a template would be a module of this package."""
 
 
 @click.command()
@@ -33,7 +33,7 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write the files of a new project to ``folder``, and return the names of the files.
+    """Write the files of a new project to ``folder``, and return their names.
 
     Raise InvalidInput if the folder exists or cannot be written.
     """

@@ -14,13 +14,11 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.plan_config import PlanConfig
 
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
-"""Settings that describe the GPUs. If a recorded run is given without --gpu, these settings have no effect, because the
-costs are measured in the recorded run."""
+"""Settings that describe the GPUs. They have no effect on a recorded run without --gpu, whose costs are measured."""
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
-"""Settings with the sizes of attempts. They have no effect if the attempts are drawn from a recorded run."""
+"""Settings with the sizes of attempts. They have no effect on a recorded run, whose attempts are used."""
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings for measuring the costs of engine and trainer in a recorded run. If --gpu is given, or if no recorded run is
-given, these settings have no effect, because no costs are measured."""
+"""Settings for measuring the costs of engine and trainer, which need a recorded run without --gpu."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)
@@ -30,10 +28,10 @@ given, these settings have no effect, because no costs are measured."""
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    A setting that is not given gets its value from the first RUN. The predicted attempts are drawn from the attempts of
-    the first RUN, with the recorded times of their environments. With --gpu, the times of engine and trainer are
-    computed for a GPU. Without --gpu, these times are measured in every RUN. Each RUN must then be a run of the
-    embedded engine with --profile. Several runs with different batch sizes make the measurement more precise.
+    The first RUN provides the attempts, with the recorded times of their environments, and all settings that are not
+    given. With --gpu, the times of engine and trainer are computed for a GPU. Without --gpu, they are measured in every
+    RUN. Each RUN must then be a run of the embedded engine with --profile. Several runs with different batch sizes make
+    the measurement more precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]
@@ -63,12 +61,7 @@ def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_j
 
 
 def _without_effect(has_run: bool, has_gpu: bool) -> dict[str, str]:
-    """Return the settings that have no effect, each with advice for a user who gives the setting.
-
-    Args:
-        has_run: whether the user gives a recorded run.
-        has_gpu: whether the user gives the type of a GPU.
-    """
+    """Return the settings that have no effect, each with advice for a user who gives the setting."""
     found = dict[str, str]()
     if has_run:
         found |= dict.fromkeys(OF_ATTEMPTS, "leave it out: the attempts are those of the recorded run")

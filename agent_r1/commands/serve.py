@@ -15,13 +15,13 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.config import EvalConfig, TrainConfig
 
 GROUPS = ("context", "max_tokens", "tool_format", "device", "threads", "tags", "engine")
-"""Settings that a served model uses. Some of these are groups of settings."""
+"""Settings, and groups of settings, that a served model uses."""
 
 KEYS = tuple(key for key in setting_keys(EvalConfig) if key.partition(".")[0] in GROUPS)
 
 DEFAULT_PORT = 8000
 SHORTEST_KEY = 8
-"""The smallest number of characters of an API key."""
+"""The minimum length of an API key, in characters."""
 
 
 @click.command(cls=SettingsCommand, config=EvalConfig, keys=KEYS)

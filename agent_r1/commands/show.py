@@ -1,4 +1,4 @@
-"""The command ``show``, which shows a run, a curve, its attempts, or one attempt in the terminal."""
+"""The command ``show``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def show(
 def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -> bool:
     """Return whether an option such as ``--status`` asks for a list of attempts.
 
-    Raise InvalidInput if an option for lists is given together with an attempt, a metric or ``--critic``.
+    Raise InvalidInput if such an option is given together with an attempt, a metric or ``--critic``.
     """
     source = click.get_current_context().get_parameter_source
     refused = OF_A_LIST if attempt is not None else ("status", *CONDITIONS, *OF_A_LIST)
@@ -171,7 +171,7 @@ def _show_attempt(
 
 
 def _print(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
-    """Print ``data`` as JSON if ``as_json`` is true, ``text`` otherwise. Numbers that are not finite become null."""
+    """Print ``data`` as JSON, or ``text``. In JSON, numbers that are not finite become null."""
     print_result(as_json, _finite(data) if as_json else data, text)
 
 

@@ -1,4 +1,4 @@
-"""The report of an attempt: its conversation with tools and rewards, its group, and a table of its tokens."""
+"""The report of an attempt: its conversation with tools and rewards, its group, and its tokens."""
 
 from __future__ import annotations
 
@@ -41,13 +41,11 @@ class AttemptReport:
     """The content of ``agent-r1 show RUN ATTEMPT``.
 
     Attributes:
-        summary: one line of facts about the attempt.
         trajectory: None if the attempt has not ended.
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
         record_tokens: the setting ``record_tokens`` of the run: the number of groups per step with token records.
-        values: the critic's value of the state before each action, by the index of the turn; {} if the run recorded no
-            values.
+        values: the critic's value of the state before each action, by the index of the turn.
     """
 
     summary: AttemptSummary
@@ -58,10 +56,10 @@ class AttemptReport:
     values: Mapping[int, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object, with the texts as they were recorded.
+        """Return the report as a JSON object.
 
-        The object always has the keys of :func:`summary_json` and the key ``siblings``. If the attempt has ended, it
-        also has the keys ``answer``, ``start_time``, ``wait_seconds``, ``rewards``, ``start`` and ``turns``.
+        The object has the keys of :func:`summary_json` and ``siblings``, and if the attempt has ended also ``answer``,
+        ``start_time``, ``wait_seconds``, ``rewards``, ``start`` and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
@@ -81,14 +79,10 @@ class AttemptReport:
 def read_attempt(
     folder: Path, reader: RunReader, summary: AttemptSummary, model: Path | None, with_tokens: bool
 ) -> AttemptReport:
-    """Return the report of an attempt, read from the database of its run.
+    """Return the report of the attempt ``summary``, read from the database of its run.
 
     Args:
-        folder: the folder of the run.
-        reader: the open database of the run.
-        summary: identifies the attempt.
         model: the folder of the run's model. Its tokenizer is used if the run has saved no tokenizer.
-        with_tokens: whether the report includes the tokens.
     """
     trajectory = reader.trajectory(summary.attempt)
     tokens = None
@@ -142,10 +136,9 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptText:
-    """An attempt report that the package ``rich`` can print. The text fits the width of the terminal.
+    """An attempt report that the package ``rich`` can print.
 
-    ``prints_all_tokens`` is true if all tokens of a long state are printed. Otherwise only the first and the last
-    tokens of the state are printed.
+    ``prints_all_tokens`` prints long states completely. Otherwise only their first and last tokens are printed.
     """
 
     report: AttemptReport
@@ -212,7 +205,7 @@ def _facts(report: AttemptReport) -> Table:
 
 
 def _times(trajectory: Trajectory) -> str:
-    """Return a line with the start time of an attempt, the wait before it, and the seconds of engine and environment.
+    """Return the start time, the waiting time, and the seconds of engine and environment.
 
     Example:
         "from 2026-11-23 01:51:39 on, after 0.2 s of waiting; engine 1.9 s, environment 4.1 s"
@@ -263,10 +256,7 @@ def _turn_title(turn: Turn, context: int, value: float | None) -> str:
 
 
 def _message_lines(messages: Sequence[Message]) -> Iterator[tuple[str, Text]]:
-    """Yield (label, text) of each line about messages: one line per message, and one line per tool call in the message.
-
-    The label of a message is its role. The text of a call is its name and its arguments.
-    """
+    """Yield (label, text) of each message and of each tool call in the messages. The label of a message is its role."""
     for message in messages:
         yield message.role, safe(parts_text(message.parts))
         for call in message.calls:
@@ -274,7 +264,7 @@ def _message_lines(messages: Sequence[Message]) -> Iterator[tuple[str, Text]]:
 
 
 def _turn_lines(turn: Turn) -> Iterator[tuple[str, Text]]:
-    """Yield (label, text) of each line about a turn: the action, its calls, the observation and the rewards."""
+    """Yield (label, text) of the action, its calls, the observation and the rewards of a turn."""
     text = turn.action.text
     yield "policy", safe(text) if text else Text("(no text)", "dim")
     calls = turn.action.message.calls
@@ -314,10 +304,7 @@ def _call_text(call: ToolCall) -> Text:
 
 
 def _labelled(lines: Iterable[tuple[str, Text]]) -> Table:
-    """Return a table with a column of labels and a column of texts. Long texts are wrapped.
-
-    ``lines`` are pairs (label, text).
-    """
+    """Return a table of pairs (label, text). Long texts are wrapped."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(style="dim", width=LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
     grid.add_column(overflow="fold")

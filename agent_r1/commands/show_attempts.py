@@ -34,9 +34,6 @@ WORDS: Mapping[str, str] = {
 def short_id(attempt: AttemptId) -> str:
     """Return the id of an attempt without the name of the run, in one line: ``GROUP.INDEX.RETRY:TASK``.
 
-    INDEX is the index of the attempt in its group, and RETRY the number of failed attempts with the same INDEX
-    before this attempt.
-
     Example:
         >>> short_id(AttemptId("demo", "style-a/7", 3, 0))
         '3.0.0:style-a/7'
@@ -52,9 +49,6 @@ def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilte
     - a word of ``WORDS``, such as ``best`` or ``failed``
 
     Args:
-        folder: the folder of the run, for error messages.
-        reader: the open database of the run.
-        name: names the attempt.
         where: further conditions that the attempt must meet.
 
     Raises:
@@ -103,7 +97,7 @@ def _newest(reader: RunReader, where: AttemptFilter) -> AttemptSummary | None:
 
 
 def summary_json(summary: AttemptSummary) -> dict[str, Any]:
-    """Return the summary of an attempt as a JSON object, with one key per attribute of :class:`AttemptSummary`.
+    """Return the summary of an attempt as a JSON object.
 
     Example:
         {"attempt": "demo:3.0.0:style-a/7", "task": "style-a/7", .., "status": "completed", "reward": 1.0, ..}
@@ -112,9 +106,7 @@ def summary_json(summary: AttemptSummary) -> dict[str, Any]:
 
 
 def status_text(summary: AttemptSummary) -> Text:
-    """Return the status of an attempt as text in the color of the status; "in progress" if the attempt has not
-    ended.
-    """
+    """Return the status of an attempt as colored text; "in progress" if the attempt has not ended."""
     if summary.status is None:
         return Text("in progress", "cyan")
     style = (
@@ -130,10 +122,7 @@ _RIGHT = frozenset({"step", "reward", "credit", "turns", "tokens", "calls", "err
 class AttemptTable:
     """A table of attempts that the package ``rich`` can print. A narrow terminal shows fewer columns.
 
-    Attributes:
-        attempts: the attempts in the table.
-        total: the number of attempts that the user's conditions select. The table can hold fewer attempts, because
-            ``--limit`` limits its length.
+    ``total`` is the number of attempts that the user's conditions select, of which ``--limit`` shows only some.
     """
 
     attempts: Sequence[AttemptSummary]

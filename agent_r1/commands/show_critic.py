@@ -1,4 +1,4 @@
-"""How well the critic of a run predicts: explained variance by turn, and calibration, over the recorded attempts."""
+"""How well the critic of a run predicts: explained variance by turn, and calibration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Prediction:
     """A prediction of the critic before an action, and the rewards that followed.
 
     Attributes:
-        turn: the index of the turn in its attempt, from 0.
+        turn: the index of the turn in its attempt.
         value: the critic's value of the state before the action.
         reward: the sum of the rewards that followed this state.
     """
@@ -43,12 +43,12 @@ class CriticRow:
     """A summary of several predictions: one row of a table.
 
     Attributes:
-        name: says which predictions are summarized, such as "turn 0".
+        name: the name of the row, such as "turn 0".
         count: the number of predictions.
         value: the mean of the predicted values.
         reward: the mean of the rewards that followed.
-        explained: 1 - Var(G - V) / Var(G), the share of the variance of the following rewards G that the values V
-            explain. NaN if all G are equal.
+        explained: the explained variance 1 - Var(G - V) / Var(G) of the following rewards G by the values V. NaN if all
+            G are equal.
     """
 
     name: str
@@ -64,9 +64,9 @@ class CriticReport:
 
     Attributes:
         rows: summaries of the predictions in all turns, in turn 0, in turn 1, and so on.
-        bins: summaries of the predictions in each range of critic values. Each range is called a bin.
-        calibration_error: the error of a bin is the distance between the bin's ``value`` and ``reward``. This number is
-            the mean error of the bins, weighted by the number of predictions.
+        bins: summaries of the predictions in each range of values.
+        calibration_error: the mean distance between ``value`` and ``reward`` of a bin, weighted by the number of
+            predictions.
     """
 
     rows: tuple[CriticRow, ...]
@@ -102,12 +102,11 @@ def read_critic(reader: RunReader) -> CriticReport:
 
 
 def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
-    """Yield a prediction for each turn with a finite value. It holds this value, and the rewards that followed.
+    """Yield a prediction for each turn with a finite value.
 
     The rewards that followed are the rewards of this turn, of later turns, and of the whole trajectory.
 
     Args:
-        trajectory: the attempt.
         values: the critic's value of the state before each action, by the index of the turn.
         weights: weights of rewards by name. A reward without a weight has weight 1.
     """
@@ -119,7 +118,6 @@ def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict
 
 
 def make_report(predictions: Sequence[Prediction]) -> CriticReport:
-    """Return a report that compares one or more predictions of a critic with the rewards that followed."""
     turns = sorted({one.turn for one in predictions})
     rows = [_row("all turns", predictions)]
     rows += [_row(f"turn {turn}", [one for one in predictions if one.turn == turn]) for turn in turns]

@@ -30,19 +30,15 @@ from agent_r1.viewer.text import duration, number, one_line
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
 _RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
-"""The kinds of events that are left out of the report's list of events. Other lines of the report show these events, or
-the events hold data instead of text.
-"""
+"""The kinds of events that are not listed, because they hold data or are shown elsewhere in the report."""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The result of one validation: the share of right answers ``em``.
-
-    ``low`` and ``high`` are the ends of the 95 % interval of ``em``. Without a recorded interval, ``low`` and ``high``
-    are None.
+    """The result of one validation: the share of right answers ``em``, and the ends of its 95 % interval if
+    recorded.
     """
 
     step: int
@@ -67,9 +63,8 @@ class RunReport:
         table: the share of right answers at the end of the run, by method and then by split.
         curves: for each metric and timing, by name, its values by step.
         file: the Python file that defines the task set; None if the run recorded no such file.
-        hardware: the machine on which the run was trained after its last start or resumption, such as its processor and
-            its GPUs; {} if it is not recorded.
-        profile: where the time of an average step went. The profile is empty if the run was not profiled.
+        hardware: the processor, the GPUs and so on of the last start or resumption; {} if not recorded.
+        profile: the time of each part of an average step, empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.
     """
@@ -126,10 +121,7 @@ class RunReport:
 
 
 def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) -> RunReport:
-    """Return the report of the run in ``folder``, read from its open database ``reader``.
-
-    ``defaults`` holds the default of each setting by dotted key. Settings with other values are listed in the report.
-    """
+    """Return the report of the run in ``folder``. ``defaults`` holds the default of each setting by dotted key."""
     summary, curves = summarize_reader(folder.resolve().name, folder, reader), read_curves(reader)
     events = reader.recent_events(_EVENTS_READ)
     shown = [event for event in events if event.event.kind not in _RESULT_KINDS]
@@ -159,10 +151,7 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
 
 
 def _validations(reader: RunReader, curves: Mapping[str, Curve]) -> Iterator[Validation]:
-    """Yield each validation of the run, the earliest step first.
-
-    ``curves`` holds the values of each metric by step. A run without the curve ``validation_em`` had no validation.
-    """
+    """Yield each validation of the run, the earliest step first. ``curves`` holds the values of each metric by step."""
     cells = {cell["step"]: cell for cell in read_results(reader, "validation")}
     for step, em in sorted(curves.get("validation_em", {}).items()):
         cell = cells.get(step, {})
@@ -178,7 +167,7 @@ def _em_table(recorded: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class RunText:
-    """A run report that the package ``rich`` can print. The text fits the width of the terminal."""
+    """A run report that the package ``rich`` can print."""
 
     report: RunReport
 
@@ -312,10 +301,7 @@ def _hints(report: RunReport) -> Text:
 
 
 def _resume_command(report: RunReport) -> str:
-    """Return the command that continues the run.
-
-    For a run that was started in Python, return the Python call instead.
-    """
+    """Return the command that continues the run, or the Python call if the run was started in Python."""
     run = run_argument(report.folder)
     if report.file is not None:
         return f"agent-r1 train {path_argument(report.file)} --run {run} --resume"
@@ -326,10 +312,7 @@ def _resume_command(report: RunReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricText:
-    """A table of one metric, which the package ``rich`` can print. Each row has a step, its value, and a bar.
-
-    The table fits the width of the terminal.
-    """
+    """A table of one metric, which the package ``rich`` can print. Each row has a step, its value, and a bar."""
 
     name: str
     curve: Curve

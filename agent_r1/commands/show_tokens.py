@@ -1,4 +1,4 @@
-"""The tokens of a turn in the terminal: the tokens of the state as text, the action tokens as a table of numbers."""
+"""The tokens of a turn in the terminal: the state as text, the action tokens as a table of numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_r1.core.trajectory import Turn
 from agent_r1.viewer.text import visible
 
 NUMBERS = ("engine", "trainer", "gap", "advantage", "entropy", "value", "weight")
-"""The names of the columns with numbers in the token table, from left to right."""
+"""The columns with numbers in the token table, from left to right."""
 
 _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "weight")
 """The columns with numbers, the most important column first. A narrow terminal shows only the first columns."""
@@ -24,7 +24,7 @@ _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "wei
 _NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH = 10, 38, 22
 
 MAX_STATE_TOKENS = 200
-"""If the state of a turn has more tokens than this, only its first and its last tokens are printed."""
+"""The maximum number of state tokens that are printed completely. Of longer states, the middle is left out."""
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
 """The colors of negative advantages (orange), from small to large absolute values."""
@@ -61,10 +61,9 @@ class TokenLine:
 
 
 def token_lines(turn: Turn, record: TokenRecord | None, texts: Sequence[str]) -> Iterator[TokenLine]:
-    """Yield one line for each action token of a turn.
+    """Yield one line for each action token of a turn. ``texts`` holds the text of each token.
 
-    ``record`` holds the numbers of the update; None if the run recorded no numbers for the turn. ``texts`` holds the
-    text of each action token.
+    ``record`` is None if the run recorded no numbers for the turn.
     """
     unknown = (math.nan,) * len(turn.action_ids)
     blank = TokenRecord(AttemptId("", "", 0, 0), turn.index, unknown, unknown, unknown, unknown)
@@ -92,7 +91,7 @@ def _finite(value: float) -> float | None:
 
 
 def largest_advantage(lines: Iterable[TokenLine]) -> float:
-    """Return the largest absolute advantage of the tokens, or 0 if no advantage is known."""
+    """Return the largest absolute advantage of the tokens; 0 if no advantage is known."""
     return max((abs(line.advantage) for line in lines if line.advantage is not None), default=0.0)
 
 
@@ -106,20 +105,19 @@ class StateToken:
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """The tokens of a turn: the tokens that the turn adds to the state, and the tokens of its action."""
+    """The tokens that a turn adds to the state, and the tokens of its action."""
 
     state: tuple[StateToken, ...]
     action: tuple[TokenLine, ...]
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the tokens as JSON objects, with one key per attribute of a token."""
         return {"state_tokens": [*map(asdict, self.state)], "tokens": [*map(asdict, self.action)]}
 
 
 def state_text(tokens: Sequence[StateToken], prints_all: bool) -> Text:
     """Return the tokens of a state as dimmed text, with a vertical bar between two tokens.
 
-    If there are more than MAX_STATE_TOKENS tokens and ``prints_all`` is false, the tokens in the middle are left out.
+    Without ``prints_all``, the middle of more than MAX_STATE_TOKENS tokens is left out.
     """
     left_out = 0 if prints_all else max(0, len(tokens) - MAX_STATE_TOKENS)
     shown = [_without_breaks(token.text) for token in tokens]
@@ -136,7 +134,6 @@ def token_table(lines: Sequence[TokenLine], largest: float, width: int) -> Table
     """Return the table of the action tokens of a turn. The colors show the advantages.
 
     Args:
-        lines: the action tokens.
         largest: the absolute advantage that gets the strongest color.
         width: the width of the terminal. A narrow table has fewer columns.
     """
@@ -164,10 +161,7 @@ def token_table(lines: Sequence[TokenLine], largest: float, width: int) -> Table
 
 
 def advantage_style(advantage: float | None, largest: float) -> str:
-    """Return the color of an advantage. Return "" if the advantage is 0 or not known.
-
-    An advantage of plus or minus ``largest`` gets the strongest color.
-    """
+    """Return the color of an advantage; "" if the advantage is 0 or not known. ``largest`` gets the strongest color."""
     if not advantage or not largest:
         return ""
     level = min(3, int(4 * abs(advantage) / largest))

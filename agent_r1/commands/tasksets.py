@@ -87,7 +87,7 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return the task set ``name``. If ``name`` ends with ``.py``, return the task set that this file defines.
+    """Return the task set ``name``, or the task set that a file ``name`` with the suffix ``.py`` defines.
 
     ``config`` has the settings of the task set, such as ``data`` and ``seed``.
     """
@@ -97,12 +97,12 @@ def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
 
 
 def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
-    """Return the task set that the Python file ``file`` defines under the names ``env`` and ``tasks``.
+    """Return the task set that a Python file defines under the names ``env`` and ``tasks``.
 
-    ``config`` has the settings of the task set. ``model`` is the name of the model; "" if there is no model.
+    ``model`` is the name of the model; "" if there is no model.
 
-    Raise InvalidInput if ``config`` sets ``taskset``, ``data``, ``corpus``, ``encoder`` or ``sandbox``, or if the file
-    cannot be used.
+    Raise InvalidInput if the file cannot be used, or if ``config`` sets ``taskset``, ``data``, ``corpus``, ``encoder``
+    or ``sandbox``.
     """
     for name in ("taskset", "data", "corpus", "encoder", "sandbox"):
         if name in config.model_fields_set:
@@ -121,9 +121,7 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return the isolation of code that the policy writes, as a part of the JSON output of a command.
-
-    Return {} if the task set runs no code of the policy.
+    """Return the isolation of code that the policy writes, for JSON output; {} if no such code runs.
 
     Example:
         {"sandbox": "bubblewrap: files limits network"}

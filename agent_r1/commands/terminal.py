@@ -12,13 +12,13 @@ from rich.text import Text
 from agent_r1.viewer.text import number, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-"""The characters of the eight levels of a sparkline, from low to high, in a terminal that can show Unicode."""
+"""The eight levels of a sparkline, from low to high."""
 ASCII_BLOCKS = "_.,-=+*#"
-"""The characters of the eight levels of a sparkline, from low to high, in a terminal that cannot show Unicode."""
+"""The eight levels of a sparkline in a terminal without Unicode, from low to high."""
 
 NAME_WIDTH, WIDE_NAME_WIDTH, VALUE_WIDTH, MAX_BLOCKS = 27, 40, 8, 60
-"""Widths in a table of curves, in characters: the column of names in a narrow terminal and in a wide terminal, each
-column of numbers, and the largest sparkline."""
+"""Widths in a table of curves, in characters: the column of names in a narrow and in a wide terminal, each column of
+numbers, and the largest sparkline."""
 
 Curve = Mapping[int, float]
 """The values of a metric by step."""
@@ -35,8 +35,8 @@ def safe(text: str, style: str = "") -> Text:
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     """Return a line of at most ``width`` blocks. The height of each block shows one value.
 
-    The smallest value has the lowest block, and the largest value has the highest block. If there are more than
-    ``width`` values, a block shows the mean of neighboring values. A value that is not finite becomes a space.
+    The lowest block is the smallest value, and the highest block is the largest value. If there are more than ``width``
+    values, a block shows the mean of neighboring values. A value that is not finite becomes a space.
 
     Example:
         >>> sparkline([0.0, 1.0, float("nan"), 2.0], 10)
@@ -80,13 +80,12 @@ class CurveTable:
         self._parts: list[RenderableType] = [heading]
 
     def add_panel(self, title: str, unit: str, curves: Sequence[tuple[str, Curve]]) -> None:
-        """Add the curves of one chart: one line with the title, and one line for each curve.
+        """Add the curves of one chart: a line with the title, and a line for each curve.
 
-        If the chart has a single curve with the same name as the title, only the line of the curve is added.
+        If a single curve has the name of the chart, only the line of the curve is added.
 
         Args:
-            title: the title of the chart, such as "Response length".
-            unit: the unit of its values, such as "tokens". The unit is printed after the title.
+            unit: the unit of the values, such as "tokens". It is printed after the title.
             curves: (name, values by step) of each curve.
         """
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()

@@ -1,4 +1,4 @@
-"""The command ``train-reward``, which trains a reward model on recorded runs."""
+"""The command ``train-reward``."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def train(
 def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
     """Check a machine or a cluster before a long run, with the settings of the run.
 
-    The services of the run are started, a few attempts are sampled and trained on, weights are published, and one
-    server is killed if there are several servers. No run is written.
+    The services of the run are started, a few attempts are sampled and trained on, and weights are published. If there
+    are several servers, one server is killed. No run is written.
     """
     config, taskset = _open(file, with_file(settings, config_file))
     from agent_r1.training.smoke import render_report, smoke
@@ -82,10 +82,9 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
 
 
 def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
-    """Return the configuration of a new run, and its task set.
+    """Return the configuration and the task set of a new run.
 
-    ``file`` is the Python file that defines the task set; None: the settings name the task set. ``layers`` are the
-    settings from the command line and from the configuration file.
+    ``file`` is the Python file that defines the task set. None: the settings name the task set.
     """
     # Report invalid settings before anything is built or torch is imported.
     given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
@@ -111,16 +110,9 @@ def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainR
 
 
 def require_file(folder: Path, taskset: str) -> None:
-    """Refuse to resume the run in ``folder`` without a file, if a file of the user defines the run's task set.
+    """Raise InvalidInput if a file of the user defines the task set of the run in ``folder``.
 
-    The command that resumes such a run must name the file again.
-
-    Args:
-        folder: the folder of the run.
-        taskset: the name of the run's task set. A file is needed if this name is not in ``TASKSETS``.
-
-    Raises:
-        InvalidInput: a file is needed. The error names the file with which the run was started.
+    The error names the file, which the command must name again.
     """
     if taskset not in agent_r1.tasksets.TASKSETS:
         with closing(RunReader(folder)) as reader:
@@ -168,13 +160,11 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings of a run that an evaluation of the run also uses. ``own`` holds all settings of the run.
+    """Return the settings ``own`` of a run that an evaluation of the run also uses.
 
-    If ``other_taskset`` is true, the evaluation uses a different task set than the run. The settings ``data``,
-    ``corpus``, ``encoder`` and ``sandbox`` are then left out.
-
-    Two settings are always left out. ``sandbox = "none"`` is left out because only the user can choose to evaluate
-    without a sandbox. ``decode`` is left out because the critic that guided the training need not guide the evaluation.
+    Settings of the data are left out if the evaluation uses a different task set than the run. ``sandbox = "none"`` is
+    left out because only the user can choose to evaluate without a sandbox. ``decode`` is left out because the critic
+    that guided the training need not guide the evaluation.
     """
     left_out = ("decode", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ()))
     kept = {key: value for key, value in own.values.items() if key not in left_out}

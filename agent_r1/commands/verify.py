@@ -1,4 +1,4 @@
-"""The command ``verify``, which checks the records and files of a run."""
+"""The command ``verify``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``view``, which shows runs in a browser."""
+"""The command ``view``."""
 
 from __future__ import annotations
 
@@ -57,11 +57,10 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
 
 @contextmanager
 def _opened_in_browser(address: str) -> Iterator[None]:
-    """Return a context manager that opens ``address`` in the browser when the ``with`` block begins.
+    """Open ``address`` in the browser when the ``with`` block begins.
 
-    The browser gets the path of a temporary file that leads to the address. Only this user can read the file. If the
-    browser got the address itself on its command line, all users of the machine would see the token in the address. The
-    file is removed at the end of the block.
+    The browser gets a temporary file that leads to the address, because all users of the machine can read command
+    lines, and the address contains a token.
     """
     link = html.escape(address)
     with NamedTemporaryFile("w", prefix="agent-r1-view-", suffix=".html") as file:
@@ -72,10 +71,7 @@ def _opened_in_browser(address: str) -> Iterator[None]:
 
 
 def _folder(run: str) -> Path:
-    """Return the folder that ``run`` names: a run, or a folder of runs.
-
-    Raise InvalidInput if the folder holds no run.
-    """
+    """Return the folder of runs or of one run. Raise InvalidInput if the folder holds no run."""
     from agent_r1.viewer import Catalog
 
     folder = named_folder(run)
@@ -98,7 +94,7 @@ def default_settings() -> Mapping[str, Any]:
 
 
 def find_model(name: str) -> Path | None:
-    """Return the folder of the model ``name``, or None if the model is not on this machine. Nothing is downloaded.
+    """Return the folder of the model ``name``; None if the model is not on this machine. Nothing is downloaded.
 
     ``name`` is a short name, a folder or a name on the Hugging Face hub.
     """
