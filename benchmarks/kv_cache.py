@@ -13,6 +13,7 @@ for three whole contexts: once if each sequence takes pages as it grows, and onc
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
@@ -114,6 +115,7 @@ def generation_table() -> Table:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     rng = random.Random(0)
     table = Table("lengths", "tokens", "MiB", "cache / tokens", "context / tokens", "pages / tokens")

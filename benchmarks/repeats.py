@@ -9,6 +9,7 @@ tokens, log-probabilities, rewards, metrics and weights.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import string
@@ -85,6 +86,7 @@ def digest_of(model: Path, settings: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     table = Table("settings", "two runs have equal digests", "the digest of the defaults")
     first: dict[str, str] = {}  # the digest of the first row of each model
