@@ -1,4 +1,4 @@
-"""Export of a run: write its model, adapter, trajectories or metrics in the formats of other tools."""
+"""Export a run: write its model, adapter, trajectories or metrics in the formats of other tools."""
 
 from agent_r1.export.config import ExportConfig, ExportFormat
 from agent_r1.export.run import ExportReport, export_run

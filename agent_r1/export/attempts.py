@@ -18,12 +18,12 @@ from agent_r1.store.results import read_tools
 from agent_r1.training.reward_totals import sum_rewards
 
 PAGE = 2000
-"""The number of attempts whose summaries are read from the database at once."""
+"""The count of summaries that are read from the database at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedAttempt:
-    """One attempt that ended, with the tools of the environment. The tools are in the OpenAI format."""
+    """One attempt that ended, and the environment's tools in the OpenAI format."""
 
     summary: AttemptSummary
     trajectory: Trajectory
@@ -36,7 +36,7 @@ class ExportedAttempt:
         return [tool.to_openai() for tool in conversation.tools]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the attempt as a dictionary for JSON: ids, status, rewards and fate.
+        """Return ids, status, rewards and fate of the attempt as JSON values.
 
         The fate is "trained", "dropped" or "pending" (neither so far).
 
@@ -67,10 +67,9 @@ class ExportedAttempt:
 
 
 def read_attempts(reader: RunReader, config: ExportConfig) -> Iterator[ExportedAttempt]:
-    """Yield the attempts that ended and that ``config`` selects, in the order in which they were started.
+    """Yield the ended attempts that ``config`` selects, in the order of their start.
 
-    The settings ``split``, ``status``, ``fate``, ``min_reward``, ``first_step`` and ``last_step`` of ``config`` select
-    attempts. The trajectories are read one by one, so only one trajectory is in memory at a time.
+    Only one trajectory is in memory at a time.
     """
     tools = read_tools(reader)
     where = AttemptFilter(split=config.split, status=config.status, fate=config.fate, reward_from=config.min_reward)
@@ -92,12 +91,11 @@ def _is_in_steps(step: int | None, config: ExportConfig) -> bool:
 
 
 def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> list[dict[str, Any]]:
-    """Return a conversation as a list of dictionaries in the OpenAI format.
+    """Return a conversation in the OpenAI format.
 
     Args:
-        messages: the conversation.
-        arguments_as_text: if true, the arguments of a call are JSON text, as in the OpenAI API. If false, they are an
-            object, as chat templates of transformers expect.
+        arguments_as_text: if true, the arguments of a call are JSON text, as in the OpenAI API. If false, the arguments
+            are an object, as chat templates of transformers expect.
     """
     converted = [to_openai(message) for message in messages]
     for call in (call for message in converted for call in message.get("tool_calls", ())) if arguments_as_text else ():
@@ -106,7 +104,7 @@ def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> 
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
-    """Return a turn as a dictionary for JSON: its exact tokens, its text and its process rewards.
+    """Return the exact tokens, text and process rewards of a turn as JSON values.
 
     Example:
         {"index": 0, "parent": None, "kind": "act", .., "new_ids": (5, 6), "action_ids": (9, 2), "text": "Alba", ..}
@@ -126,16 +124,14 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 
 
 def finite(value: float | None) -> float | None:
-    """Return ``value``, or None if it is NaN or infinite, because JSON has no such numbers."""
+    """Return ``value``, or None if ``value`` is NaN or infinite: JSON has neither."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def valid_text(value: Any) -> Any:
-    """Return the JSON value ``value`` in a form that can be written as UTF-8.
+    """Return a JSON value that can be written as UTF-8.
 
-    Each lone surrogate (half a character) is escaped, as ``\\udc80``.
-
-    Numbers that are not finite become None. All other values are returned unchanged.
+    Each lone surrogate is escaped, as ``\\udc80``. NaN and infinite numbers become None.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")

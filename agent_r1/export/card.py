@@ -1,4 +1,4 @@
-"""Model cards and dataset cards: the README.md of an exported folder."""
+"""Model cards and dataset cards: the README.md of an export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_r1.store import RunReader
 from agent_r1.store.results import read_results
 
 LOCAL_PATHS = ("data", "corpus", "model", "teacher", "run", "agent")
-"""Settings that can be a path on this machine. A card shows only the last part of such a path."""
+"""Settings that can be a local path. A card shows only the last part of the path."""
 
 LOAD_MODEL = """\
 ```python
@@ -78,11 +78,9 @@ def model_card(name: str, run: Path, reader: RunReader, weights: SavedWeights, i
     """Return the model card (README.md) of an exported model or adapter.
 
     Args:
-        name: the name of the repository or folder. The example code of the card loads this name.
+        name: the repository or folder that the example code of the card loads.
         run: the folder of the run.
         reader: the open database of the run.
-        weights: the exported weights.
-        is_adapter: whether an adapter was exported.
     """
     config = reader.config()
     base = base_of_adapter(weights.folder) if is_adapter else str(config.get("model"))
@@ -130,12 +128,12 @@ def dataset_card(
     """Return the dataset card (README.md) of exported trajectories or metrics.
 
     Args:
-        name: the name of the repository or folder. The example code of the card loads this name.
+        name: the repository or folder that the example code of the card loads.
         run: the folder of the run.
         reader: the open database of the run.
         format_name: trajectories, openai or metrics.
-        facts: the number of conversations or steps, and the settings that selected them.
-        columns: the columns of the data with their types; () if the files themselves have types.
+        facts: the count of conversations or steps, and the settings that selected them.
+        columns: the columns of the data with their types; () if the files contain the types.
     """
     files = {"trajectories": "data/*.parquet", "openai": "trajectories.jsonl", "metrics": "metrics.jsonl"}[format_name]
     load = {"trajectories": LOAD_PARQUET, "openai": LOAD_JSONL, "metrics": LOAD_METRICS}[format_name]
@@ -163,18 +161,13 @@ def dataset_card(
 
 
 def _front_matter(header: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the YAML header of a card, between two lines ``---``."""
     yield "---"
     yield from (f"{key}: {_yaml(value)}" for key, value in header.items())
     yield from ("---", "")
 
 
 def _yaml(value: Any) -> str:
-    """Return a JSON value as YAML, in one line of ASCII.
-
-    The value is written as JSON, which is also valid YAML. Characters that are not ASCII are written as YAML escapes,
-    such as ``\\U0001f600``.
-    """
+    """Return a JSON value as one line of YAML. Non-ASCII characters are escaped, as ``\\U0001f600``."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
 
@@ -214,9 +207,8 @@ def _validations(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
 
 
 def _final_table(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
-    """Yield the table of methods as Markdown, if the run evaluated the exported weights at its end.
-
-    Otherwise yield nothing.
+    """Yield the Markdown table of the evaluation after training. Yield nothing if the run did not evaluate the exported
+    weights then.
     """
     tables = list(read_results(reader, "table")) if weights.merged is not None else []
     if not tables:
@@ -257,14 +249,11 @@ def _is_hub_name(name: str) -> bool:
 
 
 def _short(name: str) -> str:
-    """Return the last part of ``name`` if it is an absolute path: "/data/qwen" -> "qwen".
-
-    Any other name, such as the name of a model on the hub, is not shortened.
-    """
+    """Return the last part of an absolute path ("/data/qwen" -> "qwen"), or any other name unchanged."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
 def _plain(text: str) -> str:
-    """Return ``text`` in one line, with each special character of Markdown escaped."""
+    """Return ``text`` in one line, with the special characters of Markdown escaped."""
     escaped = "".join(f"\\{c}" if c in r"\`*_[]<>|#" else c for c in " ".join(text.split()))
     return escaped.encode("utf-8", "backslashreplace").decode("utf-8")

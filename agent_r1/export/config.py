@@ -12,7 +12,7 @@ from agent_r1.core.trajectory import Status
 ExportFormat = Literal["model", "adapter", "trajectories", "openai", "metrics"]
 
 FILTERS = ("split", "first_step", "last_step", "min_reward", "status", "fate")
-"""The names of the settings that select trajectories."""
+"""The settings that select trajectories."""
 
 
 class ExportConfig(BaseModel):
@@ -23,12 +23,12 @@ class ExportConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     format: ExportFormat = "model"
-    """The format of the export: model (a Hugging Face folder with a model card), adapter (LoRA, for peft), trajectories
-    (Parquet, for datasets), openai (messages, tools and rewards as JSON lines), or metrics (CSV and JSON lines)."""
+    """The format: model (a Hugging Face folder with a model card), adapter (LoRA, for peft), trajectories (Parquet, for
+    datasets), openai (messages, tools and rewards as JSON lines), or metrics (CSV and JSON lines)."""
 
     checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
-    """The weights to export, for the formats model and adapter. best: the weights of the best step by validation;
-    without a validation, of the last step. last: the newest checkpoint. A number: the checkpoint of this step."""
+    """The weights to export, for the formats model and adapter. best: the best step by validation; without a
+    validation, the last step. last: the newest checkpoint. A number: the checkpoint of this step."""
 
     split: str | None = None
     """Only trajectories of tasks in this split."""
@@ -40,7 +40,7 @@ class ExportConfig(BaseModel):
     """Only trajectories of this optimizer step and of earlier steps."""
 
     min_reward: float | None = None
-    """Only trajectories whose reward, the weighted sum of all rewards, is at least this number."""
+    """Only trajectories whose reward (the weighted sum of all rewards) is at least this number."""
 
     status: Status | None = None
     """Only trajectories that ended with this status, for example completed."""
@@ -49,8 +49,8 @@ class ExportConfig(BaseModel):
     """Only trajectories that were trained, dropped, or have no fate yet (pending)."""
 
     push: str = ""
-    """Repository on the Hugging Face Hub to which the folder is uploaded, as OWNER/NAME. A missing repository is
-    created: as a private repository, unless --public is given."""
+    """Upload the folder to this repository on the Hugging Face Hub: OWNER/NAME. A missing repository is created,
+    private unless --public is given."""
 
     @field_validator("last_step")
     @classmethod
@@ -61,7 +61,7 @@ class ExportConfig(BaseModel):
         return value
 
     def check_used(self) -> None:
-        """Raise InvalidInput if a setting was given that has no effect with the chosen format."""
+        """Raise InvalidInput if a given setting has no effect with the format."""
         is_model = self.format in ("model", "adapter")
         is_metrics = self.format == "metrics"
         filters, checkpoint = (FILTERS if is_model or is_metrics else ()), (() if is_model else ("checkpoint",))

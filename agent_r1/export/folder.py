@@ -13,18 +13,16 @@ from agent_r1.store import is_run
 from agent_r1.store.atomic_fs import atomic_dir, atomic_replace_dir
 
 MARKER = "export.json"
-"""The file that describes an export. With ``--force``, a folder that is not empty is replaced only if it has this
-file."""
+"""The file that describes an export. ``--force`` replaces a folder only if it has this file or is empty."""
 
 
 @contextmanager
 def new_export(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder to write the export to. At the end of the ``with`` block, this folder becomes ``out``.
+    """Yield a temporary folder for the export, and rename it to ``out`` at the end of the block.
 
-    If the block raises an exception, ``out`` does not change.
+    If the block raises, ``out`` does not change.
 
     Args:
-        out: the folder of the export.
         force: replace ``out`` if it is an earlier export or an empty folder.
 
     Raises:
@@ -44,7 +42,7 @@ def new_export(out: Path, force: bool) -> Iterator[Path]:
 
 
 def require_new_export(out: Path, force: bool) -> None:
-    """Raise InvalidInput if ``out`` exists. With ``force``, an earlier export or an empty folder is accepted."""
+    """Raise InvalidInput if ``out`` exists. ``force`` permits an earlier export or an empty folder."""
     if not os.path.lexists(out):
         return
     if not force:
@@ -55,10 +53,9 @@ def require_new_export(out: Path, force: bool) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """Return whether a folder is an earlier export: whether it contains the file ``export.json``."""
     return (folder / MARKER).is_file()
 
 
 def write_marker(folder: Path, **facts: object) -> None:
-    """Write ``facts`` to the file ``export.json`` in ``folder``. This file marks the folder as an export."""
+    """Write ``facts`` to ``export.json`` in ``folder``, which marks the folder as an export."""
     (folder / MARKER).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Upload of an export to the Hugging Face Hub."""
+"""Upload an export to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RepositoryType = Literal["model", "dataset"]
 
 
 def check_repository(name: str) -> None:
-    """Raise InvalidInput if ``name`` is not a valid name of a repository on the hub, or if uploads are switched off."""
+    """Raise InvalidInput if ``name`` is not a valid repository name, or if HF_HUB_OFFLINE is set."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -28,16 +28,14 @@ def check_repository(name: str) -> None:
 def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
     """Upload all files of a folder to a repository on the hub, and return the URL of the commit.
 
+    A missing repository is created. The token is ``HF_TOKEN``, or the token that ``hf auth login`` stored.
+
     Args:
-        folder: the folder.
-        name: the name of the repository, OWNER/NAME.
-        kind: "model" or "dataset".
-        public: whether the repository is public if it is created.
+        name: the repository, OWNER/NAME.
+        public: whether a new repository is public.
 
-    If the repository does not exist, it is created. The token is ``HF_TOKEN``, or the token that ``hf auth login``
-    stored.
-
-    Raise AgentR1Error if the hub refuses the upload or does not answer. The message never contains the token.
+    Raises:
+        AgentR1Error: the hub refuses the upload or does not answer. The message never contains the token.
     """
     from huggingface_hub import HfApi, get_token
 

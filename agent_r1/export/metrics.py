@@ -11,10 +11,10 @@ from agent_r1.store import RunReader
 
 
 def write_metrics(folder: Path, reader: RunReader) -> int:
-    """Write ``metrics.csv`` and ``metrics.jsonl`` to ``folder``, with one line per step. Return the number of steps.
+    """Write ``metrics.csv`` and ``metrics.jsonl`` to ``folder``, one line per step. Return the count of steps.
 
-    ``reader`` is the open database of the run. If a step has no value for a metric, the CSV file has an empty cell, and
-    the JSON object has no such key. NaN is ``nan`` in CSV and null in JSON.
+    A metric without a value in a step is an empty cell in CSV, and is absent in JSON. NaN is ``nan`` in CSV and null in
+    JSON.
     """
     names = [valid_text(name) for name in reader.metric_names()]
     count = 0

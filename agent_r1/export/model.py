@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""The name of a file with which peft recognizes the folder of an adapter."""
 
 NOT_OF_THE_MODEL = (MANIFEST, "trainer*.safetensors", "trainer.json", "progress.json", "monitor.json")
-"""Patterns of file names. In the folder of a checkpoint or of a final model, these files belong to the run and not to
-the model."""
+"""Patterns of files in saved folders that belong to the run, not to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +34,8 @@ class SavedWeights:
 
     Attributes:
         folder: the folder of the model; with LoRA, the folder of the adapter.
-        step: the step that made the weights.
         is_best: whether ``step`` is the best step by validation.
-        merged: the folder of the model with merged adapter, if the run saved one; None otherwise.
+        merged: the folder of the model with the merged adapter, or None if the run saved none.
     """
 
     folder: Path
@@ -52,9 +49,7 @@ class SavedWeights:
 
 
 def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
-    """Return saved weights of a run. ``checkpoint`` selects them: "best", "last", or the number of a step.
-
-    ``run`` is the folder of the run, and ``reader`` its open database.
+    """Return the saved weights that ``checkpoint`` selects: "best", "last", or the number of a step.
 
     Raise InvalidInput if the run has not saved these weights, or if they are damaged.
     """
@@ -77,19 +72,18 @@ def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
 
 
 def best_step(reader: RunReader) -> int | None:
-    """Return the step with the best exact match in validation, or None if the run has no validation.
+    """Return the step with the best exact match in validation, or None without a validation.
 
-    If several steps are equally good, return the last of them.
+    Among equally good steps, return the last.
     """
     validated = reader.curve("validation_em")
     return max(validated, key=lambda step: (validated[step], step), default=None)
 
 
 def write_model(folder: Path, weights: SavedWeights) -> None:
-    """Write the model with ``weights`` to ``folder``, with its tokenizer and chat template.
+    """Write the model with its tokenizer and chat template to ``folder``, for ``from_pretrained``.
 
-    ``AutoModelForCausalLM.from_pretrained`` can load the folder. If the run trained an adapter (LoRA), the adapter is
-    merged into the model.
+    A LoRA adapter is merged into the model.
     """
     if not weights.is_adapter:
         _copy(weights.folder, folder)
@@ -100,7 +94,7 @@ def write_model(folder: Path, weights: SavedWeights) -> None:
 
 
 def write_adapter(folder: Path, weights: SavedWeights) -> None:
-    """Write the adapter in ``weights`` to ``folder``. ``PeftModel.from_pretrained`` can load the folder.
+    """Write the adapter to ``folder``. ``PeftModel.from_pretrained`` can load the folder.
 
     Raise InvalidInput if the run was not trained with LoRA.
     """
@@ -111,7 +105,6 @@ def write_adapter(folder: Path, weights: SavedWeights) -> None:
 
 
 def base_of_adapter(folder: Path) -> str:
-    """Return the name of the base model of the adapter in a folder."""
     return str(json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))["base_model_name_or_path"])
 
 

@@ -1,4 +1,4 @@
-"""Export a run: select the content, write the folder, and upload the folder if a repository is given."""
+"""Export a run: select the content, write the folder, and upload it if requested."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        format: the format of the export.
-        out: the folder of the export.
-        facts: facts about the export, by name: for a model, the step after which the weights were saved; otherwise, the
-            number of exported conversations or steps. Settings that selected the attempts are included.
-        bytes: the size of all files together.
+        facts: for a model, the step of the weights; otherwise, the count of conversations or steps, and the settings
+            that selected them.
+        bytes: the total size of the files.
         pushed: the URL of the commit on the hub; None if nothing was uploaded.
     """
 
@@ -44,12 +42,10 @@ class ExportReport:
 def export_run(
     run: Path, out: Path, config: ExportConfig, *, force: bool = False, public: bool = False
 ) -> ExportReport:
-    """Export a run to the folder ``out``. The folder is complete when it appears.
+    """Export a run to the folder ``out``. The folder appears complete or not at all.
 
     Args:
         run: the folder of the run.
-        out: the folder of the export.
-        config: the settings of the export, such as its format.
         force: replace ``out`` if it is an earlier export.
         public: if the upload creates a repository on the hub, make it public.
 

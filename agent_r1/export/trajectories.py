@@ -1,4 +1,4 @@
-"""Write trajectories as Parquet files for the package ``datasets``, or as lines of JSON in the OpenAI format."""
+"""Write trajectories as Parquet files for the package ``datasets``, or as JSON lines in the OpenAI format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_r1.core.trajectory import Conversation
 from agent_r1.export.attempts import ExportedAttempt, openai_messages, turn_record, valid_text
 
 ROWS_PER_FILE, ROWS_PER_GROUP = 10_000, 200
-"""The largest number of rows in a Parquet file, and of rows that are in memory together."""
+"""The largest count of rows in a Parquet file, and in memory."""
 
 OPENAI_FILE = "trajectories.jsonl"
 
@@ -24,10 +24,7 @@ FACT_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("group", "sample", "retry", "version", "step", "conversation"), "int64"),
     **{"truncated": "bool", "seconds": "float64"},
 }
-"""The type of each column with a fact about an attempt or a conversation, except the rewards.
-
-The types are named as in the package ``datasets``.
-"""
+"""The types of the columns about an attempt or a conversation, without rewards, as named in ``datasets``."""
 
 OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
     {"name": "messages", "list": "json"},
@@ -38,16 +35,12 @@ OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
 )
 """The columns of the JSON lines, for the header of a dataset card.
 
-Without this header, the package ``datasets`` infers the columns from the first lines. It then refuses a later line with
-an additional column. An example of such a line is the first attempt with a tool call.
+Without the header, ``datasets`` infers the columns from the first lines, and refuses later lines with more columns.
 """
 
 
 def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``trajectories.jsonl`` to ``folder``, and return the number of lines.
-
-    The file has one JSON object per conversation of an attempt, with messages, tools, reward and metadata.
-    """
+    """Write ``trajectories.jsonl`` to ``folder``, one line per conversation. Return the count of lines."""
     count = 0
     with (folder / OPENAI_FILE).open("w", encoding="utf-8", newline="\n") as file:
         for attempt, conversation, facts in _conversations(attempts):
@@ -64,10 +57,7 @@ def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
 
 
 def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``data/train-*.parquet`` to ``folder``, and return the number of rows: one per conversation of an attempt.
-
-    ``datasets.load_dataset`` reads these files.
-    """
+    """Write ``data/train-*.parquet`` to ``folder``, one row per conversation. Return the count of rows."""
     datasets, parquet = import_extra("datasets", "datasets"), import_extra("pyarrow.parquet", "datasets")
     features = _features(datasets)
     (folder / "data").mkdir()
@@ -88,7 +78,7 @@ def _groups(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str
 
 
 _Exported = tuple[ExportedAttempt, Conversation, dict[str, Any]]
-"""A tuple of an attempt, one of its conversations, and the facts about the attempt and the conversation."""
+"""An attempt, one of its conversations, and the facts about both."""
 
 
 def _conversations(attempts: Iterable[ExportedAttempt]) -> Iterator[_Exported]:

@@ -1,7 +1,6 @@
-"""Retrieval: BM25 and dense indexes over passages, the retrieval server and its client, and the search tool.
+"""Retrieval: BM25 and dense indexes, the retrieval server and its client, and the search tool.
 
-This package does not import the modules that load numpy or torch. Import them by their names: ``retrieval.open``,
-``retrieval.tool``, ``retrieval.server``.
+Import ``retrieval.open``, ``retrieval.tool`` and ``retrieval.server`` by name: they load numpy or torch.
 """
 
 from agent_r1.retrieval.passages import Passage, read_corpus

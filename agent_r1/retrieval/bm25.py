@@ -1,4 +1,4 @@
-"""BM25 search. The rank of a passage depends on the words that the passage shares with the query."""
+"""BM25 search over passages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from agent_r1.retrieval.retriever import TOP_K, Found
 class BM25Index:
     """A BM25 index over titles and texts (Lucene's variant, k1 1.5, b 0.75, English stop words, no stemming).
 
-    The index does not change after it is built. Raises InvalidInput if no passage contains a word other than stop
-    words.
+    Raises InvalidInput if the passages have no words other than stop words.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -28,10 +27,9 @@ class BM25Index:
         self._index.index(words, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query, best first: one tuple per query, in the order of ``queries``.
+        """Return at most ``k`` passages per query that share a word with the query.
 
-        A passage that shares no word with the query is not returned. Passages of equal score come in the order of the
-        corpus.
+        Passages of equal score come in the order of the corpus.
         """
         words = bm25s.tokenize(list(queries), return_ids=False, show_progress=False)
         return [tuple(self.passages[index] for index in self._best(query, k)) for query in words]

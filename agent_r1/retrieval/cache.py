@@ -1,4 +1,4 @@
-"""The cache of vectors and faiss indexes. The name of each folder is a hash of the inputs of its files."""
+"""The cache of vectors and faiss indexes. The name of a folder is a hash of its inputs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The inputs from which vectors or a faiss index were computed. Each origin has a folder of its own in the cache.
+    """The inputs from which vectors or a faiss index were computed.
 
     Attributes:
         passages: the checksum of the passages.
         encoder: the fingerprint of the sentence encoder.
-        passage_prefix: the text that was put before every passage.
+        passage_prefix: the text before every passage.
         factory: the factory string of the faiss index; "" for vectors without an index.
 
     Example:
@@ -40,10 +40,10 @@ class Origin:
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder in ``cache`` with the vectors or the index that ``origin`` describes.
+    """Return the folder in ``cache`` with the files of ``origin``. If it is missing or damaged, build it first.
 
-    If the folder is missing or damaged, build it first. ``make(folder)`` writes the files to a temporary folder. The
-    temporary folder then gets its final name. Raises InvalidInput if the folder cannot be created.
+    ``make(folder)`` writes the files to a temporary folder, which is then renamed. Raises InvalidInput if the folder
+    cannot be created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

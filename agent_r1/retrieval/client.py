@@ -1,4 +1,4 @@
-"""A client of a retrieval server on another machine. It searches over HTTP."""
+"""A client of a retrieval server. The client searches over HTTP."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ SECONDS = 10.0
 
 TRIES = 3
 BACKOFF = 0.25
-"""Seconds between the first and the second try. The time doubles before each further try."""
+"""Seconds before the second try. The time doubles before each later try."""
 
 
 class RemoteRetriever:
     """A client of the retrieval server (``agent-r1 retriever``). One request carries many queries.
 
-    A request is tried again if there is no connection, if the request times out, or if the server reports an internal
-    error. After the last try, the client raises RetrievalError. If the server refuses a request (status 4xx), the
-    client raises AgentR1Error without a further try.
+    A request is tried again after a failed connection, a time-out or a server error (status 5xx).
+
+    Raises:
+        RetrievalError: the last try failed.
+        AgentR1Error: the server refused a request (status 4xx). Such a request is not tried again.
     """
 
     def __init__(self, address: str, seconds: float = SECONDS, tries: int = TRIES, backoff: float = BACKOFF) -> None:
@@ -54,8 +56,9 @@ class RemoteRetriever:
     def health(self) -> Health:
         """Return the server's description of its passages and search.
 
-        Raises RetrievalError if no server answers, or if the answer does not come from a retrieval server. Raises
-        AgentR1Error if the server refuses the request.
+        Raises:
+            RetrievalError: no retrieval server answers.
+            AgentR1Error: the server refuses the request.
         """
         try:
             return Health.model_validate_json(self._request("GET", "/health", None).content)
@@ -90,7 +93,7 @@ class RemoteRetriever:
 def open_remote(address: str) -> RemoteRetriever:
     """Return a retriever for the server at ``address``.
 
-    Raises InvalidInput if the address is invalid, or if no retrieval server answers at the address.
+    Raises InvalidInput if the address is invalid, or if no retrieval server answers there.
     """
     try:
         remote = RemoteRetriever(address)
@@ -102,8 +105,7 @@ def open_remote(address: str) -> RemoteRetriever:
 
 
 def _valid(query: str) -> str:
-    """Return the query with lone surrogates replaced by question marks, because UTF-8 cannot encode a lone surrogate.
-
-    A model can write a lone surrogate in the arguments of a call.
+    """Return the query with ``?`` for each lone surrogate, which UTF-8 cannot encode. A model can write lone
+    surrogates.
     """
     return query.encode("utf-8", "replace").decode("utf-8")

@@ -21,7 +21,7 @@ DENSE_ONLY = (
     "probes",
     "threads",
 )
-"""The names of the settings that have an effect only with a sentence encoder."""
+"""The settings that have an effect only with a sentence encoder."""
 
 
 class IndexConfig(BaseModel):
@@ -33,38 +33,37 @@ class IndexConfig(BaseModel):
     """The sentence encoder: all-minilm, a folder, or a Hugging Face name. Empty: search with BM25."""
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
-    """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: the
-    pooling that the encoder's folder names; mean if the folder names no pooling."""
+    """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: as the
+    encoder's folder says, else mean."""
 
     query_prefix: str = ""
-    """Text that is put before every query. Some encoders are trained with such an instruction."""
+    """Text before every query. Some encoders are trained with such an instruction."""
 
     passage_prefix: str = ""
-    """Text that is put before every passage."""
+    """Text before every passage."""
 
     max_tokens: int = Field(default=512, ge=1)
-    """The encoder reads at most this many tokens of a text. The rest of the text is cut off."""
+    """The largest count of tokens that the encoder reads of a text."""
 
     batch: int = Field(default=64, ge=1)
-    """Number of texts that are encoded in one batch."""
+    """Texts per batch of the encoder."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the encoder: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     cache: Path = Path("~/.cache/agent-r1/vectors")
-    """Folder in which the vectors of passages are cached."""
+    """Folder that caches the vectors of passages."""
 
     faiss: str = ""
-    """The factory string of a faiss index, such as IVF16384,PQ64. Empty: exact search by inner products in torch."""
+    """The factory string of a faiss index, such as IVF16384,PQ64. Empty: exact search in torch."""
 
     probes: int = Field(default=64, ge=1)
-    """Number of cells that an IVF index of faiss searches for each query."""
+    """Cells that an IVF index of faiss searches per query."""
 
 
 class SearchConfig(IndexConfig):
-    """The settings of a search in this process.
-
-    The settings come from a TOML file (``--corpus search.toml``) or from the options of ``agent-r1 retriever``.
+    """The settings of a search in this process, from a TOML file (``--corpus search.toml``) or from options of
+    ``agent-r1 retriever``.
     """
 
     corpus: Path
@@ -82,15 +81,14 @@ class RetrieverConfig(SearchConfig):
     """Port on which the server listens. 0: any free port."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that the server accepts in requests. Empty: loopback names if the server listens on a loopback
-    address, else any name."""
+    """Host names that the server accepts in requests. Empty: loopback names on a loopback address, else any name."""
 
     threads: int = Field(default=1, ge=1, le=256)
-    """Number of torch threads. More threads make a search faster only if as many CPU cores are idle."""
+    """Number of torch threads. More threads help only if as many CPU cores are idle."""
 
 
 def check(config: IndexConfig) -> None:
-    """Raise InvalidInput if a given setting of ``config`` has no effect, because of the values of other settings.
+    """Raise InvalidInput if a given setting has no effect.
 
     For example, ``probes`` has no effect without a faiss index of the type IVF.
     """

@@ -1,4 +1,4 @@
-"""Dense search: a sentence encoder turns passages and queries into vectors; inner products rank the passages."""
+"""Dense search: a sentence encoder turns passages and queries into vectors. Inner products rank the passages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from agent_r1.retrieval.vectors import TorchVectors, Vectors, build_faiss, impor
 VECTORS, INDEX = "vectors.npy", "index.faiss"
 
 ENCODED_AT_ONCE = 8192
-"""The number of passages that are encoded at a time when the vectors are computed."""
 
 
 class DenseIndex:
-    """A search over passages by their vectors. The vector with index i belongs to the passage with index i.
+    """A search over passages by their vectors. Vector i belongs to passage i.
 
-    An exact search returns the ``k`` nearest passages, even if no passage is relevant. If the corpus has fewer than
-    ``k`` passages, an exact search returns all passages.
+    An exact search returns the ``k`` nearest passages, even if no passage is relevant.
     """
 
     def __init__(
@@ -43,9 +41,7 @@ class DenseIndex:
 
 
 def open_dense(config: IndexConfig, passages: Sequence[Passage]) -> DenseIndex:
-    """Return a dense index over ``passages``. The vectors of the passages are cached in ``config.cache``.
-
-    If ``config.faiss`` is set (the factory string of a faiss index), the index is also built and cached.
+    """Return a dense index over ``passages``. Vectors and faiss indexes are cached in ``config.cache``.
 
     Raises:
         InvalidInput: the encoder cannot be loaded, the cache cannot be written, faiss is needed but not installed, or
@@ -78,8 +74,5 @@ def _write_index(vectors: Path, factory: str, folder: Path) -> None:
 
 
 def _mapped(vectors: Path) -> np.ndarray:
-    """Return the vectors in a file as a memory map.
-
-    The mode of the map is copy-on-write, because torch warns about a read-only array.
-    """
+    """Return the vectors in a file as a memory map (copy-on-write, because torch warns about read-only arrays)."""
     return np.load(vectors, mmap_mode="c", allow_pickle=False)

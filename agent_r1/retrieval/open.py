@@ -25,11 +25,11 @@ def open_retriever(corpus: str | Path, encoder: str = "") -> Retriever:
     ``corpus`` is one of:
 
     - the address of a retrieval server, ``http://host:port``, or ``https://user:password@host`` behind a proxy
-    - a TOML file with settings of :class:`SearchConfig`; paths in the file are relative to the folder of the file
-    - a file of passages, which is searched with BM25, or with the sentence encoder ``encoder``
+    - a TOML file with settings of :class:`SearchConfig`; paths in the file are relative to its folder
+    - a file of passages, which is searched with the sentence encoder ``encoder``, or with BM25 if ``encoder`` is empty
 
     Raises:
-        InvalidInput: the retriever cannot be opened, or an encoder is given that the search would not use.
+        InvalidInput: the retriever cannot be opened, or ``encoder`` is given with an address or a TOML file.
     """
     name = str(corpus)
     if encoder and (name.startswith(ADDRESSES) or name.endswith(".toml")):
@@ -46,10 +46,7 @@ def open_retriever(corpus: str | Path, encoder: str = "") -> Retriever:
 
 
 _INDEXED: WeakValueDictionary[tuple[Path, int, int, int, int], BM25Index] = WeakValueDictionary()
-"""The BM25 indexes that are in use, by (path, size, times, inode) of their file.
-
-So two task sets that search the same file share one index.
-"""
+"""The BM25 indexes in use, by (path, size, times, inode) of the file. Task sets with the same file share an index."""
 
 
 def _indexed(corpus: Path) -> BM25Index:
@@ -73,7 +70,7 @@ def open_search(config: SearchConfig) -> Retriever:
 
 
 def build_index(config: IndexConfig, passages: Sequence[Passage]) -> Retriever:
-    """Return an index of ``passages``: a dense index if ``config`` names a sentence encoder, otherwise a BM25 index."""
+    """Return a dense index of ``passages`` if ``config`` names a sentence encoder, else a BM25 index."""
     if not config.encoder:
         return BM25Index(passages)
     from agent_r1.retrieval.dense import open_dense  # loads torch

@@ -1,4 +1,4 @@
-"""Passages, and functions that read the passages of a corpus and compute their checksum."""
+"""Passages: the unit of text that is searched."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class Passage:
 
     @property
     def indexed_text(self) -> str:
-        """The text that is indexed: the title, a line break, the text."""
         return f"{self.title}\n{self.text}"
 
 
 def read_corpus(path: Path) -> tuple[Passage, ...]:
-    """Read the passages of the JSON or JSONL file ``path``, whose rows have the fields ``title`` and ``text``.
+    """Read the passages of a JSON or JSONL file, whose rows have the fields ``title`` and ``text``.
 
     Raises InvalidInput, which names the file and the row, if a row cannot be read.
     """
@@ -41,7 +40,7 @@ def unique(passages: Iterable[Passage]) -> tuple[Passage, ...]:
 
 
 def corpus_checksum(passages: Iterable[Passage]) -> str:
-    """Return the sha256 of all passages in their order. The length of each title and text is part of the hash."""
+    """Return the sha256 of the passages in their order."""
     total = hashlib.sha256()
     for passage in passages:
         for text in (passage.title, passage.text):

@@ -1,11 +1,10 @@
-"""The messages between the retrieval server and its clients, as JSON.
+"""The JSON messages between the retrieval server and its clients.
 
     GET  /health         -> {"status": "ok", "passages": 6119, "search": "bm25"}
     POST /search         {"query": "Who rules Alba?", "k": 5}      -> {"passages": [{"title": "Alba", "text": ".."}]}
     POST /search/batch   {"queries": ["Alba", "Bruno"], "k": 5}    -> {"results": [[{"title": ..}], ..]}
 
-If the server refuses a request, the answer is {"error": "one line"} with a 4xx status. If a search fails, the answer is
-{"error": "one line"} with status 500.
+Errors: {"error": "one line"} with a 4xx status if the request is refused, and status 500 if the search fails.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent_r1.retrieval.retriever import TOP_K
 
 MAX_QUERIES = 256
-"""The largest number of queries in one request."""
+"""The largest count of queries in one request."""
 
 MAX_BODY = 4 * 2**20
-"""The largest number of bytes in the body of one request."""
+"""The largest body of a request, in bytes."""
 
 MAX_K = 100
 

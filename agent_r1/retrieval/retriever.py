@@ -1,4 +1,4 @@
-"""The protocol of a retriever, and the error of a retriever that is not available."""
+"""The protocol of a retriever."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.retrieval.passages import Passage
 
 TOP_K = 5
-"""The number of passages that a search returns for a query (as in arXiv 2511.14460)."""
+"""The default count of passages per query (as in arXiv 2511.14460)."""
 
 Found = list[tuple[Passage, ...]]
-"""The passages that were found: one tuple per query, in the order of the queries; the best passage comes first."""
+"""The passages that were found: one tuple per query, best passage first."""
 
 
 class Retriever(Protocol):
     """An object that searches passages for many queries at once. Several threads can call it at the same time."""
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query, best first: one tuple per query, in the order of ``queries``.
+        """Return at most ``k`` passages per query, best first, in the order of ``queries``.
 
         Raises RetrievalError if the retriever is not available.
         """

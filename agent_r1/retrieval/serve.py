@@ -1,4 +1,4 @@
-"""Run the retrieval server until a signal stops it."""
+"""Run the retrieval server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from agent_r1.retrieval.server import RetrievalServer
 def serve(config: RetrieverConfig, on_started: Callable[[str, Health], None]) -> None:
     """Run the retrieval server until SIGTERM or SIGINT arrives, then answer the requests in progress.
 
-    ``config`` has the corpus, the search and the address of the server.
-    When the server listens, ``on_started(address, health)`` is called. ``health`` describes the passages and the
-    search. Raises InvalidInput if the settings, the files or the address cannot be used.
+    ``on_started(address, health)`` is called when the server listens. Raises InvalidInput if the settings, the files or
+    the address cannot be used.
     """
     check(config)
     if config.encoder:

@@ -1,8 +1,7 @@
-"""The retrieval server: one index for many machines, over HTTP (see ``protocol``).
+"""The retrieval server: one index for many machines, over HTTP.
 
-The server is a Starlette application on uvicorn. The server has no passwords and no TLS, so use it only between
-machines that trust each other. Requests are limited in size, number and time. A server on a loopback address accepts
-only loopback host names, so that a web page cannot reach the server by DNS rebinding.
+The server has no passwords and no TLS, so use it only between machines that trust each other. Requests are limited in
+size, count and time. On a loopback address, the server accepts only loopback host names, against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -46,35 +45,29 @@ BODY_SECONDS = 30.0
 """The time limit for the body of a request, in seconds."""
 
 IDLE_SECONDS = 60
-"""Seconds after an answer until an open connection without a new request is closed."""
+"""Seconds after which an idle connection is closed."""
 
 DRAIN_SECONDS = 10
 """Seconds that a stopped server waits for the requests in progress."""
 
 QUERIES_PER_SEARCH = 16
-"""The number of queries of a batch that are searched at a time.
-
-A larger number would block other requests for seconds.
-"""
+"""Queries of a batch that are searched at a time. A larger count would block other requests for seconds."""
 
 
 class _RequestError(Exception):
-    """Raised to refuse a request with a status and an error message of one line."""
-
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
         self.status = status
 
 
 def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str]) -> Starlette:
-    """Return the web application of the retrieval server, which answers requests with ``retriever``.
+    """Return the web application of the retrieval server.
 
     Searches run one at a time, because one search can use several cores.
 
     Args:
-        retriever: searches the passages.
         health: the answer to requests for ``/health``.
-        allowed_hosts: the host names that requests can name in the header ``Host``.
+        allowed_hosts: the host names that a request can name in the header ``Host``.
     """
     searching = asyncio.Lock()
 
@@ -109,10 +102,7 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
 
 
 def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers a request with ``await handler(request)`` as JSON.
-
-    If the handler raises an error, the endpoint answers with an error status and one line of text.
-    """
+    """Return an endpoint that answers with the handler's message as JSON, or with an error status and one line."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -155,15 +145,13 @@ def _passage_text(passage: Passage) -> PassageText:
 
 
 class RetrievalServer(ThreadedServer):
-    """A server that serves a retriever at (host, port). Raises InvalidInput if it cannot listen on the address.
+    """A server for a retriever at (host, port). Raises InvalidInput if the server cannot listen there.
 
     Args:
-        retriever: searches the passages.
         health: the answer to requests for ``/health``.
-        host: the address to listen on.
         port: the port to listen on; 0 for any free port.
-        allowed_hosts: host names that the server accepts in requests. If empty, a server on a loopback address accepts
-            only loopback names, and any other server accepts all names.
+        allowed_hosts: host names that the server accepts in requests. Empty: loopback names on a loopback address, else
+            any name.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The search tool of an agent. The tool searches with any retriever."""
+"""The search tool of an agent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NOTHING_FOUND = "No passage matches this query."
 
 
 def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """Return a tool that searches with ``retriever`` and shows at most ``k`` passages.
+    """Return a tool that shows at most ``k`` passages. The ``data`` of its results are the titles of the passages.
 
-    The ``data`` of a tool result is a tuple with the titles of the passages. Calls of different episodes that wait at
-    the same time are sent as one batch. If the retriever fails, each call of the batch returns an error.
+    Waiting calls of different episodes are sent as one batch. If the retriever fails, each call of the batch returns an
+    error.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
@@ -40,10 +40,9 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
 
 
 def search_tool_with_question(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """Return a tool like :func:`search_tool` that repeats the question after the passages.
+    """Return a tool like :func:`search_tool` that repeats the task's last message after the passages.
 
-    The question is the text of the last message of the task. Without the question at the end, a small model often
-    answers with the wrong value from the passages.
+    Without this reminder, a small model often answers with the wrong value.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
@@ -82,7 +81,7 @@ def _result(found: Sequence[Passage]) -> ToolResult:
 
 
 def render(passages: Sequence[Passage]) -> str:
-    """Return the passages as numbered text for the agent; ``NOTHING_FOUND`` if there are no passages.
+    """Return the passages as numbered text, or ``NOTHING_FOUND`` if there are none.
 
     Example:
         >>> print(render([Passage("Alba", "A river."), Passage("Bruno", "A king.")]))

@@ -1,4 +1,4 @@
-"""Maximum inner product search: exact in torch, or by a faiss index."""
+"""Maximum inner product search: exact in torch, or with a faiss index."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import torch
 from agent_r1.core.errors import InvalidInput
 
 CHUNK = 65536
-"""The number of vectors that are handled at a time: scored by a search, or added to a faiss index."""
+"""The count of vectors that are scored, or added to a faiss index, at a time."""
 
 
 class Vectors(Protocol):
-    """Vectors, numbered from 0, among which the nearest vectors of a query can be found."""
+    """Vectors that can be searched by inner product with a query."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
-        """Return, for each query, the indices, from 0, of the ``k`` nearest vectors, nearest first.
+        """Return, for each query, the indices of the ``k`` vectors with the largest inner products, largest first.
 
-        ``queries`` is a float32 array of shape (n, width), with one query in each row. The nearest vector has the
-        largest inner product with the query. A list is shorter than ``k`` if fewer vectors are found.
+        ``queries`` is float32, (n, width). A list has fewer than ``k`` indices if fewer vectors are found.
         """
         ...
 
 
 class TorchVectors:
-    """An exact search over the vectors in the rows of ``matrix``.
+    """An exact search over the rows of ``matrix``: float32, (vectors, width); a memory map is possible.
 
-    ``matrix`` is a float32 array of shape (vectors, width), and can be a memory map.
     Vectors of equal score come in the order of their indices.
     """
 
@@ -54,7 +52,7 @@ class TorchVectors:
 
 
 class FaissVectors:
-    """A search with a faiss index. The factory string of the index determines whether the search is exact."""
+    """A search with a faiss index. The factory string determines whether the search is exact."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
@@ -67,7 +65,7 @@ class FaissVectors:
 
 
 def build_faiss(matrix: np.ndarray, factory: str) -> Any:
-    """Return a faiss index over the rows of ``matrix``. If the index needs training, it is trained on ``matrix``.
+    """Return a faiss index over the rows of ``matrix``, trained on ``matrix`` if the index needs training.
 
     Raises InvalidInput if faiss is not installed or refuses the factory string for this matrix.
     """
@@ -94,7 +92,7 @@ def read_faiss(path: Path, probes: int) -> FaissVectors:
 
 
 def import_faiss() -> Any:
-    """Import and return faiss, an optional dependency. Raises InvalidInput if faiss is not installed."""
+    """Import and return faiss. Raises InvalidInput if faiss is not installed."""
     try:
         import faiss
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Task sets by name. The module of a task set is imported only when the task set is built."""
+"""Task sets by name. A task set's module is imported when the task set is built."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ __all__ = ["TASKSETS", "build"]
 
 @dataclass(frozen=True, slots=True)
 class TaskSetEntry:
-    """A task set that a user can select by name, as an entry of ``TASKSETS``.
+    """A task set that a user can select by name.
 
     Attributes:
-        description: one line about the task set.
         build: builds the task set from (data, corpus, seed). ``data`` is a file, a folder or the name of a data set on
             the hub. ``corpus`` is a file or the address of a retrieval server. An argument that the user did not give
             is None.
@@ -31,10 +30,9 @@ class TaskSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SearchEntry:
-    """A task set whose agent searches passages, as an entry of ``TASKSETS``.
+    """A task set whose agent searches passages.
 
-    The function ``build`` gets (data, corpus, seed) and a fourth argument: the sentence encoder of the search; "" means
-    a search with BM25.
+    The fourth argument of ``build`` is the sentence encoder of the search; "" means BM25.
     """
 
     description: str
@@ -43,10 +41,7 @@ class SearchEntry:
 
 @dataclass(frozen=True, slots=True)
 class SandboxedEntry:
-    """A task set that runs code written by the policy, as an entry of ``TASKSETS``.
-
-    The function ``build`` gets (data, corpus, seed) and a fourth argument: the sandbox level.
-    """
+    """A task set that runs code written by the policy. The fourth argument of ``build`` is the sandbox level."""
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, SandboxLevel], TaskSet]
@@ -63,17 +58,15 @@ def build(
     """Build the task set called ``name``.
 
     Args:
-        name: the name of the task set, as ``agent-r1 tasksets`` lists it.
         data: a file, a folder, or the name of a data set on the hub; None for a task set that generates its tasks.
-        corpus: a file of passages, or the address of a retrieval server; None if no corpus is given.
+        corpus: a file of passages, or the address of a retrieval server.
         seed: determines the training tasks or their order.
         sandbox: the sandbox level for code that the policy writes; None for the default level.
-        encoder: the sentence encoder of the search; "" for a search with BM25.
+        encoder: the sentence encoder of the search; "" for BM25.
 
     Raises:
-        InvalidInput: no task set has this name; its files cannot be used; or the sandbox level is not available on this
-            machine. Also raised for a sandbox level if the task set runs no code, and for a sentence encoder if the
-            task set cannot use an encoder.
+        InvalidInput: the name is unknown; the files cannot be used; the sandbox level is not available; or the task set
+            has no use for ``sandbox`` or ``encoder``.
     """
     if name not in TASKSETS:
         do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()

@@ -1,4 +1,4 @@
-"""Reference solutions of tasks whose scorers compare the text in ``<answer>...</answer>`` with gold answers."""
+"""Reference solutions of tasks whose answer is the text in ``<answer>...</answer>``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_r1.rewards.answers import gold_answers
 
 
 def answer(text: str) -> Message:
-    """Return the final message of an episode: a message of the assistant with ``<answer>text</answer>``."""
+    """Return the assistant's message ``<answer>text</answer>``."""
     return Message.assistant(f"<answer>{text}</answer>")
 
 
@@ -22,12 +22,10 @@ def answer_solutions(
 
     Args:
         task: the question. Every entry of ``task.data["answers"]`` is a right answer.
-        searches: messages with tool calls, fewer than ``max_turns``. Some solutions send these messages, one per turn,
-            before the answer.
+        searches: messages with tool calls, fewer than ``max_turns``, that some solutions send before the answer.
         other: a wrong answer, for example the answer of another task.
-        max_turns: the largest number of turns of an episode.
-        full: the full value of each reward, by name. Every right solution must reach all of these values. No wrong
-            solution may reach one of these values.
+        full: the full value of each reward, by name. Every right solution reaches all these values; a wrong solution
+            reaches none.
     """
     first, *aliases = gold_answers(task)
     gold = (

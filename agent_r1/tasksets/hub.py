@@ -1,7 +1,4 @@
-"""Read rows from files and from data sets on the Hugging Face hub.
-
-The package ``datasets`` is needed only for data sets on the hub.
-"""
+"""Read rows from files and from data sets on the Hugging Face hub. Only the hub needs the package ``datasets``."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ class HubName:
 
     Attributes:
         name: the name of the data set, or the path of the folder.
-        config: the configuration of the data set; None for the default configuration.
-        split: one split of the data set; None for all splits.
+        config: the configuration; None for the default configuration.
+        split: one split; None for all splits.
 
     Example:
         HubName("hotpotqa/hotpot_qa", "distractor", "validation"), written hf:hotpotqa/hotpot_qa:distractor@validation
@@ -39,7 +36,6 @@ class HubName:
     split: str | None
 
     def at(self, split: str) -> HubName:
-        """Return the name of the split ``split`` of the same data set."""
         return HubName(self.name, self.config, split)
 
     def __str__(self) -> str:
@@ -54,9 +50,9 @@ def is_hub(source: Path) -> bool:
 
 
 def read_rows_or_hub(source: Path) -> Iterator[JsonRecord]:
-    """Return the rows of a file or of one split on the hub. Raises InvalidInput if ``source`` cannot be read.
+    """Return the rows of a JSON or JSONL file, or of one split on the hub (see :func:`hub_rows`).
 
-    ``source`` is the path of a JSON or JSONL file, or a name on the hub as described in :func:`hub_rows`.
+    Raises InvalidInput if ``source`` cannot be read.
     """
     return hub_rows(source) if is_hub(source) else read_records(source)
 
@@ -82,13 +78,10 @@ def hub_splits(name: HubName) -> tuple[str, ...]:
 
 
 def hub_rows(source: Path) -> Iterator[JsonRecord]:
-    """Yield the rows of one split on the hub. The ``number`` of the first record is 1.
+    """Yield the rows of one split on the hub, numbered from 1.
 
-    ``source`` has the form ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT``. It must end with ``@SPLIT`` if
-    the data set has several splits.
-
-    Raises InvalidInput if the data set cannot be loaded, the named split does not exist, or the name of the split is
-    missing.
+    ``source`` has the form ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT``. If the data set has several
+    splits, ``@SPLIT`` is required. Raises InvalidInput if the data set cannot be loaded or the split is missing.
 
     Example:
         next(hub_rows(Path("hf:hotpotqa/hotpot_qa:distractor@validation"))).values["question"]
@@ -105,10 +98,6 @@ def hub_rows(source: Path) -> Iterator[JsonRecord]:
 
 
 def _loaded(name: HubName) -> Mapping[str, Any]:
-    """Load the data set and return its rows by the name of the split.
-
-    Raises InvalidInput if the data set cannot be loaded.
-    """
     try:
         import datasets
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Memory over turns: the user states one fact per turn, and at the end asks for the first fact.
+"""Memory over turns: the user states one fact per turn, and then asks for the first fact.
 
-The *distance* is the number of facts between the first fact and the question. If a context policy drops or shortens old
-turns, the score is lower in the splits with a greater distance.
+The *distance* is the count of facts between the first fact and the question. A context policy that drops old turns
+lowers the score at great distances.
 """
 
 from __future__ import annotations
@@ -33,24 +33,20 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""The distances of the tasks of each split. A distance is the number of facts between the first fact and the question.
-
-The distances of a split repeat: the training tasks have the distances 1, 2, 3, 1, 2, .. No training task has the
-distance 8.
-"""
+"""The distances of each split, in turn: the training tasks have the distances 1, 2, 3, 1, 2, .. Distance 8 is not
+trained."""
 
 TASKS = 400
-"""The number of tasks in each split except ``train``, which has four times as many tasks."""
+"""The count of tasks per split. ``train`` has four times as many."""
 
 MAX_TURNS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The messages of the user: one fact per turn, then a question that asks for the first fact.
+    """The messages of the user: one fact per turn, then a question about the first fact.
 
-    No entity and no relation occurs in two facts. The *distance* is the number of facts between the first
-    fact and the question. In the example, the distance is 1.
+    No entity and no relation occurs in two facts. The distance of the example is 1.
 
     Example:
         Facts(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")
@@ -61,10 +57,7 @@ class Facts:
 
 
 class FactUser:
-    """A user that sends its messages in order and ignores the replies of the agent.
-
-    The user ends the conversation after the reply to its last message, the question.
-    """
+    """A user that sends its messages in order, ignores the replies, and ends the conversation after the last reply."""
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
         told: Facts = task.data["told"]
@@ -73,10 +66,7 @@ class FactUser:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` determines the training tasks.
-
-    Raises InvalidInput if ``data`` or ``corpus`` is given.
-    """
+    """Build the task set. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     refuse_files("memory", data, corpus)
     return TaskSet(
         name="memory",
@@ -95,9 +85,9 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "memory", "max_token
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
+    """Return the tasks of a split, always in the same order. Only ``train`` depends on ``seed``.
 
-    ``seed`` determines the training tasks. The tasks of other splits do not depend on ``seed``.
+    Raises InvalidInput if the split is unknown.
     """
     if split not in DISTANCES:
         raise InvalidInput("split of memory", got=split, do=f"give one of {', '.join(DISTANCES)}")
@@ -113,7 +103,6 @@ def _task(split: str, index: int, rng: random.Random) -> Task:
 
 
 def draw_facts(distance: int, rng: random.Random) -> Facts:
-    """Return ``distance`` + 1 random facts, and a question that asks for the first fact."""
     names = rng.sample(ENTITIES, 2 * (distance + 1))
     relations = rng.sample(RELATIONS, distance + 1)
     facts = list(zip(names[::2], relations, names[1::2], strict=True))
@@ -123,11 +112,6 @@ def draw_facts(distance: int, rng: random.Random) -> Facts:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the reference solutions of a task.
-
-    The right solution answers with the value of the first fact. The three wrong solutions answer with the value of the
-    last fact, answer before the question is asked, or give no answer.
-    """
     told: Facts = task.data["told"]
     noted = [Message.assistant("Noted.") for _ in told.turns[1:]]
     newest = told.turns[-2].rstrip(".").rpartition(" ")[2]

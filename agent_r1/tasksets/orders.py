@@ -1,9 +1,8 @@
 """Orders: an agent serves a customer with tools that read and change a small database.
 
-The task set follows tau-bench (arXiv 2406.12045), but is much smaller. The customer wants to change or cancel
-one order. The first message of the customer names only the kind of change. The agent must ask for the number of the
-order and for the new value, with one question at a time. The reward is 1 if the conversation ended, the database has
-the wanted change and no other change, and the agent told the customer the price.
+The task set is a smaller tau-bench (arXiv 2406.12045). The customer wants to change or cancel one order. The agent must
+ask for the number of the order and the new value, one question at a time. The reward is 1 if the conversation ended,
+only the wanted change was made, and the agent stated the price.
 """
 
 from __future__ import annotations
@@ -77,38 +76,31 @@ class Wish:
     value: str
 
     def fulfilled(self, database: Database) -> Database:
-        """Return a copy of ``database`` in which the order is changed or cancelled as the customer wishes."""
+        """Return a copy of ``database`` in which the wish is fulfilled."""
         change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
         return {**database, self.order: replace(database[self.order], **change)}
 
 
 @dataclass(slots=True)
 class OrderDatabase:
-    """The orders of one episode, by number. The tools of the task set read and change these orders."""
+    """The orders of one episode, by number."""
 
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """Find the order whose number is the text ``order``. Return (number, order).
-
-        The returned number is in upper case and without spaces around it, as in the database. Raises ValueError if no
-        order has the number.
-        """
+        """Return (number, order) for a number in any case. Raises ValueError if there is no such order."""
         number = order.strip().upper()
         if number not in self.orders:
             raise ValueError(f"there is no order {order}")
         return number, self.orders[number]
 
     def changed(self, number: str, order: Order) -> ToolResult:
-        """Store ``order`` under ``number`` in place of the previous order. Return the result of the tool call.
-
-        The text of the result is "done". Its ``data`` is the whole database, which the reward reads.
-        """
+        """Store ``order`` under ``number``. Return a tool result with the whole database as ``data``."""
         self.orders[number] = order
         return ToolResult((Text("done"),), ok=True, data=_rows(self.orders))
 
     async def close(self) -> None:
-        """Do nothing: the database needs no cleanup."""
+        """Do nothing."""
 
 
 class OpenOrderDatabase:
@@ -162,8 +154,8 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 class Customer:
     """The scripted customer, who answers questions and ends the conversation after a message without a question.
 
-    The customer answers questions about the number, the colour and the city of the order. If one message asks for two
-    of these facts, the customer asks for one question at a time.
+    The customer knows the number, the colour and the city. If a message asks for two of them, the customer asks for one
+    question at a time.
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
@@ -197,13 +189,12 @@ def customer_instructions(task: Task) -> str:
 
 
 def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
-    """Return three rewards by name. Each is 1.0 or 0.0.
+    """Return three rewards by name, each 1.0 or 0.0.
 
-    - ``state``: 1.0 if the database is as the customer asked
-    - ``told``: 1.0 if the conversation ended and the agent stated the right price to the customer. The agent's
-      statements must name the price of the customer's order, and no price of another order. Questions, thoughts and
-      calls are not statements
-    - ``served``: 1.0 if both other rewards are 1.0
+    - ``state``: 1.0 if the database is as the customer asked.
+    - ``told``: 1.0 if the conversation ended and the agent's statements name the price of the customer's order, and no
+      price of another order. Questions, thoughts and calls are not statements.
+    - ``served``: 1.0 if ``state`` and ``told`` are 1.0.
     """
     orders: Database = task.data["orders"]
     wish: Wish = task.data["wish"]
@@ -223,7 +214,7 @@ def _stated(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _rows(orders: Database) -> dict[str, dict[str, Any]]:
-    """Return the fields of each order by the number of the order, in a form that JSON can represent.
+    """Return the fields of each order by number, as JSON values.
 
     Example:
         {"A17": {"item": "lamp", "colour": "red", "city": "Oslo", "price": 41, ..}}
@@ -232,7 +223,6 @@ def _rows(orders: Database) -> dict[str, dict[str, Any]]:
 
 
 def taskset(user: User, seed: int) -> TaskSet:
-    """Build the task set with ``user`` as the customer. ``seed`` determines the training tasks."""
     return TaskSet(
         name="orders",
         env=UserEnv([look_up, change, cancel], user, max_turns=MAX_TURNS),
@@ -245,18 +235,15 @@ def taskset(user: User, seed: int) -> TaskSet:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set with the scripted customer. ``seed`` determines the training tasks.
-
-    Raises InvalidInput if ``data`` or ``corpus`` is given.
-    """
+    """Build the task set with the scripted customer. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     refuse_files("orders", data, corpus)
     return taskset(Customer(), seed)
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
+    """Return the tasks of a split, always in the same order. Only ``train`` depends on ``seed``.
 
-    ``seed`` determines the training tasks. The tasks of other splits do not depend on ``seed``.
+    Raises InvalidInput if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("split of orders", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -289,12 +276,6 @@ def _wish(orders: Database, rng: random.Random) -> Wish:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the reference solutions of a task.
-
-    The right solutions ask the customer, look up the order, change or cancel the order, and state the price. Examples
-    of wrong solutions: the agent does not change the order, does not state the price, changes a second order, or never
-    ends the conversation.
-    """
     wish: Wish = task.data["wish"]
     orders: Database = task.data["orders"]
     other = next(number for number in orders if number != wish.order)

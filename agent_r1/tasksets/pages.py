@@ -8,10 +8,9 @@ from agent_r1.core.trajectory import Trajectory
 
 
 def share_of_pages(trajectory: Trajectory, titles: Collection[str]) -> float:
-    """Return the share of the given titles that the searches of an attempt found, from 0 to 1.
+    """Return the share of the titles that the searches of an attempt returned, from 0 to 1.
 
-    A title is found if a search returned the page with this title. The ``data`` of a search result must be the titles
-    of the returned pages.
+    The ``data`` of a search result must be the titles of its pages.
     """
     found = {title for turn in trajectory.env_turns for result in turn.results for title in result.data or ()}
     needed = set(titles)

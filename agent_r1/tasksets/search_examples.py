@@ -11,9 +11,9 @@ from agent_r1.retrieval.tool import render
 
 
 def solved_example(question: str, answer: str, *pages: Passage) -> tuple[Message, ...]:
-    """Return the messages of a solved example: a question, a search for each page with its result, and the answer.
+    """Return the messages of a solved example: the question, a search for each page, and the answer.
 
-    Each result repeats the question after the page.
+    Each search result repeats the question after the page.
     """
     searches = [
         (tool_call("search", query=page.title), Message.tool(f"{render([page])}\n\n{question}", "call_0"))

@@ -1,4 +1,4 @@
-"""Read the settings of a task set from the TOML file that ``--data FILE.toml`` names."""
+"""Read the settings of a task set from the TOML file of ``--data``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
     """Return the settings in the TOML file ``file`` as an instance of ``cls``.
 
     Raises:
-        InvalidInput: the file cannot be read, or has an unknown or invalid setting. ``do`` is the last part of the
-            message for such a setting, for example "give hops, pages or turns".
+        InvalidInput: the file cannot be read, or a setting is unknown or invalid. ``do`` is the advice in the message,
+            for example "give hops, pages or turns".
     """
     try:
         return cls.model_validate(read_toml(file).values)
@@ -30,10 +30,7 @@ def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
 
 
 def locate_data(file: Path, data: Path) -> Path:
-    """Return where the data of a task set is: the entry ``data`` of the settings file ``file``, as a path or hub name.
-
-    A name on the hub is returned unchanged. A path in a settings file is relative to the folder of this file, so the
-    folder is put before the path.
+    """Return the entry ``data`` of a settings file as a path or hub name. Paths are relative to the file's folder.
 
     Example:
         Path("recipes/hotpot.json") for file "recipes/mix.toml" and data "hotpot.json"

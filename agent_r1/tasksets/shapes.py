@@ -1,7 +1,6 @@
-"""Shapes: generated pictures with colored shapes, and questions about them. Two tools return pictures.
+"""Shapes: generated pictures with colored shapes, and questions about a color. Two tools return pictures.
 
-A picture has four places, each of which can hold a circle, a square or a triangle. Every question asks for a color.
-There are three kinds of questions:
+A picture has four places, each of which can hold a circle, a square or a triangle. There are three kinds of questions:
 
 - color: the picture has only one shape. No tool is needed.
 - place: all places hold shapes, and the question names a place. ``crop`` shows this place alone.
@@ -51,15 +50,14 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
     **{kind: (kind,) for kind in KINDS},
     "shuffled-images": KINDS,
 }
-"""The kinds of questions of each split. The tasks of a split have these kinds in turn, and after the last kind again
-the first.
+"""The kinds of questions of each split, in turn.
 
-In ``shuffled-images``, each task has the picture of another task. So a policy that looks at the pictures is right only
-as often as a policy that guesses.
+In ``shuffled-images``, each task has the picture of another task. There, a policy that looks at the pictures is right
+as often as a guess.
 """
 
 TASKS = 300
-"""The number of tasks in each split except ``train``, which has four times as many tasks."""
+"""The count of tasks per split. ``train`` has four times as many."""
 
 MAX_TURNS = 4
 RECIPE: Mapping[str, Any] = {
@@ -73,7 +71,7 @@ RECIPE: Mapping[str, Any] = {
 }
 
 Quarters = Mapping[str, tuple[str, str]]
-"""The content of a picture: a pair (shape, color) for each place, such as "top left", that is not empty."""
+"""The content of a picture: (shape, color) by place, without empty places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,6 @@ class Question:
 
 
 def draw(quarters: Quarters) -> Image:
-    """Return a picture with the shapes in ``quarters`` at their places, on a white background."""
     pillow, drawing = import_extra("PIL.Image", "images"), import_extra("PIL.ImageDraw", "images")
     picture = pillow.new("RGB", (2 * SIDE, 2 * SIDE), "white")
     pen = drawing.Draw(picture)
@@ -143,15 +140,11 @@ def rotate(degrees: int, task: Task) -> Image:
 
 
 def _open(task: Task) -> Any:
-    """Return the picture of a task as a ``PIL.Image.Image``."""
     return decode_image(task.messages[-1].images[0].data)
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` determines the training tasks.
-
-    Raises InvalidInput if ``data`` or ``corpus`` is given, or if pillow is not installed.
-    """
+    """Build the task set. Raises InvalidInput if ``data`` or ``corpus`` is given, or if pillow is not installed."""
     refuse_files("shapes", data, corpus)
     import_extra("PIL", "images")
     return TaskSet(
@@ -169,9 +162,9 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
+    """Return the tasks of a split, always in the same order. Only ``train`` depends on ``seed``.
 
-    ``seed`` determines the training tasks. The tasks of other splits do not depend on ``seed``.
+    Raises InvalidInput if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("split of shapes", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -195,7 +188,6 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def draw_question(kind: Kind, rng: random.Random) -> Question:
-    """Return a random question of a kind, with its picture as data."""
     place, degrees = rng.choice(PLACES), rng.choice((90, 180, 270)) if kind == "turned" else 0
     filled = (place,) if kind == "color" else PLACES
     quarters = {each: (rng.choice(SHAPES), rng.choice(list(COLORS))) for each in filled}
@@ -204,11 +196,6 @@ def draw_question(kind: Kind, rng: random.Random) -> Question:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the reference solutions of a task.
-
-    The right solutions give the answer at once, or after a call of the tool that shows the answer. The wrong solutions
-    give a wrong color or no answer.
-    """
     question: Question = task.data["question"]
     look = tool_call("rotate", degrees=question.degrees or 180)
     if question.kind != "turned":

@@ -1,7 +1,6 @@
 """Divide the questions of a benchmark into training, validation and test questions.
 
-The score on the validation questions decides which checkpoint is the best. An evaluation reports the score on the test
-questions.
+The validation questions choose the best checkpoint. An evaluation reports the test questions.
 """
 
 from __future__ import annotations
@@ -18,16 +17,13 @@ from agent_r1.tasksets.hub import hub_name, hub_splits, is_hub
 
 SPLITS = ("train", "validation", "test")
 WHOLE = "all"
-"""An additional split that repeats the questions of all other splits.
-
-Only data that came as one file or one split, and was divided by :func:`divide`, has this split.
-"""
+"""An additional split with the questions of all other splits. Only data that :func:`divide` divided has this split."""
 
 _MOST = {"test": 1000, "validation": 128}
 
 
 class BenchmarkQuestion(Protocol):
-    """A question of a benchmark. ``text`` is the text of the question; ``task`` returns the question as a task."""
+    """A question of a benchmark."""
 
     @property
     def text(self) -> str: ...
@@ -38,40 +34,32 @@ class BenchmarkQuestion(Protocol):
 Question = TypeVar("Question", bound=BenchmarkQuestion)
 Splits = Mapping[str, tuple[Question, ...]]
 Read = Callable[[Path], tuple[Question, ...]]
-"""A function that reads the questions of a file or of a split on the hub.
-
-The function raises InvalidInput, which names the row, if a row cannot be read.
+"""A function that reads the questions of a file or of a split on the hub. It raises InvalidInput, which names the row.
 """
 
 HELD_BACK = ("validation", "dev", "test")
-"""The names of the splits from which test questions are taken, for a data set whose split "test" has no public answers.
-
-The first of these splits that the data set has is used.
-"""
+"""The splits with test questions, in order of preference, if the answers of the split "test" are not public."""
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""The names of the splits from which test questions are taken, for a data set whose split "test" has public answers.
-
-The first of these splits that the data set has is used.
-"""
+"""The splits with test questions, in order of preference, if the answers of the split "test" are public."""
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
     """Return the questions of each split.
 
+    A folder has one file per split, such as ``train.jsonl``, or one folder per split if ``read`` accepts folders. A
+    single file is divided by :func:`divide`, and all its questions are also in the split ``WHOLE``. For a data set on
+    the hub, see :func:`_hub`.
+
     Args:
-        data: a folder, a file, or the name of a data set on the hub (see :func:`_hub`). A folder has one file per
-            split, such as ``train.json`` or ``train.jsonl``, or one folder per split if ``read`` accepts folders. A
-            split without a file has no questions. The questions of a single file are divided by :func:`divide`. All
-            questions of the file are also in the split ``WHOLE``, in an order that does not depend on ``seed``.
+        data: a folder, a file, or the name of a data set on the hub.
         seed: determines the order of the training questions.
         read: reads the questions of one file, folder or split on the hub.
-        tested: names of splits. For a data set on the hub, the first of these splits that exists has the test
-            questions.
+        tested: on the hub, the first of these splits that exists has the test questions.
 
     Raises:
-        InvalidInput: a row cannot be read, a folder has no questions, a question of a folder is in two splits, or a
-            file has too few questions.
+        InvalidInput: a row cannot be read, a folder has no questions or has a question in two splits, or a file has too
+            few questions.
     """
     if is_hub(data):
         splits = _hub(data, read, tested)
@@ -85,23 +73,19 @@ def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def whole_split(splits: Splits[Question]) -> str | None:
-    """Return the name of the split that contains all questions; None if there is no such split.
-
-    Use this split to evaluate an agent that was trained on other data. If there is no such split, use the test split.
+    """Return the name of the split that contains all questions, or None. It serves agents that were trained on other
+    data.
     """
     return WHOLE if WHOLE in splits else None
 
 
 def all_questions(splits: Splits[Question]) -> tuple[Question, ...]:
-    """Return the questions of all splits except ``WHOLE``, which repeats the questions of the other splits."""
+    """Return the questions of all splits except ``WHOLE``."""
     return tuple(chain.from_iterable(questions for split, questions in splits.items() if split != WHOLE))
 
 
 def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
-    """Return the function for the field ``tasks`` of a task set. This function takes a split, and returns its tasks.
-
-    The function raises InvalidInput if ``data`` has no questions for the split.
-    """
+    """Return a function from a split to its tasks. It raises InvalidInput if the split has no questions."""
     tasks = {split: tuple(question.task(split) for question in questions) for split, questions in splits.items()}
 
     def of(split: str) -> Sequence[Task]:
@@ -114,14 +98,11 @@ def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequ
 
 
 def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
-    """Divide the questions of one file into the splits test, validation and training.
+    """Divide the questions of one file into test, validation and training.
 
-    A fifth of the distinct questions is for test, but at least 1 and at most 1000. A tenth is for validation, but at
-    least 1 and at most 128. The rest is for training. The hash of a question's text decides the split. Therefore the
-    test questions of a file are the same for every seed. Equal questions are in the same split, so that no test or
-    validation question is trained on.
-
-    Raises InvalidInput, which names the file ``source``, if there are fewer than three distinct questions.
+    Test gets a fifth of the distinct questions (1 to 1000), and validation a tenth (1 to 128). A hash of the text
+    decides, so the test questions do not depend on a seed, and equal questions are in the same split. Raises
+    InvalidInput, which names ``source``, if there are fewer than three distinct questions.
     """
     ordered = hash_order(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))
@@ -140,18 +121,14 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
 def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
     """Return the questions of each split of a data set on the hub.
 
-    If the data set has only one split, or ``data`` names one split (``@SPLIT``), :func:`divide` divides the questions
-    of this split. Otherwise the splits are made in this way:
+    A single split (the only one, or ``@SPLIT``) is divided by :func:`divide`. Otherwise:
 
-    - Test: the first split in ``tested`` that the data set has, because papers report the score on this split.
-    - Validation: a tenth of the split ``train``, but at most 128 questions. So the choice of the checkpoint does not
-      depend on test questions.
+    - Test: the first split in ``tested`` that the data set has.
+    - Validation: a tenth of the split ``train``, but at most 128 questions.
     - Training: the rest of the split ``train``.
 
-    Test questions that are also in the split ``train`` are left out of validation and training.
-
-    For ``read``, see :func:`read_splits`. Raises InvalidInput if the data set has no split ``train``, or none of the
-    splits in ``tested``.
+    Test questions are left out of validation and training. Raises InvalidInput if the data set has no split ``train``,
+    or none of the splits in ``tested``.
     """
     name = hub_name(data)
     there = hub_splits(name)
@@ -196,9 +173,9 @@ def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
 
 
 def hash_order(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
-    """Return the questions in an order that looks random but is the same on every machine.
+    """Return the questions, sorted by a hash of ``salt`` and their text.
 
-    The questions are sorted by a hash of ``salt`` and their text. Different salts give different orders.
+    The order looks random but is the same on every machine.
     """
     return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
 

@@ -1,12 +1,11 @@
 """TinyWiki with a search that sometimes fails and sometimes returns an outdated page.
 
-The agent learns to repeat a failed search and to check a page. In an outdated edition of a page, the values belong to
-the wrong relations. No text says that a page is outdated, but the outdated editions of a page differ from each other.
-Therefore a page is true if two searches return it with equal content. Only the final answer is rewarded.
+The agent learns to repeat a failed search and to check a page. In an outdated edition, the values belong to the wrong
+relations. No text marks an outdated edition, but two of them differ. So a page is true if two searches return equal
+pages. Only the final answer is rewarded.
 
-The rates of failures and outdated pages depend on the split. The result of a search is drawn at random, from a seed
-that depends on the task, the page, and the number of searches for the page so far. Therefore all attempts at a task get
-the same results for the same searches.
+The rates of failures and outdated pages depend on the split. All attempts at a task get the same results for the same
+searches.
 """
 
 from __future__ import annotations
@@ -37,17 +36,12 @@ from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
 from agent_r1.tools import Resources, tool
 
 MAX_TURNS = 20
-"""The largest number of turns of an episode.
-
-A right solution needs at most 19 turns: 18 searches and the answer. A question needs at most 3 pages. Of the first 6
-searches for a page, at least 2 return the true page and not an outdated page (see ``FRESH``).
-"""
+"""A right solution needs at most 19 turns: 6 searches for each of at most 3 pages, and the answer (see ``FRESH``)."""
 
 FRESH = 3
-"""One of the searches 1 to 3 for a page, one of the searches 4 to 6, and so on, always returns the true page, not an
-outdated page. The position of this search is random.
+"""The true page is certain for one of the searches 1 to 3 for a page, one of the searches 4 to 6, and so on.
 
-So every task can be solved. The agent does not know the position of this search, so it must compare the results.
+So every task can be solved. The position in a block is random, so the agent must compare results.
 """
 
 Fortune = Literal["fresh", "old", "failed"]
@@ -57,8 +51,7 @@ Fortune = Literal["fresh", "old", "failed"]
 class Rates:
     """The probability that a search fails, and the probability that a search returns an outdated page.
 
-    One of every three searches for a page always returns the true page (see ``FRESH``). The probabilities apply to the
-    other two searches.
+    The probabilities apply to the searches that are not certain to return the true page (see ``FRESH``).
 
     Example:
         Rates(failed=0.2, old=0.2)
@@ -70,12 +63,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split of the task set.
-
-    Attributes:
-        questions: the name of the TinyWiki split from which the questions are taken.
-        rates: the probabilities that a search fails or returns an outdated page.
-    """
+    """A split: the TinyWiki split of its questions, and the rates of its searches."""
 
     questions: str
     rates: Rates
@@ -92,12 +80,12 @@ SPLITS: Mapping[str, Split] = {
 
 @dataclass(slots=True)
 class PageCounts:
-    """The counts of one episode: how often the agent has searched for each page."""
+    """How often the agent has searched for each page in one episode."""
 
     asked: Counter[str] = field(default_factory=Counter)
 
     async def close(self) -> None:
-        """Do nothing: the counts need no cleanup."""
+        """Do nothing."""
 
 
 class OpenPageCounts:
@@ -126,12 +114,9 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, time: int) -> str:
-    """Return the text of the page ``title`` as one search returns it: the true page, or an outdated edition.
+    """Return the page ``title`` as search ``time`` returns it: the true page, or an outdated edition.
 
-    Raises ConnectionError if this search fails.
-
-    Args:
-        time: the number of the search. The searches for each page are counted from 1 in each episode.
+    ``time`` counts the searches for this page in the episode, from 1. Raises ConnectionError if the search fails.
     """
     match search_outcome(task, title, time):
         case "failed":
@@ -143,10 +128,9 @@ def edition(task: Task, title: str, time: int) -> str:
 
 
 def search_outcome(task: Task, title: str, time: int) -> Fortune:
-    """Return the outcome of a search for the page ``title``: "failed", "old" (outdated edition) or "fresh" (true page).
+    """Return the outcome of a search: "failed", "old" (outdated edition) or "fresh" (true page).
 
-    Args:
-        time: the number of the search. The searches for each page are counted from 1 in each episode.
+    ``time`` counts the searches for the page ``title`` in the episode, from 1.
     """
     if time == _surely_fresh(task, title, time):
         return "fresh"
@@ -158,11 +142,7 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the number of a search that always returns the true page, in the block of search number ``time``.
-
-    The searches for a page are numbered from 1, and divided into blocks of three: 1 to 3, 4 to 6, and so on. In each
-    block, one random search always returns the true page.
-    """
+    """Return the search in the same block of three as ``time`` that is certain to return the true page."""
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
 
@@ -172,11 +152,10 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """Return the outdated edition of the page ``title`` that search number ``time`` can return.
+    """Return the outdated edition of a page for its search ``time``, as a wiki with only this page.
 
-    The result is a wiki with only this page. The page has the values of the true page, but no value stays with its true
-    relation. The first 66 searches for a page have different outdated editions. Any two of the first four editions
-    differ in the value of every relation.
+    The edition has the values of the true page, each at another relation. The first 66 searches for a page have
+    different editions. Any two of the first four editions differ in the value of every relation.
 
     Example:
         If the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an outdated edition is
@@ -206,10 +185,7 @@ def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` determines the training wikis.
-
-    Raises InvalidInput if ``data`` or ``corpus`` is given.
-    """
+    """Build the task set. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     refuse_files("unreliable", data, corpus)
     return TaskSet(
         name="unreliable",
@@ -242,11 +218,8 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the reference solutions of a task.
-
-    The right solution searches for each page until two searches have returned the true page (not an outdated page),
-    then answers. The wrong solutions answer with a wrong value from the last page, answer after one search, or search
-    until the episode ends.
+    """Return the reference solutions of a task. The right one searches for each page until two searches returned the
+    true page.
     """
     chain: Chain = task.data["chain"]
     titles = (chain.start, *chain.values[:-1])
@@ -264,7 +237,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return how many searches for the page ``title`` are needed until two searches have returned the true page."""
+    """Return the count of searches after which two searches have returned the true page."""
     fresh = time = 0
     while fresh < 2:
         time += 1

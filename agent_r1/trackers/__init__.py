@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard, Weights & Biases, Trackio and MLflow receive the metrics of a run while it trains."""
+"""Trackers: send the metrics of a run to TensorBoard, Weights & Biases, Trackio or MLflow during training."""
 
 from agent_r1.trackers.protocol import AttemptSample, TrackedRun, Tracker
 from agent_r1.trackers.recorder import TrackingRecorder

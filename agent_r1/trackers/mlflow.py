@@ -11,7 +11,7 @@ from agent_r1.core.packages import import_extra
 from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRun
 
 MAX_PARAMS = 100
-"""The largest number of settings that MLflow accepts in one request."""
+"""The largest count of settings in one MLflow request."""
 
 STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -19,8 +19,8 @@ STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "f
 class MlflowTracker:
     """A tracker that logs to MLflow.
 
-    The environment variable MLFLOW_TRACKING_URI selects a server, and MLFLOW_EXPERIMENT_NAME an experiment. The default
-    experiment is ``agent-r1``.
+    The environment variable MLFLOW_TRACKING_URI selects a server. MLFLOW_EXPERIMENT_NAME selects an experiment
+    (default: ``agent-r1``).
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -57,5 +57,4 @@ class MlflowTracker:
 
 
 def _valid_name(name: str) -> str:
-    """Return a name that MLflow accepts: ``_`` replaces other characters, and at most 250 characters are kept."""
     return re.sub(r"[^/\w.\- :]", "_", name)[:250]

@@ -1,4 +1,4 @@
-"""Names of metrics in trackers. A name is GROUP/NAME, and a tracker shows the metrics of a group together."""
+"""Names of metrics in trackers: GROUP/NAME. A tracker shows each group together."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ ROLLOUT = {
     *("unscored", "retried", "calls", "invalid_calls", "failed_calls", "groups", "refilled_groups", "failed"),
     *("filtered", "staleness", "tokens", "em"),
 }
-"""The names of metrics about the attempts of a step, except the names of rewards."""
+"""Names of metrics about attempts, without the names of rewards."""
 
 
 def metric_name(name: str, is_timing: bool = False) -> str:
-    """Return the name that a metric has in a tracker: ``GROUP/NAME``.
+    """Return the name of a metric in a tracker: ``GROUP/NAME``.
 
-    The group is reward, rollout, train, validation or time. A name that already contains a slash is returned unchanged.
+    A name that already contains a slash is returned unchanged.
 
     Example:
         >>> [metric_name(name) for name in ("reward", "reward/em", "validation_em", "calls", "entropy")]

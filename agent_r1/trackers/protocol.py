@@ -1,4 +1,4 @@
-"""The protocol of a tracker, and the values that a tracker receives."""
+"""The protocol of trackers, and the values that trackers receive."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from agent_r1.core.redaction import redact_values
 from agent_r1.core.trajectory import RewardValue, Trajectory
 
 RunEnd = Literal["completed", "stopped", "failed"]
-"""How a run ended. completed: it took all steps. stopped: a signal stopped it. failed: an error ended it."""
+"""How a run ended. completed: all steps are done. stopped: a signal stopped the run. failed: an error ended the run."""
 
 PROJECT = "agent-r1"
-"""The name of the project to which a run belongs in a tracker. MLflow calls a project an experiment.
-
-An environment variable of the tracker, such as WANDB_PROJECT, can name another project.
-"""
+"""The default project in a tracker (in MLflow: the experiment)."""
 
 TRACKERS_FOLDER = "trackers"
-"""The name of a folder inside a run's folder. For each tracker, it contains a file with the id of the run in this
-tracker."""
+"""The subfolder of a run that stores the id of the run in each tracker, one file per tracker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +27,7 @@ class TrackedRun:
     """The run that a tracker shows.
 
     Attributes:
-        name: the name of the run.
-        folder: the folder of the run.
-        settings: the settings of the run by dotted key, without credentials.
+        settings: the settings by dotted key, without credentials.
         step: the step from which the run was resumed; None for a new run.
     """
 
@@ -43,17 +37,12 @@ class TrackedRun:
     step: int | None = None
 
     def saved_id(self, tracker: str) -> str | None:
-        """Return the id that :meth:`save_id` saved for a tracker; None if no id was saved."""
+        """Return the id that :meth:`save_id` saved for a tracker, or None."""
         path = self.folder / TRACKERS_FOLDER / tracker
         return path.read_text("utf-8").strip() if path.is_file() else None
 
     def save_id(self, tracker: str, value: str) -> None:
-        """Save the id that the run has in a tracker's service. A resumed run continues under this id.
-
-        Args:
-            tracker: the name of the tracker.
-            value: the id.
-        """
+        """Save the id of the run in a tracker. A resumed run continues under this id."""
         path = self.folder / TRACKERS_FOLDER / tracker
         path.parent.mkdir(exist_ok=True)
         path.write_text(value + "\n", encoding="utf-8")
@@ -61,7 +50,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
-    """An attempt that trackers show as text. It contains no credentials.
+    """An attempt that trackers show as text, without credentials.
 
     Attributes:
         name: the id of the attempt.
@@ -82,13 +71,13 @@ class AttemptSample:
 
     @property
     def summary(self) -> str:
-        """The status and the rewards of the attempt, in one line."""
+        """The status and the rewards, in one line."""
         rewards = (f"{name} {value}" for name, value in self.rewards.items())
         return ", ".join([self.status, *rewards])
 
     @property
     def text(self) -> str:
-        """The id, status, rewards and conversation of the attempt, as lines of plain text."""
+        """The id, status, rewards and conversation, as plain text."""
         return "\n".join([self.name, self.summary, *map(_message_text, self.messages)])
 
 
@@ -99,20 +88,20 @@ def _message_text(message: Mapping[str, Any]) -> str:
 
 
 class Tracker(Protocol):
-    """A client that shows the metrics of one run, in a service such as wandb or in files.
+    """A client that shows the metrics of one run.
 
-    One thread makes the tracker and calls all its methods. A method may block, and may raise any exception. If a method
-    raises, or blocks for too long, the run continues without the tracker.
+    One thread makes the tracker and calls all its methods. A method may block and may raise any exception. If a method
+    raises or hangs, the run continues without the tracker.
     """
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the metrics of a step, by name, such as {"reward/em": 0.5}. Values can be NaN or infinite."""
+        """Show the metrics of a step, for example {"reward/em": 0.5}. Values can be NaN or infinite."""
         ...
 
     def log_attempts(self, step: int, attempts: Sequence[AttemptSample]) -> None:
-        """Show a few of the attempts that ended since the previous step. ``step`` is the number of the current step."""
+        """Show a few attempts that ended since the previous step. ``step`` is the current step."""
         ...
 
     def finish(self, end: RunEnd) -> None:
-        """Send all remaining data, and end the tracker. No other method is called after this method."""
+        """Send all remaining data. No method is called after ``finish``."""
         ...

@@ -1,4 +1,4 @@
-"""The recorder that passes events on to another recorder, and also gives their metrics to trackers."""
+"""The recorder that also sends metrics to trackers."""
 
 from __future__ import annotations
 
@@ -16,32 +16,26 @@ from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun, Tracke
 from agent_r1.trackers.registry import TRACKERS
 
 HANG_SECONDS = 120.0
-"""The time limit of one call of a tracker, in seconds.
-
-At the end of a run, all remaining calls together have this time.
-"""
+"""The time limit of one call of a tracker, in seconds. ``close`` also has this time in total."""
 
 SAMPLES, SAMPLE_EVERY = 2, 10
-"""Trackers show SAMPLES attempts as text at step 1, and at each step that is a multiple of SAMPLE_EVERY."""
+"""Trackers show SAMPLES attempts as text at step 1 and at every multiple of SAMPLE_EVERY."""
 
 Job = Callable[[Tracker], object]
 
 
 class TrackingRecorder:
-    """A recorder that passes all events on to another recorder, and also gives their metrics to trackers.
+    """A recorder that passes all events on to another recorder and sends their metrics to trackers.
 
-    Each tracker is made and called in a daemon thread of its own. ``record`` never waits for a tracker. A tracker fails
-    if it raises an exception or does not return within ``limit`` seconds. The recorder then prints one warning, and
-    does not call this tracker again.
+    Each tracker runs in its own daemon thread, and ``record`` never waits for a tracker. If a call of a tracker raises
+    or exceeds ``limit``, one warning is printed and the tracker gets no more calls.
 
-    A tracker gets each value of a step once. If the ranks of a trainer are started again, the steps after the last
-    checkpoint are repeated. The values of the repeated steps are left out, because most services cannot replace a
-    value.
+    A tracker gets each value of a step once. A restart of the trainer's ranks can repeat steps. The values of repeated
+    steps are not sent, because most services cannot replace a value.
 
     Args:
-        recorder: the other recorder. It writes the events to the disk.
+        recorder: the recorder that writes the events to the disk.
         names: the names of the trackers.
-        run: the run that the trackers show.
         warn: prints a warning.
         limit: the time limit of a call in seconds; None for ``HANG_SECONDS``.
     """
@@ -61,9 +55,9 @@ class TrackingRecorder:
         self._newest_step, self._names_of_newest = 0, set[str]()  # which values the trackers have
 
     async def record(self, *events: Event) -> None:
-        """Pass the events on to the recorder that writes to the disk, then give metrics and attempts to the trackers.
+        """Record the events on the disk, then send their metrics and attempts to the trackers.
 
-        Exceptions of this recorder are raised. Exceptions of trackers are not raised.
+        Exceptions of the disk's recorder are raised; exceptions of trackers are not.
         """
         await self._recorder.record(*events)
         if self._threads:
@@ -72,10 +66,7 @@ class TrackingRecorder:
                 await self._recorder.record(LogEvent("warning", failure))
 
     def close(self, end: RunEnd) -> None:
-        """Finish all trackers, and wait until they have finished, for at most ``limit`` seconds in total.
-
-        ``end`` tells the trackers how the run ended.
-        """
+        """Finish all trackers. Wait for at most ``limit`` seconds in total."""
         for thread in self._threads:
             thread.submit(lambda tracker: tracker.finish(end))
             thread.submit(None)
@@ -107,7 +98,6 @@ class TrackingRecorder:
             self._attempts = []
 
     def _without_repeated(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the values of a step that the trackers have not received yet."""
         if step > self._newest_step:
             self._newest_step, self._names_of_newest = step, set()
         if step < self._newest_step:
@@ -121,7 +111,7 @@ class TrackingRecorder:
             thread.submit(job)
 
     def _drop_failed(self) -> list[str]:
-        """Remove trackers that failed or hang. Print a warning for each removed tracker, and return the warnings."""
+        """Remove and warn about each tracker that failed or hangs. Return the warnings."""
         failures = []
         for thread in list(self._threads):
             thread.failure = thread.failure or thread.hangs(self._limit)
@@ -133,10 +123,10 @@ class TrackingRecorder:
 
 
 class _TrackerThread(threading.Thread):
-    """The daemon thread that makes one tracker and calls it.
+    """The daemon thread that makes one tracker and calls its methods.
 
     Attributes:
-        failure: the reason why the tracker gets no further calls; None while the tracker works.
+        failure: the reason why the tracker gets no more calls; None while the tracker works.
     """
 
     def __init__(self, tracker: str, run: TrackedRun) -> None:
@@ -149,11 +139,10 @@ class _TrackerThread(threading.Thread):
         self.start()
 
     def submit(self, job: Job | None) -> None:
-        """Make the thread call ``job(tracker)`` after all earlier jobs. None as the job ends the thread."""
+        """Queue a job: the thread calls ``job(tracker)``. None ends the thread."""
         self._jobs.put(job)
 
     def hangs(self, limit: float) -> str | None:
-        """Return an error message if the current call of the tracker takes longer than ``limit`` seconds; else None."""
         called = self._called
         if called is None or time.monotonic() - called <= limit:
             return None

@@ -13,7 +13,7 @@ from agent_r1.trackers.trackio import TrackioTracker
 from agent_r1.trackers.wandb import WandbTracker
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
-"""The name of a tracker, of its package, and of the extra of agent-r1 that installs the package."""
+"""The name of a tracker, of its package, and of the extra that installs the package."""
 
 TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoardTracker,
@@ -24,6 +24,6 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
 
 
 def require_trackers(names: Iterable[TrackerName]) -> None:
-    """Raise InvalidInput if the package of one of the trackers ``names`` is not installed. No package is imported."""
+    """Raise InvalidInput if the package of a tracker is not installed. Do not import the packages."""
     for name in names:
         require_extra(name, name)

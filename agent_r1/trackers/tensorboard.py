@@ -9,10 +9,9 @@ from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun
 
 
 class TensorBoardTracker:
-    """A tracker that writes event files to ``RUN/tensorboard``. Show the files with ``tensorboard --logdir runs``.
+    """A tracker that writes event files to ``RUN/tensorboard``. ``tensorboard --logdir runs`` shows the files.
 
-    A resumed run writes to the same folder. TensorBoard then hides the steps that the stopped run had logged after the
-    checkpoint, because the resumed run logs these steps again.
+    After a resume, TensorBoard hides the earlier values of the repeated steps.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -35,5 +34,4 @@ class TensorBoardTracker:
 
 
 def _as_code(text: str) -> str:
-    """Return a text as a Markdown code block, so that TensorBoard shows the text unchanged."""
     return "\n".join(f"    {line}" for line in text.split("\n"))

@@ -13,10 +13,10 @@ from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRu
 
 
 class TrackioTracker:
-    """A tracker that logs to trackio. To see the metrics, run ``trackio show``.
+    """A tracker that logs to trackio. ``trackio show`` shows the metrics.
 
-    The environment variables of trackio have their usual meaning: TRACKIO_PROJECT, TRACKIO_DIR, TRACKIO_SPACE_ID and so
-    on. The default project is ``agent-r1``.
+    The environment variables of trackio, such as TRACKIO_PROJECT and TRACKIO_SPACE_ID, keep their meaning. The default
+    project is ``agent-r1``.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -1,4 +1,4 @@
-"""Log to Weights & Biases: online, or to a local folder if the variable WANDB_MODE is ``offline``."""
+"""Log to Weights & Biases: online, or to a local folder if WANDB_MODE is ``offline``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from agent_r1.core.packages import import_extra
 from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRun
 
 STEP = "step"
-"""The name of the metric on the horizontal axis of the charts.
+"""The metric on the horizontal axis of the charts.
 
-The step counter of wandb itself cannot be used: it never decreases, but a resumed run repeats the steps after its
-checkpoint.
+The step counter of wandb cannot decrease, but a resumed run repeats steps.
 """
 
 
 class WandbTracker:
     """A tracker that logs to wandb.
 
-    The environment variables of wandb have their usual meaning: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and so on. The
-    default project is ``agent-r1``.
+    The environment variables of wandb, such as WANDB_PROJECT and WANDB_MODE, keep their meaning. The default project is
+    ``agent-r1``.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -1,4 +1,4 @@
-"""The parts of HTTP servers that the gateway, the retrieval server, environment workers and the viewer share."""
+"""Shared parts of the HTTP servers: the gateway, the retrieval server, environment workers and the viewer."""
 
 from agent_r1.web.body import RefusedBody, read_body
 from agent_r1.web.http_server import HttpServer

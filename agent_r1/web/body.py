@@ -1,4 +1,4 @@
-"""The body of a request, read within limits of size and time."""
+"""Read the body of a request, with limits of size and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP server in the event loop of the caller. It limits the number of connections, and closes idle connections."""
+"""An HTTP server in the event loop of the caller. The server limits and closes connections."""
 
 from __future__ import annotations
 
@@ -15,23 +15,18 @@ from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4
-"""The number of open files that are reserved for each connection.
-
-A connection of an agent in this process needs two files, because both of its ends are in this process.
-"""
+"""The count of open files that are reserved per connection. A client in this process needs a second file."""
 
 KEEP_ALIVE_SECONDS = 75
-"""The time after which an idle connection is closed, in seconds.
-
-Clients close their idle connections earlier. So no client sends a request on a connection that the server has closed.
-"""
+"""Seconds after which the server closes an idle connection. Clients must close idle connections earlier than the
+server."""
 
 CLOSE_SECONDS = 5.0
-"""The time that requests in progress have to end after the server is closed, in seconds."""
+"""Seconds that requests in progress have after the server is closed."""
 
 
 class HttpServer:
-    """A uvicorn server that serves an application at a port. It starts when the object is created."""
+    """A uvicorn server for an application at a port. The constructor starts the server."""
 
     def __init__(self, app: Starlette, host: str, port: int) -> None:
         self._socket = listen(host, port, "choose another --port")
@@ -57,10 +52,7 @@ class HttpServer:
 
 
 def _max_connections() -> int:
-    """Return the largest number of connections that the limit on open files permits.
-
-    If the limit is too low, the function first raises it as far as the system permits.
-    """
+    """Raise the limit on open files if necessary. Return the count of connections that the limit permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS * FILES_PER_CONNECTION
     if resource.RLIM_INFINITY != soft < wanted:
@@ -72,10 +64,7 @@ def _max_connections() -> int:
 
 
 class _Protocol(LimitedHeadersProtocol):
-    """A connection to the server.
-
-    It is closed if the server has too many connections, or if the headers of a request take too long.
-    """
+    """A connection that is closed if there are too many connections or the headers arrive too late."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -1,4 +1,4 @@
-"""A uvicorn server inside another program, and connections with a time limit for the headers of requests."""
+"""A uvicorn server inside another program, with a time limit for the headers of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER_SECONDS = 30.0
 
 
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server without signal handlers. The program that starts the server installs its own handlers."""
+    """A uvicorn server without signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -26,11 +26,11 @@ class EmbeddedServer(uvicorn.Server):
 
 
 class ThreadedServer:
-    """A server that runs either in the thread of the caller or in a thread of its own.
+    """A server that runs in the thread of the caller or in its own thread.
 
-    - ``run`` blocks until another thread or a signal handler calls ``stop``. Then ``run`` answers the requests in
-      progress, and returns.
-    - Used in a ``with`` statement, the server runs in a thread of its own until the end of the block.
+    - ``run`` blocks until another thread or a signal handler calls ``stop``. ``run`` then answers the requests in
+      progress and returns.
+    - In a ``with`` statement, the server runs in its own thread until the end of the block.
 
     Args:
         listening: the socket on which the server accepts connections. The server closes the socket.
@@ -62,11 +62,11 @@ class ThreadedServer:
 
 
 class LimitedHeadersProtocol(H11Protocol):
-    """The HTTP/1.1 protocol of uvicorn, with a time limit for the headers of each request.
+    """The HTTP/1.1 protocol of uvicorn, with time limits against slow clients.
 
-    If the headers do not arrive within ``HEADER_SECONDS``, the connection is closed, so that slow clients do not occupy
-    the server. The time limit of the first request begins with the connection. The time limit of a later request begins
-    with its first byte. A client that does not read its answer for ``HEADER_SECONDS`` is also disconnected.
+    The connection is closed if the headers of a request do not arrive within ``HEADER_SECONDS``. For the first request,
+    this time begins with the connection; for later requests, with their first byte. A client that does not read its
+    answer for ``HEADER_SECONDS`` is also disconnected.
     """
 
     _stalled: asyncio.TimerHandle | None = None

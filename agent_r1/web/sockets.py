@@ -7,14 +7,12 @@ import socket
 from agent_r1.core.errors import InvalidInput
 
 BACKLOG = 256
-"""The largest number of connections that wait to be accepted."""
 
 
 def listen(host: str, port: int, do: str = "choose another --host or --port") -> socket.socket:
     """Return a TCP socket that listens at ``host`` and ``port``. Port 0 means any free port.
 
-    Raise InvalidInput if the address cannot be used. The error message contains ``do``, which tells the user what to
-    do.
+    Raise InvalidInput if the address cannot be used. ``do`` is the part of the error message that says what to do.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,7 +1,4 @@
-"""Code: the agent writes a function (HumanEval, MBPP) and tries the function on public examples.
-
-Hidden tests grade the function.
-"""
+"""Code: the agent writes a function (HumanEval, MBPP) and tries it on public examples. Hidden tests grade it."""
 
 from __future__ import annotations
 
@@ -28,18 +25,10 @@ SYSTEM = (
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set of the problems in ``data``.
+    """Build the task set of the problems in ``data``: a file, a folder with a file per split, or a data set on the hub.
 
-    Args:
-        data: a file, a folder with a file per split, or a data set on the hub (see ``problems`` and
-            ``tasksets.splits``).
-        corpus: must be None, because the task set has no search.
-        seed: determines the order of the training problems.
-        level: the sandbox level in which solutions run.
-
-    Raises:
-        InvalidInput: a file is missing or malformed, the tests need a package that is not installed, a corpus is given,
-            or the sandbox level is not available.
+    ``seed`` determines the order of the training problems. ``corpus`` must be None. Raises InvalidInput if an argument
+    cannot be used, or if the tests need a package that is not installed.
     """
     if data is None:
         raise InvalidInput(

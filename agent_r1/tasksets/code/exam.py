@@ -19,18 +19,16 @@ _SEEDED = "import random\nrandom.seed(0)\n"
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """The source code with which a solution is tested. The solution is untrusted; all code of the exam is trusted.
-
-    The tests and the solution run in two processes.
+    """The trusted code that tests an untrusted solution. Tests and solution run in two processes.
 
     Attributes:
         calls: the names that the solution must define.
         tests: the hidden tests.
-        setup: code that runs before the tests, in the process of the tests.
-        given: code that runs before the solution, in the process of the solution.
-        after: code that runs after the solution, in the process of the solution.
-        handed: the names of objects that ``after`` creates for the tests. The objects are instances of classes that the
-            solution defines. The tests can use these objects only as arguments of the solution's functions.
+        setup: code that runs before the tests, in their process.
+        given: code that runs before the solution, in its process.
+        after: code that runs after the solution, in its process.
+        handed: the names of objects that ``after`` creates from classes of the solution. The tests can use these
+            objects only as arguments of the solution's functions.
 
     Example:
         Exam(("area",), "assert area(square) == 4", after="square = Square(2)", handed=("square",))
@@ -44,7 +42,7 @@ class Exam:
     handed: tuple[str, ...] = ()
 
     async def judge(self, sandbox: Sandbox, solution: str) -> Verdict:
-        """Test a solution in a sandbox, and return the verdict (see :meth:`Sandbox.grade`).
+        """Test a solution in a sandbox, and return the verdict.
 
         Random numbers in the tests are the same for every solution.
         """
@@ -56,10 +54,9 @@ class Exam:
         )
 
     def _candidate(self, solution: str) -> str:
-        """Return the source of a program that runs the exam's code ``given``, the solution, and the code ``after``.
+        """Return the source of a program that runs ``given``, the solution and ``after``.
 
-        The three sources are compiled separately. So the solution can begin with ``from __future__``, and its line
-        numbers begin with 1.
+        The three sources are compiled separately, so that a solution can begin with ``from __future__``.
         """
         after = self.after + (_HANDER if self.handed else "")
         parts = [(source, name) for source, name in zip((self.given, solution, after), _FILES, strict=True) if source]
@@ -70,10 +67,9 @@ _FILES = ("given.py", "solution.py", "after.py")
 
 
 def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
-    """Return the folders of the packages that the hidden tests in ``exams`` import.
+    """Return the folders of the packages that hidden tests import, for ``SandboxConfig.packages``.
 
-    For example, the tests of EvalPlus import numpy. A program in the sandbox can read these folders only if they are in
-    ``SandboxConfig.packages``. Raises InvalidInput if a package is not installed.
+    Raises InvalidInput if a package is not installed.
     """
     packages = {name for exam in exams for name in imported_packages(f"{exam.setup}\n{exam.tests}")}
     folders = set()

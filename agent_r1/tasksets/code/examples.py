@@ -15,7 +15,7 @@ _GIVES = re.compile(r"\s*(?:==|=>|->|➞|→|=|#|(?:should |will )?returns?\b|is
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example that a task shows to the agent: the source of a call, and the source of its expected value.
+    """A public example: the sources of a call and of its expected value.
 
     Example:
         Example("add(2, 3)", "5")
@@ -26,11 +26,9 @@ class Example:
 
 
 def example_from_assertion(source: str) -> Example:
-    """Convert an assertion to an example.
+    """Convert an assertion to an example: ``assert f(1) == 2`` to the call ``f(1)`` with the value ``2``.
 
-    For ``assert f(1) == 2``, the call is ``f(1)`` and the expected value is ``2``. If the assertion has no ``==``, the
-    call is the asserted condition, converted to a bool, and the expected value is True. Raises SyntaxError if
-    ``source`` is not one assertion.
+    An assertion without ``==`` must give True. Raises SyntaxError if ``source`` is not one assertion.
 
     Example:
         >>> example_from_assertion("assert not odd(2)")
@@ -46,10 +44,9 @@ def example_from_assertion(source: str) -> Example:
 
 
 def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
-    """Return the examples in the docstring of a function. ``source`` is the source that defines the function.
+    """Return the examples in the docstring of ``function``, which ``source`` defines.
 
-    The examples are the doctests. If there are no doctests, the examples are lines such as ``f(1) ➞ 2``. An example is
-    left out if its expected value is not a literal.
+    These are the doctests; without doctests, lines such as ``f(1) ➞ 2``. An expected value must be a literal.
     """
     found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
@@ -67,10 +64,10 @@ def _doctests(docs: str) -> Iterator[Example]:
 
 
 def _line(line: str, function: str) -> Iterator[Example]:
-    """Yield the example in a line such as ``f(1) ➞ 2``; yield nothing if the line has no example.
+    """Yield the example in a line such as ``f(1) ➞ 2``, if there is one.
 
-    The call begins at the first ``function(`` in the line, and ends at the first ``)`` that makes it complete. All
-    arguments must be literals. The expected value is the longest literal after the arrow.
+    The call starts at the first ``function(`` and has literal arguments. The value is the longest literal after the
+    arrow.
     """
     start = line.find(f"{function}(")
     ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []
@@ -94,10 +91,7 @@ def _parses(text: str) -> bool:
 
 
 def _is_plain_call(text: str) -> bool:
-    """Return whether the text is a call whose arguments are all literals.
-
-    A call with a name as an argument, such as ``f(n)``, is part of a sentence and not an example.
-    """
+    """Return whether the text is a call with only literal arguments. A call such as ``f(n)`` is part of a sentence."""
     if not _parses(text):
         return False
     call = ast.parse(text, mode="eval").body

@@ -1,4 +1,4 @@
-"""Problems that ask for a function, with tests, as in the files of the benchmarks HumanEval and MBPP."""
+"""Programming problems with tests, as in the files of HumanEval and MBPP."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ _FORMATS = "HumanEval (entry_point, test, ..) or MBPP (code, test_list, ..)"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row of a file: the text of the request, the public examples, the hidden exam, and a right solution.
+    """A programming problem: one row of a file.
 
-    The rows of MBPP have more parts: ``request`` is the text without the public example, and ``tests`` has the tests of
-    the exam one by one. For rows of HumanEval, ``request`` and ``tests`` are empty.
+    Attributes:
+        text: the request to the agent, with the public examples.
+        exam: the hidden tests.
+        solution: a right solution.
+        request: the request without the public example (MBPP only).
+        tests: the tests one by one (MBPP only).
 
     Example:
         Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3",
@@ -39,25 +43,20 @@ class Problem:
     tests: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task.
-
-        The data of the task holds the examples, the exam (the hidden tests) and the solution. The agent sees only the
-        examples.
-        """
+        """Return the problem as a task. The agent does not see the data of the task."""
         data = {"examples": self.examples, "exam": self.exam, "solution": self.solution}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
 def read_problems(source: Path) -> tuple[Problem, ...]:
-    """Read a file of problems, or a split on the hub (see ``tasksets.hub``).
+    """Read a file of problems, or a split on the hub.
 
-    The fields of a row decide its format. Other fields, such as the additional fields of HumanEval+, are ignored. Rows
-    of MBPP+ are refused, because MBPP+ has more tests in its field ``test``, and these tests would not run.
+    The fields of a row decide its format. Unknown fields are ignored. Rows of MBPP+ are refused, because the additional
+    tests in their field ``test`` would not run.
 
     - HumanEval: ``task_id``, ``prompt``, ``entry_point``, ``test``, ``canonical_solution``
     - MBPP: ``task_id``, ``text``, ``code``, ``test_list``, ``test_setup_code``
-    - MBPP, sanitized: the fields of MBPP, with ``prompt`` instead of ``text`` and ``test_imports`` instead of
-      ``test_setup_code``
+    - MBPP, sanitized: ``prompt`` replaces ``text``, and ``test_imports`` replaces ``test_setup_code``
 
     Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """
@@ -76,8 +75,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
 def _humaneval(row: JsonRecord) -> Problem:
     """Return the problem in a row of HumanEval.
 
-    The prompt runs before the tests and before the solution, because the tests and the solution can use imports and
-    functions of the prompt.
+    The prompt runs before the tests and before the solution: both can use imports and functions of the prompt.
     """
     name, prompt, test = row.get_text("entry_point"), _source(row, "prompt"), _source(row, "test")
     if not test.strip():
@@ -91,10 +89,7 @@ def _humaneval(row: JsonRecord) -> Problem:
 
 
 def _mbpp(row: JsonRecord) -> Problem:
-    """Return the problem in a row of MBPP.
-
-    The first test is public, because it shows the name of the function. The other tests are hidden.
-    """
+    """Return the problem in a row of MBPP. The first test is public, and the other tests are hidden."""
     tests = _texts(row, "test_list")
     if not tests:
         raise row.error("no tests", f"give rows of {_FORMATS}")
@@ -118,7 +113,6 @@ def _mbpp(row: JsonRecord) -> Problem:
 
 
 def _shown(test: str) -> tuple[Example, ...]:
-    """Return the example in the public test; () if the test is not exactly one assertion."""
     statements = parse_source(test.strip()).body
     return (example_from_assertion(test),) if len(statements) == 1 and isinstance(statements[0], ast.Assert) else ()
 
@@ -128,7 +122,6 @@ def _named(written: set[str], tests: Sequence[str]) -> tuple[str, ...]:
 
 
 def _source(row: JsonRecord, name: str) -> str:
-    """Return the code in the field ``name`` with its indentation; "" if the row has no such field."""
     value = row.values.get(name) or ""
     if not isinstance(value, str):
         raise row.error(f"{name} that is no text", f"give {name} as the benchmark's files do")

@@ -1,4 +1,4 @@
-"""The scorer of the task set ``code``. It grades the solutions of an attempt with the hidden tests of the task."""
+"""The scorer of the task set ``code``: hidden tests grade the solutions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CLOSER = re.compile(r"^[ \t]*```(?![`\w])", re.MULTILINE)
 
 
 class CodeScorer:
-    """A scorer (core ``Scorer``) with three rewards.
+    """A scorer with three rewards.
 
-    - ``passed``: 1 if the final solution passes the hidden tests; 0 if it fails or there is no solution. None if the
-      sandbox or the tests failed, so that the solution could not be graded.
+    - ``passed``: 1 if the final solution passes the hidden tests; 0 if it fails or is missing; None if it could not be
+      graded.
     - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0.
-    - ``first_passed``: the same as ``passed``, but for the first code that the agent gave to ``run_tests``. If the
-      agent gave no code to ``run_tests``, the value is the value of ``passed``.
+    - ``first_passed``: like ``passed``, for the first code that the agent gave to ``run_tests``; without such code,
+      ``passed``.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -49,11 +49,10 @@ class CodeScorer:
 
 
 def extract_solution(text: str) -> str | None:
-    """Return the content of the last complete ```` ```python ```` block of a text.
+    """Return the content of the last complete ```` ```python ```` block; None if there is none or it is blank.
 
-    Return None if no block is complete or the last complete block is blank. ``py``, ``Python`` and ``python3`` also
-    mark Python blocks. A block can be indented, as in a list. Each fence must begin a line, and a block without its
-    closing fence is ignored.
+    ``py``, ``Python`` and ``python3`` also mark Python blocks. Each fence must begin a line; indentation is allowed. A
+    block without a closing fence is ignored.
     """
     text = text.replace("\r\n", "\n")
     blocks = [block for opener in _OPENER.finditer(text) if (block := _closed(text, opener.end())) is not None]
@@ -61,9 +60,8 @@ def extract_solution(text: str) -> str | None:
 
 
 def _closed(text: str, start: int) -> str | None:
-    """Return the content of the code block that begins at ``start``; None if the block has no closing fence.
-
-    A closing fence closes the block only if no other block begins before this fence.
+    """Return the content of the code block that begins at ``start``; None without a closing fence before the next
+    block.
     """
     closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
     if closer is None or (opener is not None and opener.start() < closer.start()):
@@ -78,17 +76,14 @@ def final_code(trajectory: Trajectory) -> str | None:
 
 
 def first_code(trajectory: Trajectory) -> str | None:
-    """Return the first code that was given to ``run_tests``.
-
-    If no code was given to ``run_tests``, return the final solution, or None if there is no final solution.
-    """
+    """Return the first code that was given to ``run_tests``; without such code, the final solution or None."""
     return next(iter(submitted_codes(trajectory)), None)
 
 
 def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
     """Return every code that was given to ``run_tests``, and then the final solution, if there is one.
 
-    A call in the last turn of an attempt counts only if the call was run.
+    Calls that were not run do not count.
     """
     tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
     final = final_code(trajectory)
@@ -96,16 +91,14 @@ def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return how often the first code of an attempt passed the exam, and how often a failed first code was repaired.
-
-    The mapping has up to three shares:
+    """Return how often the first code of an attempt passed, and how often failed code was repaired.
 
     - ``first_pass_rate``: of all attempts, the share whose first code passed.
     - ``no_second_try_rate``: of the attempts whose first code failed, the share without a second code.
     - ``fix_rate``: of the attempts whose first code failed and that have a second code, the share whose final solution
       passed.
 
-    Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
+    Attempts that could not be graded are ignored. A rate of no attempts is left out.
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]

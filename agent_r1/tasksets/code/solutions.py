@@ -1,4 +1,4 @@
-"""Right and wrong reference solutions of a problem. The task set is checked with these solutions."""
+"""Right and wrong reference solutions of a problem."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns.
-
-    The right solutions end with the solution of the problem. Some right solutions first call ``run_tests``. Some wrong
-    solutions end with a function that returns None. The other wrong solutions have a wrong form, such as the right code
-    outside of a Python block.
-    """
+    """Return a function from a task to its reference solutions, for episodes of ``max_turns`` turns."""
 
     def of(task: Task) -> ReferenceSolutions:
         exam: Exam = task.data["exam"]
@@ -47,7 +42,6 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def code_message(source: str) -> Message:
-    """Return the final message of the assistant, with ``source`` in a Python block."""
     return Message.assistant(f"```python\n{source.strip()}\n```")
 
 

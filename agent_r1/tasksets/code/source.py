@@ -1,7 +1,4 @@
-"""Static analysis of Python source.
-
-Every function raises SyntaxError or ValueError if the source is not valid Python.
-"""
+"""Static analysis of Python source. Invalid Python raises SyntaxError or ValueError."""
 
 from __future__ import annotations
 
@@ -11,17 +8,14 @@ from collections.abc import Iterator
 
 
 def parse_source(source: str) -> ast.Module:
-    """Return the syntax tree of the source. Warnings, such as for invalid escape sequences, are suppressed."""
+    """Return the syntax tree of the source, without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
 
 
 def defined_names(source: str) -> set[str]:
-    """Return the names that the top level of the source defines: functions, classes and assigned variables.
-
-    For ``f = lambda x: x`` the result is {"f"}.
-    """
+    """Return the names that the top level of the source defines: functions, classes and variables."""
     named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     body = parse_source(source).body
     values = {name for node in body if not isinstance(node, named) for name in assigned_names(ast.unparse(node))}
@@ -39,7 +33,7 @@ def assigned_names(source: str) -> set[str]:
 
 
 def imported_packages(source: str) -> set[str]:
-    """Return the names of the top-level packages that the source imports, such as {"numpy", "os"}."""
+    """Return the top-level packages that the source imports, such as {"numpy", "os"}."""
     nodes = list(ast.walk(parse_source(source)))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}

@@ -1,7 +1,4 @@
-"""The tool ``run_tests``: the agent tries its solution on the public examples of the task.
-
-The tool never runs the hidden tests of the exam.
-"""
+"""The tool ``run_tests``: the agent tries its solution on the public examples, never on the hidden tests."""
 
 from __future__ import annotations
 
@@ -25,10 +22,9 @@ WAIT = 600.0
 
 
 def run_tests_tool(sandbox: Sandbox) -> Tool:
-    """Return the tool ``run_tests``, which runs a solution in ``sandbox`` on the public examples of a task.
+    """Return the tool ``run_tests``. The ``data`` of its results is an :class:`ExecutionResult`.
 
-    The ``data`` of a tool result is the :class:`ExecutionResult` of the call. The output is not a verdict about the
-    solution, because the solution can print any text.
+    The output is no verdict: the solution can print any text.
     """
 
     @tool(name=RUN_TESTS, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)
@@ -45,9 +41,9 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
 
 
 def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
-    """Return the source of a program that runs the solution ``code`` on the examples and prints which examples fail.
+    """Return the source of a program that runs the solution ``code`` on the examples and prints the failures.
 
-    ``exam`` contains the code that runs before and after the solution. The hidden tests of ``exam`` are not run.
+    The hidden tests of ``exam`` are not run.
     """
     pairs = [(example.call, example.wanted) for example in examples]
     before = exam.given or exam.setup  # imports and helper functions for the examples, without tests
@@ -55,11 +51,10 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 
 
 def format_trial(outcome: ExecutionResult) -> ToolResult:
-    """Convert the outcome of a program to a tool result, which shows the output of the program to the agent.
+    """Convert the outcome of a :func:`trial_program` to a tool result.
 
-    The program is a result of :func:`trial_program`: it runs a solution on examples of the task. If the solution fails
-    some examples, the tool call still succeeds. The call fails only if the program does not end normally, for example
-    because it exceeds the time limit.
+    A call succeeds even if examples fail. A call fails if the program does not end normally, for example at the time
+    limit.
     """
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:

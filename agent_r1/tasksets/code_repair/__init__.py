@@ -26,25 +26,18 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.gained": 0.0,
     "reward_weights.first_fixed": 0.0,
 }
-"""Default settings. All rewards except ``fixed`` are measured, but have weight 0."""
+"""Default settings. Of the rewards, only ``fixed`` has a weight other than 0."""
 
 MAX_OUTPUT = 300
-"""The largest number of characters of a tool result: enough for a failed test, but not for a long traceback."""
+"""The largest count of characters of a tool result: enough for a failed test, not for a long traceback."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set of the functions in ``data``.
+    """Build the task set of the functions in ``data``: a file, a folder or a data set on the hub, or a TOML file of
+    settings.
 
-    Args:
-        data: a file, a folder or a data set on the hub, with functions and their tests; or a TOML file of settings (see
-            ``settings``). None is not allowed.
-        corpus: must be None, because the task set has no search.
-        seed: determines the bugs that are planted in the functions of the training tasks, and the order of these tasks.
-        level: the sandbox level in which the functions run.
-
-    Raises:
-        InvalidInput: a file is missing or malformed, no bug can be planted, a corpus is given, or the sandbox level is
-            not available.
+    ``seed`` determines the bugs and the order of the training tasks. ``corpus`` must be None. Raises InvalidInput if an
+    argument cannot be used, or if no bug can be planted.
     """
     if corpus is not None:
         raise InvalidInput("corpus", got=corpus, do="leave it out: nothing is searched here")
@@ -85,10 +78,9 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 
 
 def _tasks(splits: Splits[Problem], settings: Settings, seed: int, sandbox: Sandbox) -> Mapping[str, tuple[Task, ...]]:
-    """Return the tasks of each split, by split. Each task has one bug in one function.
+    """Return the tasks of each split. A task has one bug in one function.
 
-    ``splits`` are the functions of each split. The tasks of a split begin with the first bug of every function. Then
-    the second bugs follow, and so on.
+    A split begins with the first bug of every function; the second bugs follow, and so on.
     """
     tasks = {}
     for split, problems in splits.items():

@@ -1,4 +1,4 @@
-"""Plant one bug into a function, and run the tests in a sandbox to verify that the function now fails."""
+"""Plant a bug into a function, and run the tests in a sandbox to verify that the function now fails."""
 
 from __future__ import annotations
 
@@ -21,16 +21,11 @@ from agent_r1.tasksets.code_repair.mutations import Mutation, mutations, plain_s
 
 _TRIALS = (Path(__file__).parent / "inside" / "trials.py").read_text()
 _AT_ONCE = 25
-"""The number of functions that one program in the sandbox tests.
-
-One program for each function would take longer, because the start of a program takes longer than the tests of one
-function.
-"""
+"""The count of functions that one program in the sandbox tests: to start a program takes longer than to test a
+function."""
 
 _LIMITS = Limits(seconds=300.0, cpu_seconds=5)
-"""The limits of a program that tests up to ``_AT_ONCE`` functions.
-
-The program itself limits the number of steps of each test. The limit on CPU time ends a program that hangs in one step.
+"""The limits of a program that tests up to ``_AT_ONCE`` functions. The CPU time ends a program that hangs in one step.
 """
 
 
@@ -44,10 +39,10 @@ class Bug:
         source: the source of the function with the bug.
         right: the source of the function without the bug.
         line: the index of the line with the bug, from 0.
-        tests: all tests. The first test is shown to the agent, and all further tests are hidden.
-        passes: for each hidden test, whether the function with the bug passes it. At least one value is False.
-        proposals: versions of the whole function, of which the agent chooses one. One of these versions is ``right``.
-            If ``proposals`` is (), the agent writes the right line itself.
+        tests: all tests. The agent sees only the first test; the others are hidden.
+        passes: for each hidden test, whether the function with the bug passes. At least one value is False.
+        proposals: versions of the whole function, one of which is ``right``. The agent chooses one. With (), the agent
+            writes the right line itself.
     """
 
     problem: Problem
@@ -61,25 +56,22 @@ class Bug:
 
     @property
     def repair(self) -> str:
-        """The right answer: the line without the bug. If there are ``proposals``, the right answer is the number of
-        the right proposal, counted from 1.
-        """
+        """The right answer: the line without the bug, or the number of the right proposal, from 1."""
         if self.proposals:
             return str(self.proposals.index(self.right) + 1)
         return self.right.splitlines()[self.line].strip()
 
     @property
     def exams(self) -> tuple[Exam, ...]:
-        """The tests of a repaired function: one :class:`Exam` for each hidden test, with the code that it needs."""
+        """One :class:`Exam` per hidden test."""
         exam = self.problem.exam
         return tuple(Exam(exam.calls, test, exam.setup, exam.given) for test in self.problem.tests[1:])
 
     def task(self, split: str, number: int) -> Task:
         """Return the task to repair the function.
 
-        The text of the task has the request, the first test and the function. If the bug has proposals, the text also
-        lists the changed line of each proposal, and the agent chooses one of these lines. ``number`` distinguishes the
-        tasks with different bugs of the same function, and is a part of the task's id.
+        The text has the request, the first test, the function and, with proposals, the changed line of each proposal.
+        ``number`` distinguishes the bugs of one function in the task's id.
         """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))
@@ -89,15 +81,12 @@ class Bug:
 
 
 def _changed_line(source: str, other: str) -> str:
-    """Return the only line of ``other`` that differs from the line at the same place in ``source``."""
     pairs = zip(source.splitlines(), other.splitlines(), strict=True)
     return next(new.strip() for old, new in pairs if old != new)
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function into which bugs can be planted, with its tests and its mutations."""
-
     problem: Problem
     source: str
     tests: tuple[Example, ...]
@@ -107,20 +96,21 @@ class _Function:
 def plant_bugs(
     problems: Sequence[Problem], count: int, lines: int, proposals: int, seed: str, sandbox: Sandbox
 ) -> tuple[Bug, ...]:
-    """Return up to ``count`` bugs of each function, for the functions with at most ``lines`` lines.
+    """Return up to ``count`` bugs of each function with at most ``lines`` lines.
 
-    A mutation is a copy of a function with one changed line. A mutation counts as a bug if it fails the visible test
-    and at least one hidden test, no test runs too long, and the agent's edit with the original line restores the
-    function (:func:`apply_edit`).
+    A mutation (a copy with one changed line) is a bug under three conditions:
 
-    No bug is planted in a function that fails its own tests, has fewer than two tests, or has no mutation that counts
-    as a bug. To choose a bug, first its kind is drawn, because some kinds have many more mutations than other kinds.
+    - The visible test and at least one hidden test fail.
+    - No test runs too long.
+    - :func:`apply_edit` with the original line restores the function.
+
+    A function that fails its own tests, or has fewer than two tests, gets no bug. The kind of a bug is drawn first,
+    because some kinds have many more mutations than others.
 
     Args:
-        proposals: the largest number of proposals of each bug. Proposals are the right function and mutations of the
-            function with the bug. 0: there are no proposals, and the agent writes the line itself.
-        seed: determines which bugs and proposals are drawn. Equal arguments give equal bugs on every machine.
-        sandbox: the sandbox in which the functions and their mutations are tested.
+        proposals: the largest count of proposals per bug: the right function, and mutations of the function with the
+            bug. 0: the agent writes the line itself.
+        seed: determines the bugs and proposals. Equal seeds give equal bugs on every machine.
     """
     functions = [function for problem in problems if (function := _function(problem, lines)) is not None]
     with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop
@@ -134,13 +124,10 @@ def plant_bugs(
 
 
 def _function(problem: Problem, lines: int) -> _Function | None:
-    """Return the function that solves a problem, with its tests and its mutations (copies with one changed line).
+    """Return the function that solves a problem; None if no bug can be planted.
 
-    Return None if no bug can be planted into the function, for one of these reasons:
-
-    - It has more than ``lines`` lines.
-    - It has fewer than two tests, or a test that is not a single assertion.
-    - Its tests need code that runs after the function.
+    Such a function has more than ``lines`` lines, fewer than two tests, a test that is not one assertion, or tests that
+    need code after the function.
     """
     source = plain_source(problem.solution)
     if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:
@@ -155,7 +142,7 @@ def _function(problem: Problem, lines: int) -> _Function | None:
 def _bugs(function: _Function, outcomes: Sequence[str]) -> Iterator[Bug]:
     """Yield a bug for each mutation that counts as a bug (see :func:`plant_bugs`).
 
-    ``outcomes`` has one text for each mutation of ``function``, with one letter per test (see ``inside/trials.py``).
+    ``outcomes`` has one text per mutation, with one letter per test (see ``inside/trials.py``).
     """
     for mutation, outcome in zip(function.mutations, outcomes, strict=True):
         visible, hidden = outcome[0], outcome[1:]
@@ -178,10 +165,9 @@ def _draw(bugs: list[Bug], count: int, rng: random.Random) -> list[Bug]:
 
 
 def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
-    """Return ``bug`` with at most ``count`` proposals, in random order. The agent chooses one of the proposals.
+    """Return ``bug`` with at most ``count`` proposals, in random order.
 
-    A proposal is the right function, or the function with the bug and a further changed line. Two proposals can change
-    different lines. If ``count`` is 0, return ``bug`` unchanged.
+    A proposal is the right function, or the function with the bug and a second changed line.
     """
     if count == 0:
         return bug
@@ -192,21 +178,16 @@ def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
 
 
 async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
-    """Test each function and each of its mutations. Return one list per function.
-
-    A list has one text for the function, and then one text for each of its mutations. A text has one letter per test
-    (see ``inside/trials.py``).
-    """
+    """Return one list per function: the outcomes of the function and of each mutation, one letter per test."""
     parts = [functions[start : start + _AT_ONCE] for start in range(0, len(functions), _AT_ONCE)]
     results = await asyncio.gather(*(_run(part, sandbox) for part in parts))
     return [outcome for result in results for outcome in result]
 
 
 async def _run(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
-    """Test the functions and their mutations in one program. If the program fails, use one program for each function.
+    """Test the functions in one program or, if that fails, one by one. The result has the form of :func:`_outcomes`.
 
-    The result has the form that :func:`_outcomes` describes. If the program of a single function fails too, the outcome
-    of all its tests is "x" (unusable).
+    If the program of a single function fails too, all its tests are "x" (unusable).
     """
     variants = [[one.source, *(mutation.source for mutation in one.mutations)] for one in functions]
     tests = [[(test.call, test.wanted) for test in one.tests] for one in functions]

@@ -1,15 +1,15 @@
-"""Edits: texts that an agent writes to repair a function. An edit is a new line, or the number of a proposed line."""
+"""Edits with which an agent repairs a function: a new line, or the number of a proposed line."""
 
 from __future__ import annotations
 
 from difflib import SequenceMatcher
 
 SIMILAR = 0.5
-"""The smallest similarity of a new line to the line that it replaces, as a ratio of ``SequenceMatcher`` (0 to 1)."""
+"""The smallest ``SequenceMatcher`` ratio (0 to 1) of a new line and the line that it replaces."""
 
 
 def replace_line(source: str, index: int, line: str) -> str:
-    """Return the source with ``line`` in place of the line at ``index``, with the indentation of the replaced line.
+    """Return the source with ``line`` at ``index``, with the indentation of the replaced line.
 
     Example:
         >>> replace_line("def f(n):\\n    return n", 1, "return -n")
@@ -22,10 +22,7 @@ def replace_line(source: str, index: int, line: str) -> str:
 
 
 def most_similar_line(source: str, line: str) -> int | None:
-    """Return the index of the line of the source that is most similar to ``line``; None if no line is similar.
-
-    If several lines are equally similar, return the index of the first of these lines.
-    """
+    """Return the index of the first line that is most similar to ``line``; None if no line is similar."""
     lines = [old.strip() for old in source.splitlines()]
     ratios = [SequenceMatcher(None, old, line.strip(), autojunk=False).ratio() for old in lines]
     best = max(range(len(lines)), key=ratios.__getitem__)
@@ -37,8 +34,8 @@ def apply_edit(source: str, proposals: tuple[str, ...], text: str) -> str | None
 
     Args:
         source: the source of the function before the edit.
-        proposals: versions of the whole function. The agent chooses a version by its number, from 1. If ``proposals``
-            is (), the agent writes a line, which replaces the most similar line of ``source``.
+        proposals: versions of the whole function, which the agent chooses by number, from 1. With (), the agent writes
+            a line, which replaces the most similar line of ``source``.
         text: the edit, as the agent wrote it.
     """
     text = text.strip()

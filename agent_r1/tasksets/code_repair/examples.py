@@ -1,4 +1,4 @@
-"""The prompt of ``code-repair``: the instruction and two solved tasks. The functions in them are in no benchmark."""
+"""The prompt of ``code-repair``: the instruction and two solved tasks, whose functions are in no benchmark."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CHOOSING = (
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """A solved task that is shown in the prompt. In this task, the agent tries edits until the test passes.
+    """A solved task in the prompt: the agent tries edits until the test passes.
 
     Attributes:
         text: the text of the task.
         proposals: the proposed lines.
-        tries: a pair (line, result of the tool) for each edit that the agent tries. The last line passes the test.
+        tries: a pair (line, result of the tool) per tried edit. The last line passes the test.
     """
 
     text: str
@@ -36,10 +36,8 @@ class SolvedTask:
     tries: tuple[tuple[str, str], ...]
 
     def messages(self, choosing: bool) -> tuple[Message, ...]:
-        """Return the conversation in which the agent tries its edits.
-
-        If ``choosing`` is true, the agent chooses among the proposed lines: an edit is the number of a line, from 1.
-        Otherwise an edit is the line itself.
+        """Return the conversation. With ``choosing``, an edit is the number of a proposed line, from 1; otherwise the
+        line itself.
         """
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
@@ -78,8 +76,5 @@ _SOLVED = (
 
 
 def examples(choosing: bool) -> tuple[Message, ...]:
-    """Return the conversations of two solved tasks for the prompt. In them, the agent tries edits until a test passes.
-
-    If ``choosing`` is true, an edit is the number of a proposed line. Otherwise an edit is the new line itself.
-    """
+    """Return the conversations of the two solved tasks (see :meth:`SolvedTask.messages`)."""
     return tuple(chain.from_iterable(solved.messages(choosing) for solved in _SOLVED))

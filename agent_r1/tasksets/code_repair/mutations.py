@@ -1,7 +1,4 @@
-"""Mutations: changes of one place in a Python function, such as ``<`` to ``<=``.
-
-A mutation plants a bug. In most cases, another mutation of the function with the bug repairs the function again.
-"""
+"""Mutations: changes of one place in a Python function, such as ``<`` to ``<=``. They plant bugs."""
 
 from __future__ import annotations
 
@@ -41,19 +38,19 @@ OPERATORS: Mapping[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 
 ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-"""The operators whose operands a mutation swaps. For other operators, a swap rarely changes the value."""
+"""The operators whose operands a mutation swaps. With the other operators, a swap rarely changes the value."""
 
 NAMES: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any", "upper": "lower", "lower": "upper"}
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A changed copy of a function. It differs from the function in one line.
+    """A copy of a function with one changed line.
 
     Attributes:
         kind: the kind of the change, such as "comparison".
-        line: the index of the line that differs, from 0.
-        source: the source of the whole function with the change, as ``ast.unparse`` writes it.
+        line: the index of the changed line, from 0.
+        source: the source of the whole copy, as ``ast.unparse`` writes it.
 
     Example:
         Mutation("operator", 1, "def double(x):\\n    return 2 + x")
@@ -67,8 +64,7 @@ class Mutation:
 def mutations(source: str) -> tuple[Mutation, ...]:
     """Return all mutations of a function, without repetitions, in the order of the syntax tree.
 
-    Each mutation differs from the function in exactly one line. A mutation with more or fewer lines than the function
-    is left out. ``source`` must have the form that ``ast.unparse`` writes (see :func:`plain_source`).
+    Each mutation differs from the function in exactly one line. ``source`` must be written as by :func:`plain_source`.
 
     Example:
         >>> [mutation.source.splitlines()[1].strip() for mutation in mutations("def f(x):\\n    return x < 2")]
@@ -87,12 +83,12 @@ def mutations(source: str) -> tuple[Mutation, ...]:
 
 
 def plain_source(source: str) -> str:
-    """Return the source as ``ast.unparse`` writes it: no comments, and each statement on lines of its own."""
+    """Return the source as ``ast.unparse`` writes it: no comments, one statement per line."""
     return ast.unparse(parse_source(source))
 
 
 def _changed_sources(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield (kind of the change, source of the changed function) for each change of one node of ``tree``.
+    """Yield (kind of the change, source of the changed function) for each change of one node.
 
     Each change is made in ``tree`` itself, and is undone afterwards.
     """
@@ -112,10 +108,7 @@ def _changed_sources(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _alternatives(node: object) -> Iterator[tuple[str, ast.AST]]:
-    """Yield (kind of the change, replacement) for each syntax node that can replace ``node``.
-
-    Yield nothing if ``node`` is not a syntax node, or if no change is known for it.
-    """
+    """Yield (kind of the change, replacement) for each node that can replace ``node``."""
     match node:
         case ast.Compare(ops=ops):
             for index, op in enumerate(ops):
@@ -160,7 +153,6 @@ def _is_negated(test: ast.expr) -> bool:
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:
-    """Return a copy of a syntax node in which ``fields`` have new values."""
     other = copy(node)
     for name, value in fields.items():
         setattr(other, name, value)

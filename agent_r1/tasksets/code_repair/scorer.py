@@ -1,4 +1,4 @@
-"""The scorer of ``code-repair``. It grades the edits of an attempt with the hidden tests of the task."""
+"""The scorer of ``code-repair``: hidden tests grade the edits."""
 
 from __future__ import annotations
 
@@ -21,20 +21,16 @@ from agent_r1.tasksets.code_repair.tool import TRY, bug_of
 _log = logging.getLogger(__name__)
 
 Results = tuple[bool | None, ...]
-"""The result of each hidden test of a function: True if it passes, False if it fails, None if it could not be run."""
+"""The result of each hidden test: True if it passes, False if it fails, None if it could not be run."""
 
 
 class RepairScorer:
-    """A scorer (core ``Scorer``) with three rewards. A reward is None if the sandbox failed.
+    """A scorer with three rewards. A reward is None if the sandbox failed, and 0 without a valid edit.
 
-    The final function is the function after the edit in the final answer. Without a valid edit, ``fixed`` and
-    ``gained`` are 0.
-
-    - ``fixed``: 1 if the final function passes all hidden tests; else 0.
-    - ``gained``: (p - b) / (n - b), but at least 0. Of the n hidden tests, the final function passes p tests, and the
-      function with the bug passes b tests.
-    - ``first_fixed``: the same as ``fixed``, but for the first edit of the attempt. The first edit is the first edit
-      that was tried; if no edit was tried, the edit in the final answer.
+    - ``fixed``: 1 if the function after the final answer's edit passes all hidden tests; else 0.
+    - ``gained``: max(0, (p - b) / (n - b)). Of n hidden tests, the final function passes p, and the function with the
+      bug b.
+    - ``first_fixed``: like ``fixed``, for the first edit that was tried; without a tried edit, for the final answer.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -65,19 +61,16 @@ class RepairScorer:
 
 
 def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function of ``bug`` after the edit in the final answer of an attempt.
-
-    Return None if there is no answer, or if the answer is not a valid edit.
-    """
+    """Return the function of ``bug`` after the edit in the final answer; None without a valid edit."""
     text = final_answer(trajectory)
     return None if text is None else apply_edit(bug.source, bug.proposals, text)
 
 
 def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function of ``bug`` after the first edit that was tried in an attempt.
+    """Return the function of ``bug`` after the first tried edit; without a tried edit, after the edit in the final
+    answer.
 
-    If no edit was tried, use the edit in the final answer. Return None if this edit is invalid or changes nothing, or
-    if there is no edit.
+    Return None if this edit is missing or invalid, or changes nothing.
     """
     for turn in trajectory.env_turns:
         for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run
@@ -88,10 +81,9 @@ def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
 
 
 def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
-    """Return what the tool said about the first try of an attempt, and whether the attempt ends with the tried edit.
+    """Return a pair about the first edit that the tool tested; None without such an edit.
 
-    The first value is True if the tool said that the visible test passes. The second value is True if the final answer
-    is the edit that was tried first. Return None if no try ran to its end, or if every try was an invalid edit.
+    The first value is whether the visible test passed. The second is whether the final answer is this edit.
     """
     for turn in trajectory.env_turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):
@@ -103,19 +95,19 @@ def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
 
 
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return how often the first edit of an attempt was right, and how attempts use the results of the tool.
+    """Return how often the first edit was right, and how attempts use the results of the tool.
 
-    The first edit is the edit in the first call of the tool; if there is no call, the edit in the final answer.
+    The first edit is the first call of the tool; without a call, the final answer.
 
     - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
     - ``corrected_rate``: of the attempts whose first edit does not repair the function, the share whose final answer
-      repairs the function.
-    - ``kept_after_pass``: of the attempts in which the first edit that the tool tested passed the visible test, the
-      share whose final answer is this edit.
-    - ``kept_after_fail``: of the attempts in which the first edit that the tool tested failed the visible test, the
-      share whose final answer is this edit. For an agent that ignores the tool, the last two shares are equal.
+      does.
+    - ``kept_after_pass``: of the attempts whose first tested edit passed the visible test, the share whose final answer
+      is this edit.
+    - ``kept_after_fail``: the same share of the attempts whose first tested edit failed. If an agent ignores the tool,
+      the last two shares are equal.
 
-    Attempts that could not be graded are ignored. A rate is left out if there are no attempts to compute it from.
+    Attempts that could not be graded are ignored. A share of no attempts is left out.
     """
     judged = [t for t in trajectories if None not in (_of(t, "fixed"), _of(t, "first_fixed"))]
     tries = [found for found in map(first_try, judged) if found is not None]

@@ -1,4 +1,4 @@
-"""The settings of ``code-repair``: the functions, their bugs, and the actions and tool results of an agent."""
+"""The settings of ``code-repair``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Settings(BaseModel):
     """The settings of ``code-repair`` in a TOML file.
 
     Example of a file:
+
         data = "mbpp.jsonl"
         proposals = 6
     """
@@ -21,41 +22,32 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data: Path
-    """The files with the functions and their tests, in the format of MBPP.
-
-    A path is relative to the folder of the file of settings.
-    """
+    """The functions and their tests, in the format of MBPP. A path is relative to the folder of the settings file."""
 
     lines: int = Field(default=8, ge=2)
-    """The largest number of lines of a function. Longer functions are left out."""
+    """The largest count of lines of a function. Longer functions are left out."""
 
     bugs: int = Field(default=3, ge=1)
-    """The largest number of bugs that are planted into each function of the training split.
-
-    Each bug is a task of its own. Each function of the validation and test splits gets one bug.
-    """
+    """The largest count of bugs per function of the training split. Each bug is a task. In validation and test, a
+    function gets one bug."""
 
     proposals: int = Field(default=0, ge=0, le=99)
-    """The largest number of proposed lines, of which the agent chooses one. 0: the agent writes the line itself."""
+    """The largest count of proposed lines, of which the agent chooses one. 0: the agent writes the line itself."""
 
     turns: int = Field(default=4, ge=2)
-    """The largest number of actions in an episode."""
+    """The largest count of actions in an episode."""
 
     shuffle_feedback: bool = False
-    """Whether the tool returns the result of a random edit of a different function, not of the agent's edit.
-
-    This control experiment shows how much an agent gains from true results.
-    """
+    """Whether the tool returns the result of a random edit of a random function: a control for what true results are
+    worth."""
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in the TOML file ``data``.
-
-    If ``data`` is not a TOML file, it is the source of the functions: a file, a folder or a name on the hub. The result
-    is then ``Settings(data=data)``, in which all other settings have their defaults.
+    """Return the settings in the TOML file ``data``, or ``Settings(data=data)`` for any other file, folder or name on
+    the hub.
 
     Raises:
-        InvalidInput: ``data`` is None; the TOML file cannot be read; or the file has an unknown or invalid setting.
+        InvalidInput: ``data`` is None; the TOML file cannot be read; or a setting is unknown or invalid.
     """
     if data is None:
         raise InvalidInput("--data for code-repair", got="nothing", do="give a file of functions with tests (MBPP)")

@@ -1,4 +1,4 @@
-"""Right and wrong reference solutions of a task of ``code-repair``. They are used to check the task set."""
+"""Right and wrong reference solutions of a task of ``code-repair``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_r1.tasksets.code_repair.tool import bug_of
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns."""
+    """Return a function from a task to its reference solutions, for episodes of ``max_turns`` turns."""
 
     def of(task: Task) -> ReferenceSolutions:
         bug = bug_of(task)
@@ -38,9 +38,5 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def _unchanged(bug: Bug) -> str:
-    """Return an answer that does not repair the function.
-
-    If the agent must choose one of several proposed functions by its number, the answer is a number that is too large.
-    If the agent must write the right line, the answer is the line with the bug.
-    """
+    """Return an answer that does not repair the function: the line with the bug, or a number without a proposal."""
     return str(len(bug.proposals) + 1) if bug.proposals else bug.source.splitlines()[bug.line].strip()

@@ -1,4 +1,4 @@
-"""The tool ``try`` runs an edited function on the visible test of the task. It never runs a hidden test."""
+"""The tool ``try``: it runs an edited function on the visible test of the task, never on a hidden test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bug_of(task: Task) -> Bug:
 
 
 def try_tool(sandbox: Sandbox) -> Tool:
-    """Return the tool ``try``. It applies the agent's edit, and runs the task's visible test in ``sandbox``."""
+    """Return the tool ``try``. It applies the agent's edit and runs the visible test in ``sandbox``."""
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)
     async def try_edit(edit: str, task: Task) -> ToolResult:
@@ -42,11 +42,10 @@ def try_tool(sandbox: Sandbox) -> Tool:
 
 
 def shuffled_try_tool(sandbox: Sandbox, others: Sequence[Bug]) -> Tool:
-    """Return a tool ``try`` for a control experiment. Its results do not depend on the effect of the agent's edit.
+    """Return a tool ``try`` for a control experiment: its results do not depend on the agent's edit.
 
-    The tool draws a function from ``others`` and a random edit of this function. The result of a call is the result of
-    the visible test of the drawn function after the drawn edit. If the agent's edit is invalid, the tool returns the
-    same error as the tool of :func:`try_tool`.
+    The tool draws a function from ``others`` and a random edit of it, and returns the result of that function's visible
+    test. An invalid edit of the agent gets the same error as in :func:`try_tool`.
     """
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)

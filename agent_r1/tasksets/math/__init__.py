@@ -24,18 +24,10 @@ SYSTEM = (
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set of the problems in ``data``.
+    """Build the task set of the problems in ``data``: a file, a folder with a file per split, or a data set on the hub.
 
-    Args:
-        data: a file, a folder with a file per split, or a data set on the hub (see ``problems`` and
-            ``tasksets.splits``).
-        corpus: must be None, because the task set has no search.
-        seed: determines the order of the training problems.
-        level: the sandbox level of the Python tool.
-
-    Raises:
-        InvalidInput: a file is missing or malformed, a corpus is given, math-verify is not installed, or the sandbox
-            level is not available.
+    ``seed`` determines the order of the training problems. ``corpus`` must be None. Raises InvalidInput if an argument
+    cannot be used, or if math-verify is not installed.
     """
     if data is None:
         raise InvalidInput(

@@ -12,8 +12,8 @@ _BRACE = re.compile(r"(?:\\\\)|(?:\\[{}])|(?P<brace>[{}])")
 def stated_answer(text: str) -> str | None:
     r"""Return the content of the last complete ``\boxed{..}``; without a box, the text after the last ``#### ``.
 
-    Return None if the text has neither a box nor ``#### `` at the start of a line. A box is ignored if its braces do
-    not close or if it is blank.
+    Return None if there is neither. ``#### `` must begin a line. Boxes that are blank or whose braces do not close are
+    ignored.
 
     Example:
         >>> stated_answer(r"Either \boxed{2} or \boxed{\frac{1}{2}}."), stated_answer("So 6 * 3 = 18.\n#### 18")
@@ -27,7 +27,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last complete ``\boxed{..}`` or ``\fbox{..}``; None if there is no such box.
+    r"""Return the content of the last complete ``\boxed{..}`` or ``\fbox{..}``, or None.
 
     A single character needs no braces. A blank box is ignored.
 
@@ -45,12 +45,10 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Return a dictionary from the index of each opening brace to the index of its closing brace.
+    """Return the index of the closing brace by the index of its opening brace: {2: 4, 0: 5} for "{a{b}}".
 
-    Escaped braces and braces without a partner are left out. Example: {2: 4, 0: 5} for "{a{b}}".
-
-    One pass over the text finds all pairs. A separate search for each box would take quadratic time if a policy writes
-    many boxes that are not closed.
+    Escaped braces and braces without a partner are left out. One pass finds all pairs: a search per box would take
+    quadratic time on many unclosed boxes.
     """
     closing: dict[int, int] = {}
     opened: list[int] = []

@@ -1,8 +1,7 @@
 r"""Rules that refuse an answer because of its form, even if its value is right.
 
-Examples of refused answers are an expression copied from the question, a sum that is not computed, and a set in place
-of a tuple. math-verify computes the value of every answer. Without these rules, a policy gets the full reward for an
-expression that it copies from the question: for ``\sqrt{242}`` if the gold answer is ``11\sqrt{2}``.
+math-verify computes the value of every answer. Without these rules, a policy could copy an expression from the
+question, such as ``\sqrt{242}`` for the gold answer ``11\sqrt{2}``.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 
 
 def refusal_reason(gold: str, said: str, question: str) -> str | None:
-    """Return the reason why the form of the answer ``said`` is refused; None if the form is acceptable.
+    """Return why the form of the answer ``said`` is refused (for example, a sum that is not computed), or None.
 
-    For example, an uncomputed sum is refused. ``gold`` is the right answer, and ``question`` the text of the question.
-    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the same text as the gold answer
-    (:func:`same_text`) is never refused.
+    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the text of ``gold`` is never
+    refused.
     """
     if same_text(gold, said):
         return None
@@ -49,10 +47,7 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
 
 
 def match_shape(gold: str, said: str) -> str:
-    r"""Return the gold answer in the notation of ``said``, so that the two answers can be compared.
-
-    If the gold answer is a vector and ``said`` is a tuple, return the vector as a tuple. Otherwise return the gold
-    answer unchanged.
+    r"""Return the gold answer, as a tuple if it is a vector and ``said`` is a tuple.
 
     Example:
         match_shape(r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,3)") == "(1,2)"
@@ -65,7 +60,7 @@ def match_shape(gold: str, said: str) -> str:
 
 
 def expressions(question: str) -> tuple[str, ...]:
-    r"""Return the mathematical expressions of a question: the texts in ``$..$``, ``$$..$$``, ``\[..\]``, ``\(..\)``."""
+    r"""Return the texts in ``$..$``, ``$$..$$``, ``\[..\]`` and ``\(..\)`` of a question."""
     return tuple(next(filter(None, found)).strip() for found in _EXPRESSION.findall(question))
 
 
@@ -89,10 +84,9 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the names of the operations that an answer leaves uncomputed, for example {"arithmetic"} for ``17 + 1``.
+    """Return the operations that an answer leaves uncomputed, for example {"arithmetic"} for ``17 + 1``.
 
-    If an answer contains letters, only named operations such as ``gcd`` are returned, because a sum of terms with
-    letters cannot always be computed.
+    If an answer contains letters, only named operations such as ``gcd`` are returned: ``x + 1`` cannot be computed.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)
@@ -121,10 +115,7 @@ def _kind(answer: str) -> str:
 def _may_equal(gold: str, said: str) -> bool:
     """Return whether an answer of the kind ``said`` can equal a gold answer of the kind ``gold``.
 
-    A kind is, for example, "set", "list", "tuple" or "interval". A single number or expression has the kind "one".
-    Answers of two different kinds can be equal in two cases:
-
-    - A set and a list, because a set can be written without braces.
-    - A gold set and one expression, because a set with one element can be written as this element.
+    The kinds are "set", "list", "tuple", "interval" and "one" (a single expression). A set may be written as a list,
+    without braces. A gold set of one element may be written as this element.
     """
     return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

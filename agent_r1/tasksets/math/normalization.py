@@ -64,9 +64,7 @@ def normalize_answer(answer: str) -> str:
 
 
 def repeating_decimal(answer: str) -> str:
-    r"""Return a repeating decimal as a fraction. Return any other answer unchanged.
-
-    math-verify cannot parse repeating decimals.
+    r"""Return a repeating decimal, which math-verify cannot parse, as a fraction. Return other answers unchanged.
 
     Example:
         >>> repeating_decimal(r"0.1\overline{6}")
@@ -81,7 +79,7 @@ def repeating_decimal(answer: str) -> str:
 
 
 def strip_notation(text: str) -> str:
-    """Return a text in a simpler notation, in which two answers can be compared as texts.
+    """Return a text in a simpler notation for comparison.
 
     Spaces, braces and layout commands are removed. Simple fractions become ``a/b``, and letters become lower case.
     """
@@ -120,10 +118,7 @@ def _over(found: re.Match[str]) -> str:
 
 
 def _as_intervals(text: str) -> str:
-    r"""Return inequalities of one letter, such as ``x<2 or x>3`` or ``1 \le x < 2``, as intervals.
-
-    Other texts are returned unchanged.
-    """
+    r"""Return inequalities of one letter, such as ``x<2 or x>3``, as intervals. Return other texts unchanged."""
     parts = re.split(r"\s*(?:\bor\b|\\text\s*\{\s*or\s*\}|\\cup)\s*", text)
     intervals = [_interval(part) for part in parts]
     return r"\cup".join(each for each in intervals if each) if all(intervals) else text

@@ -1,4 +1,4 @@
-"""Problems with one right answer, as in the files of the benchmarks GSM8K and MATH."""
+"""Problems with one right answer, as in the files of GSM8K and MATH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.tasksets.math.answers import stated_answer
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    r"""One row of a file of problems. ``answer`` is the gold answer, without the calculation.
+    r"""A problem. ``answer`` is the gold answer, without the calculation.
 
     Example:
         Problem("row-1", "What is half of a third?", r"\frac{1}{6}")
@@ -28,20 +28,19 @@ class Problem:
     answer: str
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task. The data of the task are for scorers; the agent never sees the data."""
+        """Return the problem as a task. The agent does not see the data of the task."""
         return Task(f"{split}/{self.id}", (Message.user(self.text),), {"answer": self.answer}, split)
 
 
 def read_problems(source: Path) -> tuple[Problem, ...]:
-    r"""Read a file of problems, a split on the hub (see ``tasksets.hub``), or a folder with one file per problem.
+    r"""Read a file of problems, a split on the hub, or a folder with one file per problem.
 
     The fields of a row decide its format:
 
     - GSM8K: ``question``, and ``answer`` with a last line such as ``#### 18``
-    - MATH: ``problem``, and ``solution`` with the answer in ``\boxed{..}``; also as a folder with one file per problem
+    - MATH: ``problem``, and ``solution`` with the answer in ``\boxed{..}``
     - MATH-500: the fields of MATH, and ``answer`` with only the answer
-    - other files: ``question``, and ``answer`` with only the answer (a text or a number)
-    - other files with solutions: ``question``, and ``answer`` with the answer in ``\boxed{..}`` or after ``#### ``
+    - other files: ``question``, and ``answer`` as a number, a text, or a solution with ``\boxed{..}`` or ``#### ``
 
     Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """

@@ -1,4 +1,4 @@
-"""The scorer of mathematics, which compares the final answer of an attempt with the gold answer."""
+"""The scorer of mathematics: it compares the final answer with the gold answer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 _log = logging.getLogger(__name__)
 
 SECONDS = 5.0
-"""The time limit for the comparison of two answers. A comparison usually takes milliseconds."""
+"""The time limit for one comparison, which usually takes milliseconds."""
 
 LONGEST = 1000
-"""The largest number of characters of an answer. A longer answer is wrong and is not parsed.
-
-The gold answers of the benchmarks have less than half this length.
+"""The largest count of characters of an answer. A longer answer is wrong. Gold answers have less than half this length.
 """
 
 _VERIFIER = "agent_r1.tasksets.math.verifier"
@@ -31,11 +29,11 @@ _VERIFIER = "agent_r1.tasksets.math.verifier"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of comparing an agent's answer with the gold answer.
+    """The result of a comparison with the gold answer.
 
     Attributes:
         correct: whether the agent's answer is right; None if the answers could not be compared.
-        reason: why the form of the agent's answer was refused, or why the answers could not be compared; otherwise "".
+        reason: why the answer's form was refused, or why the answers could not be compared; otherwise "".
 
     Example:
         Checked(None, "score timed out")
@@ -46,20 +44,16 @@ class Checked:
 
 
 class AnswerChecker:
-    """A checker that compares answers in separate processes (:class:`WorkerPool`).
-
-    A process that exceeds the time limit is killed.
-    """
+    """A checker that compares answers in separate processes, which are killed at the time limit."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Compare an agent's answer ``said`` with the gold answer ``gold``, and return the result.
+        """Compare the answer ``said`` with the gold answer.
 
-        ``question`` is the text of the question. If the comparison fails or exceeds the time limit, ``gold`` is
-        compared with itself. If this second comparison works, the agent's answer cannot be computed, and is wrong. If
-        the second comparison also fails, ``correct`` of the result is None.
+        If the comparison fails or takes too long, ``gold`` is compared with itself. If that works, ``said`` is wrong;
+        otherwise ``correct`` is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
@@ -78,11 +72,10 @@ class AnswerChecker:
 
 
 class MathScorer:
-    """A scorer (core ``Scorer``) with two rewards.
+    """A scorer with two rewards.
 
     - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see the module
-      ``form``); 0 if the answer is wrong, has a form that is not acceptable, or is missing. None if the gold answer
-      cannot be computed.
+      ``form``); else 0. None if the gold answer cannot be computed.
     - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0.
     """
 

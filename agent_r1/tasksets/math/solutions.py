@@ -1,4 +1,4 @@
-"""Right and wrong reference solutions of a problem. The task set is checked with these solutions."""
+"""Right and wrong reference solutions of a problem."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function that returns the reference solutions of a given task, for episodes of ``max_turns`` turns.
-
-    The right solutions state the gold answer. Some wrong solutions state a different answer in a LaTeX box: the answer
-    of another problem, the gold answer plus one, a sum that is not added up, or an expression of the question. The
-    other wrong solutions state no answer, or state the gold answer without a complete box.
-    """
+    """Return a function from a task to its reference solutions, for episodes of ``max_turns`` turns."""
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
     def of(task: Task) -> ReferenceSolutions:
@@ -53,14 +48,12 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
 
 
 def boxed_message(answer: str) -> Message:
-    """Return the final message of the assistant, with ``answer`` in a box."""
     return Message.assistant(rf"The answer is \boxed{{{answer}}}.")
 
 
 def plus_one(answer: str) -> tuple[str, ...]:
-    r"""Return a tuple with one text, the answer plus one; () if the answer contains infinity.
-
-    If the answer is an integer, the sum is computed. Otherwise ``+ 1`` is written after the answer.
+    r"""Return a tuple with the answer plus one; () if the answer contains infinity. Only the sum of an integer is
+    computed.
 
     Example:
         >>> plus_one("1,999"), plus_one(r"\frac{1}{2}"), plus_one(r"\infty")
@@ -73,9 +66,7 @@ def plus_one(answer: str) -> tuple[str, ...]:
 
 
 def uncomputed_sum(answer: str) -> str:
-    """Return a sum as text. The sum is a wrong answer, because it is not computed.
-
-    If ``answer`` is an integer, the sum has the same value. Otherwise the sum is ``1 + 1 + 1``.
+    """Return an uncomputed sum with the value of ``answer`` if it is an integer; otherwise ``1 + 1 + 1``.
 
     Example:
         >>> uncomputed_sum("18")
@@ -88,18 +79,12 @@ def uncomputed_sum(answer: str) -> str:
 
 
 def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
-    """Return the mathematical expressions of a question. A wrong solution copies one of these expressions.
-
-    An expression is left out if it equals the answer ``gold`` after normalization.
-    """
+    """Return the mathematical expressions of a question that differ from the gold answer."""
     return tuple(
         each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))
     )
 
 
 def have_different_digits(one: str, other: str) -> bool:
-    """Return whether the digits of two answers differ.
-
-    Answers with the same digits, such as ``x=5`` and ``5``, can mean the same.
-    """
+    """Return whether the digits of two answers differ. ``x=5`` and ``5`` can mean the same."""
     return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

@@ -1,4 +1,4 @@
-"""The comparison of two answers with math-verify. It runs in processes that the module ``scorer`` starts.
+"""The comparison of two answers with math-verify, in a process of its own.
 
 Import this module only in a process that can be killed. For some answers, sympy or a regular expression runs forever or
 takes all memory.
@@ -14,8 +14,7 @@ from agent_r1.tasksets.math.form import match_shape, refusal_reason
 from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
 
 MEMORY = 4 * 2**30
-"""The largest address space of a process that compares answers, in bytes. If the process needs more, Python raises
-MemoryError."""
+"""The largest address space of the process, in bytes. Beyond it, Python raises MemoryError."""
 
 
 class Verifier:
@@ -28,10 +27,9 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Compare ``said``, an answer to ``question``, with the right answer ``gold``. Return (correct, reason).
+        """Compare ``said`` with the right answer ``gold``. Return (correct, reason).
 
-        If the form of ``said`` is refused (see the module ``form``), ``correct`` is False and ``reason`` says why. In
-        all other cases ``reason`` is "".
+        ``reason`` is why the form of ``said`` is refused (see the module ``form``), else "".
         """
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
@@ -40,10 +38,7 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute the gold answer, that is, whether it finds ``gold`` equal to itself.
-
-        ``gold`` is first normalized as in :meth:`check`. The notation of ``said`` affects this normalization.
-        """
+        """Return whether math-verify finds ``gold`` equal to itself, in the notation of ``said``."""
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
 
@@ -54,10 +49,9 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 
 
 def _are_equal(gold: str, said: str) -> bool:
-    """Return whether math-verify finds two answers equal. The result can depend on the order of the two answers.
+    """Return whether math-verify finds two answers equal. The order of the answers can matter.
 
-    The time limits of math-verify are disabled, because at its time limit it returns "not equal" even for a right
-    answer.
+    math-verify's own time limits are off, because they give "not equal" even for a right answer.
     """
     return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 

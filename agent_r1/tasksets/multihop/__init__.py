@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 
 MAX_TURNS = 5
 MAX_OUTPUT = 4000
-"""The largest number of characters of a search result: five passages of the usual Wikipedia length.
+"""The largest count of characters of a search result: five passages of the usual Wikipedia length.
 
-The limit of the paper (arXiv 2511.14460) is 2048 characters, which cuts off the last passages.
+The paper's limit (arXiv 2511.14460) of 2048 cuts off the last passages.
 """
 
 AGENT_SYSTEM = (
@@ -46,7 +46,7 @@ RAG_SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of a task set, by split.
+    """The questions of a task set.
 
     Attributes:
         splits: the questions of each split.
@@ -64,12 +64,11 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, en
 
     Args:
         name: the name of the task set: ``hotpotqa``, for example, or ``multihop`` for a mixture.
-        data: a file of questions, a folder with a file per split (see ``splits``), or a data set on the hub (see
-            ``hub``). For a mixture, a TOML file that names several data sets (see ``mixture``).
-        corpus: the corpus to search (see ``retrieval.open``). If it is None, the search uses the passages in the files
-            of questions.
-        seed: determines the order of the training questions and, for a mixture, which questions are used.
-        encoder: the sentence encoder of the search; "" for a search with BM25.
+        data: a file of questions, a folder with a file per split, or a data set on the hub; for a mixture, a TOML file
+            (see ``mixture``).
+        corpus: the corpus to search (see ``retrieval.open``). None: the passages in the files of questions.
+        seed: determines the order of the training questions and, for a mixture, which questions are drawn.
+        encoder: the sentence encoder of the search; "" for BM25.
 
     Raises:
         InvalidInput: a file is missing or malformed, or there are no passages to search.
@@ -118,13 +117,9 @@ def _own_passages(name: str, splits: Splits[Question]) -> tuple[Passage, ...]:
 
 
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function that returns the reference solutions of a given task.
+    """Return a function from a task to its reference solutions.
 
-    The right solutions give the answer, with or without a search. The wrong solutions give, for example, the answer of
-    another question, or a copy of the question.
-
-    The reward ``sub_match`` is not used to check these solutions. If a question contains its answer, even a copy of the
-    question gets the full ``sub_match``, although it is a wrong solution.
+    The reward ``sub_match`` is not checked: a copy of the question gets it if the question contains its answer.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
@@ -140,16 +135,10 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 def recall_function(
     splits: Splits[Question], retriever: Retriever, k: int = TOP_K
 ) -> Callable[[str], Mapping[str, float]] | None:
-    """Return the function that measures the retriever on a split; None if no question has supporting titles.
+    """Return a function that measures the retriever's recall; None if no question has supporting titles.
 
-    The returned function takes the name of a split, and returns a mapping such as ``{"recall@5": 0.62}``. The number is
-    the mean recall of the questions with supporting titles (see :func:`recall`). The mapping is empty if the split has
-    no such question, or if the search fails.
-
-    Args:
-        splits: the questions of each split.
-        retriever: the retriever to measure.
-        k: the number of passages that each search returns.
+    The function maps the name of a split to, for example, ``{"recall@5": 0.62}`` (see :func:`recall`). The result is
+    empty if no question of the split has supporting titles, or if the search fails.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None
@@ -168,9 +157,8 @@ def recall_function(
 def recall(questions: Sequence[Question], retriever: Retriever, k: int = TOP_K) -> float:
     """Return the mean recall of the retriever over the questions, in [0, 1].
 
-    The retriever searches for each question and returns ``k`` passages. The recall of a question is the share of its
-    supporting titles (``question.supporting``) that are titles of these passages. Each question must have a supporting
-    title.
+    The recall of a question is the share of its supporting titles among the titles of ``k`` retrieved passages. Each
+    question must have a supporting title.
     """
     found = retriever.search([question.text for question in questions], k)
     shares = [

@@ -1,4 +1,4 @@
-"""Read alternative names of answers from the file ``id_aliases.json`` of 2WikiMultihopQA."""
+"""Read alternative names of answers from 2WikiMultihopQA's file ``id_aliases.json``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the alternative names of each entity in ``wanted``, by the entity's Wikidata id.
-
-    Alternative names are aliases and demonyms, as in the evaluation script of 2WikiMultihopQA. Raises InvalidInput if
-    a row of the file cannot be used. The message names the row.
+    """Return the aliases and demonyms of each entity in ``wanted``, by the entity's Wikidata id.
 
     Args:
         path: a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``.
         wanted: the Wikidata ids of the entities.
+
+    Raises:
+        InvalidInput: a row cannot be used. The message names the row.
 
     Example:
         {"Q183": ("BRD", "German")}

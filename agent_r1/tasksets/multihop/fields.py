@@ -19,7 +19,7 @@ class Paragraph(BaseModel):
 
 
 class Hop(BaseModel):
-    """One step of the reasoning in MuSiQue's field ``question_decomposition``. Only the answer of the step is read."""
+    """One step of the reasoning in MuSiQue's field ``question_decomposition``."""
 
     answer: str
 
@@ -35,10 +35,7 @@ _ALIASES = TypeAdapter(list[str])
 
 
 def parse_answers(row: JsonRecord) -> tuple[str, ...]:
-    """Return the right answers, including MuSiQue's ``answer_aliases``.
-
-    Raises InvalidInput if the row has no answer.
-    """
+    """Return the right answers, including MuSiQue's ``answer_aliases``. Raises InvalidInput if there is none."""
     given = next((row.values[name] for name in ("answer", "answers", "golden_answers") if name in row.values), None)
     answers = [given] if isinstance(given, str) else given
     if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
@@ -48,7 +45,7 @@ def parse_answers(row: JsonRecord) -> tuple[str, ...]:
 
 
 def parse_context(row: JsonRecord) -> tuple[Passage, ...]:
-    """Return the passages in HotpotQA's field ``context``; () if the row has no such field."""
+    """Return the passages in HotpotQA's field ``context``; () without the field."""
     pairs = _columns(row.values.get("context"), "title", "sentences")
     return tuple(
         Passage(title, "".join(sentences).strip())
@@ -57,21 +54,20 @@ def parse_context(row: JsonRecord) -> tuple[Passage, ...]:
 
 
 def parse_supporting(row: JsonRecord) -> list[str]:
-    """Return the titles in HotpotQA's field ``supporting_facts``; [] if the row has no such field."""
+    """Return the titles in HotpotQA's field ``supporting_facts``; [] without the field."""
     pairs = _columns(row.values.get("supporting_facts"), "title", "sent_id")
     return [title for title, _ in _checked(row, "supporting_facts", _SUPPORTING, pairs, "HotpotQA's")]
 
 
 def parse_paragraphs(row: JsonRecord) -> list[Paragraph]:
-    """Return the paragraphs in MuSiQue's field ``paragraphs``; [] if the row has no such field."""
+    """Return the paragraphs in MuSiQue's field ``paragraphs``; [] without the field."""
     return _checked(row, "paragraphs", _PARAGRAPHS, row.values.get("paragraphs"), "MuSiQue's")
 
 
 def parse_hops(row: JsonRecord) -> tuple[str, ...]:
     """Return the answer of each hop; () if the row does not contain these answers.
 
-    MuSiQue has the answers in the field ``question_decomposition``. In 2WikiMultihopQA, the answers are the objects of
-    the triples (subject, relation, object) in the field ``evidences``.
+    The answers come from MuSiQue's ``question_decomposition`` or from the triples in 2WikiMultihopQA's ``evidences``.
     """
     steps = row.values.get("question_decomposition")
     triples = row.values.get("evidences")
@@ -82,10 +78,7 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Return a field as a list of rows, if a data set on the hub stores the field as columns.
-
-    ``names`` are the names of the columns, in the order of the values in a row. If ``value`` is not a mapping with
-    these columns, all of the same length, return ``value`` unchanged.
+    """Return a field that the hub stores as columns as a list of rows. Return any other value unchanged.
 
     Example:
         >>> _columns({"title": ["X", "Y"], "sent_id": [0, 3]}, "title", "sent_id")
@@ -99,17 +92,10 @@ def _columns(value: Any, *names: str) -> Any:
 
 
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
-    """Check the type of ``value``, the value of a field, and return it. Return [] if ``value`` is empty or None.
+    """Return ``value`` as a validated list; [] if it is empty or None.
 
-    Args:
-        row: the row with the field.
-        name: the name of the field, such as "paragraphs".
-        kind: the type that the value must have.
-        whose: the owner of the format in the error, such as "MuSiQue's".
-
-    Raises:
-        InvalidInput: the value is not of type ``kind``. The message names the row and the field, and contains advice
-            such as "give paragraphs as MuSiQue's files do".
+    Raises InvalidInput with advice such as "give paragraphs as MuSiQue's files do": ``name`` is "paragraphs", and
+    ``whose`` is "MuSiQue's".
     """
     try:
         return kind.validate_python(value or [])

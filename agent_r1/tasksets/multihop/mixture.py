@@ -1,21 +1,20 @@
-"""A mixture of data sets, described by a TOML file.
+"""A mixture of data sets, described by a TOML file. An evaluation reports each test data set separately.
 
-The file names the data sets of the training, validation and test questions. An evaluation reports each test data set
-separately. An example of a file:
+Example:
 
-[train.hotpotqa]
-data = "hotpot_train_v1.1.json"
-count = 25600
+    [train.hotpotqa]
+    data = "hotpot_train_v1.1.json"
+    count = 25600
 
-[train.2wiki]
-data = "hf:xanhho/2WikiMultihopQA@train"
-count = 25600
+    [train.2wiki]
+    data = "hf:xanhho/2WikiMultihopQA@train"
+    count = 25600
 
-[test.hotpotqa]
-data = "hotpot_dev_fullwiki_v1.json"
+    [test.hotpotqa]
+    data = "hotpot_dev_fullwiki_v1.json"
 
-[test.musique]
-data = "musique_ans_v1.0_dev.jsonl"
+    [test.musique]
+    data = "musique_ans_v1.0_dev.jsonl"
 """
 
 from __future__ import annotations
@@ -34,14 +33,11 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Names that a data set of a mixture must not have, because every multi-hop task set can have splits of these names.
-
-The test questions of a data set are a split with the name of the data set.
-"""
+"""Names that a data set of a mixture must not have: its name becomes a split, and these are names of other splits."""
 
 
 class Portion(BaseModel):
-    """A part of one data set: ``count`` questions, drawn at random, or all questions if ``count`` is None."""
+    """A part of one data set: ``count`` random questions, or all questions if ``count`` is None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,9 +46,7 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file: for each split, the data sets by name, and the part of each data set that is
-    used.
-    """
+    """The content of a mixture file: for each split, the parts of data sets by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,8 +60,7 @@ class Mixture:
     """The questions of a mixture.
 
     Attributes:
-        splits: the questions of each split, by name. The splits are "train", "validation", and one split per data set
-            with test questions, such as "hotpotqa".
+        splits: the questions by split: "train", "validation", and one split per test data set, such as "hotpotqa".
         tests: the names of the splits with test questions.
     """
 
@@ -76,13 +69,11 @@ class Mixture:
 
 
 def read_mixture(path: Path, seed: int) -> Mixture:
-    """Read a mixture file, and return the questions that it selects from its data sets.
+    """Return the questions that a mixture file selects from its data sets.
 
-    ``seed`` determines the training questions. The test and validation questions are the same for every seed.
-    Training, validation and test have no question in common, even if several data sets contain the same question. Paths
-    in the file are relative to the folder of the file.
-
-    Raises InvalidInput if the file is malformed, a data set cannot be read, or a data set has too few questions.
+    Only the training questions depend on ``seed``. Training, validation and test share no question. Paths in the file
+    are relative to its folder. Raises InvalidInput if the file is malformed, or a data set cannot be read or has too
+    few questions.
     """
     file = _read(path)
     draw = _Draw(path)
@@ -105,16 +96,16 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of one split. Return the drawn questions of each data set, by the name of the data set.
+        """Draw the questions of one split. Return them by the name of the data set.
 
         Args:
             split: the name of the split, for error messages.
-            portions: for each data set, by its name, the file to read and the number of questions to draw.
+            portions: for each data set, the file and the count of questions to draw.
             salt: determines which questions are drawn, and their order.
-            held: questions that are reserved for other splits. These questions are not drawn.
+            held: questions of other splits, which are not drawn.
 
         Raises:
-            InvalidInput: a data set has too few questions for its portion.
+            InvalidInput: a data set has too few questions.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 

@@ -31,9 +31,9 @@ class Question:
 
     Attributes:
         answers: the right answers.
-        supporting: the titles of the passages that prove the answer; () if the file names no such passages.
-        context: the passages that the file gives with the question; () if the file gives no passages.
-        hops: the answers of all hops, including the last hop; () if the file does not contain the answers.
+        supporting: the titles of the passages that prove the answer; () if unknown.
+        context: the passages in the row; () if there are none.
+        hops: the answers of all hops, including the last hop; () if unknown.
 
     Example:
         Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...),
@@ -48,13 +48,13 @@ class Question:
     hops: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
-        """Return the question as a task. The data of the task are for scorers; the agent never sees the data."""
+        """Return the question as a task. The agent does not see the data of the task."""
         data = {"answers": self.answers, "supporting": self.supporting, "hops": self.hops}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
 def read_questions(source: Path) -> tuple[Question, ...]:
-    """Read a file of questions, or a split on the hub (see ``hub``). The fields of a row decide its format.
+    """Read a file of questions, or a split on the hub. The fields of a row decide its format.
 
     - HotpotQA, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]] pairs,
       ``supporting_facts`` as [title, sentence number] pairs, ``_id``
@@ -62,12 +62,11 @@ def read_questions(source: Path) -> tuple[Question, ...]:
       file ``id_aliases.json`` in the same folder contains alternative names of the answer, by ``answer_id``
     - MuSiQue: ``question``, ``answer``, ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``.
       Rows that are not answerable are left out, as in MuSiQue's answer metric
-    - the same formats on the hub, with ``{"title": [..], "sentences": [..]}`` in place of a list of pairs
-    - other files: the question in ``question``, ``Question`` or ``query``, and the answer in ``answer``, ``answers`` or
-      ``golden_answers``. The answer is a text, or a list of texts if there are several right answers
+    - these formats on the hub, with ``{"title": [..], "sentences": [..]}`` in place of a list of pairs
+    - other files: the question in ``question``, ``Question`` or ``query``, and the answer, or a list of answers, in
+      ``answer``, ``answers`` or ``golden_answers``
 
-    Raises InvalidInput if a row cannot be used, or if no question is answerable. The message names the file and the
-    row.
+    Raises InvalidInput, which names the file and the row, if a row cannot be used or no question is answerable.
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}
@@ -103,12 +102,11 @@ def _once(titles: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
-    """Return the questions by their ids, with alternative names of the answer added to ``answers``.
+    """Return the questions with the aliases of their answers added to ``answers``.
 
     Args:
-        questions: the questions by their ids.
         entities: the Wikidata id of the answer, by the id of the question.
-        file: the file with alternative names of entities. If the file is missing, the questions are returned unchanged.
+        file: the file of aliases. Without the file, the questions are returned unchanged.
     """
     if not entities:
         return questions

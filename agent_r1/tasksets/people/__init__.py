@@ -31,22 +31,18 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.pages_read": 0.0,
     "reward_weights.supported": 0.0,
 }
-"""Default settings. Only exact match is rewarded; the other rewards are measured, but have weight 0."""
+"""Default settings. Of the rewards, only ``em`` has a weight other than 0."""
 
 OTHER_NAME = "look_up"
 """The name of the search tool in the split ``renamed-tool``."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set.
+    """Build the task set. ``data`` can be a TOML file of settings (see ``settings.Settings``), and ``corpus`` must be
+    None.
 
-    Args:
-        data: a TOML file of settings (see ``settings.Settings``).
-        corpus: has to be None, because the pages are generated.
-        seed: determines the people and the questions of the split ``train``.
-
-    Raises:
-        InvalidInput: ``data`` is not a valid file of settings, or ``corpus`` is given.
+    ``seed`` determines the people and the questions of the split ``train``. Raises InvalidInput if ``data`` or
+    ``corpus`` cannot be used.
     """
     refuse_files("people", None, corpus)
     settings = read_settings(data)
@@ -71,19 +67,12 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def _with_tool(name: str) -> tuple[Message, ...]:
-    """Return the messages of the solved examples for the prompt, with ``name`` as the name of the search tool."""
     return tuple(
         replace(message, calls=tuple(replace(call, name=name) for call in message.calls)) for message in EXAMPLES
     )
 
 
 def solutions(task: Task, max_turns: int) -> ReferenceSolutions:
-    """Return the reference solutions of a task.
-
-    The answer to a question follows from a chain of facts, and each fact is on one page. The right solutions give the
-    answer, either at once or after a search for each of these pages. A wrong solution, for example, answers with the
-    title of the last page.
-    """
     chain = task.data["chain"]
     name = OTHER_NAME if task.split == "renamed-tool" else "search"
     searches = tuple(tool_call(name, query=title) for title in chain.pages)

@@ -1,4 +1,4 @@
-"""Questions about chains of facts, and the splits of these questions."""
+"""Questions about chains of facts, by split."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ UNSEEN = frozenset((HELD_OUT_PERSONAL.name, HELD_OUT_VALUED.name))
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The way in which the questions of a split are drawn.
+    """How the questions of a split are drawn.
 
     Attributes:
-        owner: "train", "validation" or "test". The surnames of the people are taken from a list of this name. No
-            surname is in two lists.
-        worlds: the number of worlds of people that the questions are about.
-        tasks: the number of questions.
-        hops: the numbers of facts in the chains of the questions. With (1, 2), the chains of successive questions have
-            1, 2, 1, 2, .. facts.
+        owner: "train", "validation" or "test": the list of the people's surnames. No surname is in two lists.
+        worlds: the count of worlds of people.
+        tasks: the count of questions.
+        hops: the lengths of the chains of facts, in turn: (1, 2) gives chains of 1, 2, 1, 2, .. facts.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
-        last: the names of the relations that can be the last relation of a question's chain.
+        last: the names of the relations with which a chain can end.
 
     Example:
         Split("test", worlds=10, tasks=400, hops=(2,))
@@ -50,16 +48,13 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", worlds=10, tasks=400, hops=(1, 2)),
     "unseen-relation": Split("test", worlds=10, tasks=400, hops=(1, 2), last=UNSEEN),
 }
-"""The splits. The training questions have one or two hops.
+"""The splits. Training questions have one or two hops.
 
-Questions of three or more hops are not trained on. The splits ``paraphrased``, ``renamed-tool`` and ``unseen-relation``
-are not trained on either. Each of these three splits differs from the splits ``1-hop`` and ``2-hop`` in one property.
+Each of ``paraphrased``, ``renamed-tool`` and ``unseen-relation`` differs from ``1-hop`` and ``2-hop`` in one property.
 """
 
 _TRIES = 10_000
-"""The largest number of chains of facts that are drawn for one question.
-
-Many drawn chains cannot be used, because they lead to a person without a suitable last fact.
+"""The largest count of chains that are drawn for one question. Many chains reach a person without a suitable last fact.
 """
 
 
@@ -67,10 +62,8 @@ def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"
     """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
 
     Args:
-        split: the name of the split.
         seed: changes only the split ``train``.
-        training_hops: the numbers of facts that lead to the answers of the training questions, used in turn. With (1,
-            2), the questions need 1, 2, 1, 2, .. facts. Other splits ignore this argument.
+        training_hops: the lengths of the training questions' chains of facts, in turn. Other splits ignore it.
     """
     if split not in SPLITS:
         raise InvalidInput("people split", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -81,21 +74,16 @@ def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"
 
 
 def world_of(task: Task) -> WorldKey:
-    """Return the key of the world of people that the question of a task is about."""
     key = task.data["world"]
     assert isinstance(key, WorldKey)
     return key
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return task number ``index`` of a split, with a random question that is not yet in ``asked``.
+    """Return task ``index`` of a split, with a random question that is not yet in ``asked``. Add the question to
+    ``asked``.
 
-    Raises InvalidInput if no new question is found.
-
-    Args:
-        prefix: the beginning of the name of each world, such as "0/". A world is a set of invented people with pages.
-        recipe: determines how the questions of the split are drawn.
-        asked: the questions of earlier tasks. The function adds the new question to this set.
+    ``prefix`` begins the name of each world, such as "0/". Raises InvalidInput if no new question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"
@@ -117,10 +105,7 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
 
 
 def question(chain: Chain, held_out_wording: bool, rng: random.Random) -> str:
-    """Return a question that asks for the last value of a chain.
-
-    If ``held_out_wording`` is True, the question has the wording that no training question uses. Otherwise ``rng``
-    draws one of the wordings used in training.
+    """Return a question for the last value of a chain, in the held-out wording or in a random wording of training.
 
     Example:
         "In which city was the teacher of the rival of Clara Hale born?"

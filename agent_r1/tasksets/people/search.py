@@ -1,4 +1,4 @@
-"""The search tools of ``people``, and the rewards for the pages that the searches returned."""
+"""The search tools of ``people``, and the rewards for the pages that were found."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def _index(world: WorldKey) -> BM25Index:
 
 
 def search_tool(pages: int, name: str = "search") -> Tool:
-    """Return the search tool of an agent. The name of the tool is ``name``.
+    """Return the search tool of an agent. A call returns at most ``pages`` pages, and then the question again.
 
-    A call returns at most ``pages`` pages about the people of the task, and then the question again. Without the
-    question at the end, a small model often answers with the wrong value from the pages.
+    Without this reminder, a small model often answers with the wrong value from the pages.
     """
 
     @tool(name=name)
@@ -45,9 +44,8 @@ def search_tool(pages: int, name: str = "search") -> Tool:
 
 
 def retrieval_tool(pages: int) -> Tool:
-    """Return the search tool of naive RAG. A call returns at most ``pages`` pages.
-
-    The result does not repeat the question, because the prompt of naive RAG has the question after the pages.
+    """Return the search tool of naive RAG, whose prompt already repeats the question. A call returns at most ``pages``
+    pages.
     """
 
     @tool
@@ -73,18 +71,13 @@ def _result(found: Sequence[Passage], text: str) -> ToolResult:
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1.
-
-    The needed pages are the pages with the facts from which the answer follows.
-    """
+    """Return the share of the chain's pages that the searches of an attempt found, from 0 to 1."""
     return share_of_pages(trajectory, task.data["chain"].pages)
 
 
 def supported(trajectory: Trajectory, task: Task) -> float:
-    """Return the value of :func:`pages_read` if the attempt gives an answer, right or wrong; 0.0 otherwise.
+    """Return :func:`pages_read` if the attempt gives an answer, right or wrong; else 0.0.
 
-    As a reward, ``pages_read`` alone teaches an agent to search until its turns end. As a reward, ``supported``
-    gives nothing for an attempt without an answer, and less than 1 for an attempt that answers before it has found all
-    needed pages.
+    As a reward, ``pages_read`` alone teaches an agent to search until its turns end.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)

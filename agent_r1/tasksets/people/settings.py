@@ -1,4 +1,4 @@
-"""The settings of ``people``, read from a TOML file that ``--data`` names."""
+"""The settings of ``people``, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from agent_r1.tasksets.settings_file import read_settings_file
 
 
 class Settings(BaseModel):
-    """The settings of this task set, from the TOML file of ``--data``.
-
-    The number of hops of a question is the number of facts that lead to its answer. ``hops`` changes only the training
-    questions, and not the questions for validation and test.
+    """The settings in the TOML file of ``--data``.
 
     Example of a file:
+
         hops = [1, 2, 2]  # two thirds of the training questions have two hops
         pages = 1         # a search returns one page
     """
@@ -25,20 +23,20 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     hops: tuple[Literal[1, 2], ...] = Field(default=(1, 2), min_length=1)
-    """The numbers of hops of the training questions, in turn: [1, 2, 2] gives two questions of 2 hops for each question
-    of 1 hop."""
+    """The counts of facts (hops) behind the answers of training questions, in turn. [1, 2, 2] gives two 2-hop questions
+    per 1-hop question."""
 
     pages: int = Field(default=3, ge=1)
-    """The largest number of pages that a search returns."""
+    """The largest count of pages that a search returns."""
 
     turns: int = Field(default=7, ge=1)
-    """The largest number of actions in an episode."""
+    """The largest count of actions in an episode."""
 
 
 def read_settings(path: Path | None) -> Settings:
     """Return the settings in a file; the default settings if ``path`` is None.
 
-    Raises InvalidInput if the file cannot be read, or has an unknown or invalid setting.
+    Raises InvalidInput if the file cannot be read, or a setting is unknown or invalid.
     """
     if path is None:
         return Settings()

@@ -1,7 +1,4 @@
-"""The words of ``people``: the names of people, the values of facts, and the wordings of pages and questions.
-
-The surnames are divided into three classes: train, validation and test.
-"""
+"""The words of ``people``: the names of people, the values of facts, and the wordings of pages and questions."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ SURNAMES: Mapping[str, tuple[str, ...]] = {
         "Weaver Webster Wheeler Whitfield Winslow Yates"
     ),
 }
-"""The surnames of the people in training, validation and test questions. No surname is in two of these three classes.
-Therefore a test question shares no person and no fact with a training question."""
+"""The surnames of the people in each kind of split. No surname is in two lists, so a test question shares no person
+with a training question."""
 
 CITIES = _words(
     "Amsterdam Athens Barcelona Berlin Boston Bristol Budapest Cairo Chicago Copenhagen Dublin Edinburgh Florence "
@@ -63,9 +60,9 @@ DISHES = _words("dumplings lasagna moussaka omelette paella pancakes porridge ra
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation of a person to another person or to a value, and the wordings of the relation in texts.
+    """A relation of a person to a person or to a value, and its wordings.
 
-    The wordings of pages have placeholders:
+    Placeholders in the wordings of pages:
 
     - {P}, {p} and {p2} stand for "She", "she" and "her", or for "He", "he" and "him".
     - {O} and {o} stand for "Her" and "her", or for "His" and "his".
@@ -74,11 +71,10 @@ class Relation:
     In the first sentence of a page, the name of the person replaces the first pronoun.
 
     Attributes:
-        name: the name of the relation.
         pages: wordings of a fact on a page.
-        questions: wordings of a question for the value of the relation; ``{x}`` stands for the person.
-        noun: the noun in "the {noun} of {x}" if the relation is to a person; "" if the relation is to a value.
-        values: the possible values if the relation is to a value; () if the relation is to a person.
+        questions: wordings of a question for the value; ``{x}`` stands for the person.
+        noun: the noun in "the {noun} of {x}" if the relation is to a person; else "".
+        values: the possible values; () if the relation is to a person.
         held_out_page: a wording that no page of training uses.
         held_out_question: a wording that no question of training uses.
     """
@@ -186,7 +182,7 @@ VALUED: tuple[Relation, ...] = (
         values=ANIMALS,
     ),
 )
-"""Relations of a person to a value, such as the city in which the person was born."""
+"""Relations of a person to a value, such as a city of birth."""
 
 HELD_OUT_VALUED = Relation(
     "dish",
@@ -196,5 +192,4 @@ HELD_OUT_VALUED = Relation(
     "Name the dish of {x}.",
     values=DISHES,
 )
-"""The relation between a person and the person's favorite dish. Facts with this relation occur only in the split
-``unseen-relation``."""
+"""A relation to a value that occurs only in the split ``unseen-relation``."""

@@ -1,4 +1,4 @@
-"""Worlds of invented people: the names and facts of the people, their pages, and chains of facts."""
+"""Worlds of invented people: names, facts, pages, and chains of facts."""
 
 from __future__ import annotations
 
@@ -24,19 +24,15 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The value of some facts is a person, for example the teacher of someone. These are the smallest and the largest
-number of such facts on the page of one person."""
+"""The smallest and the largest count of facts about another person on a page."""
 
 VALUED_FACTS = (1, 3)
-"""The smallest and the largest number of facts with a value that is not a person, on the page of one person.
-
-Together with the facts of ``PERSONAL_FACTS``, a page has 3 to 6 sentences, one for each fact.
-"""
+"""The smallest and the largest count of other facts on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about a person, with the sentence that states the fact on the page of the person.
+    """A fact about a person, with the sentence on the person's page.
 
     Example:
         Fact(relation=.., value="Thomas Ashby", sentence="She was taught by Thomas Ashby.")
@@ -49,7 +45,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A chain of facts. The first fact is about ``start``. Each further fact is about the value of the fact before it.
+    """A chain of facts. The first fact is about ``start``; each later fact is about the value of the fact before.
 
     Fact ``i`` consists of relation ``i`` and value ``i``. The last value is the answer to the question.
 
@@ -67,20 +63,13 @@ class Chain:
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """The titles of the pages with the facts of the chain, in the order of the facts.
-
-        The title of a page is the name of its person.
-        """
+        """The titles of the pages with the facts, in the order of the facts."""
         return (self.start, *self.values[:-1])
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A world of people.
-
-    Attributes:
-        facts: the facts of each person, by the name of the person.
-    """
+    """A world of people. ``facts`` has the facts of each person, by the person's name."""
 
     facts: Mapping[str, tuple[Fact, ...]]
 
@@ -90,12 +79,10 @@ class World:
         )
 
     def chain(self, hops: int, last: frozenset[str], rng: random.Random) -> Chain | None:
-        """Draw a random chain of ``hops`` facts in which no person occurs twice.
+        """Draw a chain of ``hops`` facts in which no person occurs twice.
 
-        Return None if the drawn facts lead to a person without a suitable next fact. The caller can then draw again.
-
-        Args:
-            last: the names of the relations that are allowed as the last relation of the chain.
+        Return None if the drawn facts reach a person without a suitable next fact; the caller can draw again. ``last``
+        are the names of the relations with which the chain can end.
         """
         at = start = rng.choice(sorted(self.facts))
         relations, values, visited = [], [], {start}
@@ -115,14 +102,13 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class WorldKey:
-    """The key from which a world of people is generated. Equal keys give equal worlds on every machine.
+    """The key from which a world is generated. Equal keys give equal worlds on every machine.
 
     Attributes:
-        owner: "train", "validation" or "test". The surnames of the people are taken from a list of this name.
-        number: a text that distinguishes the worlds with the same ``owner``.
-        held_out_wordings: whether the pages use the wordings that no page of training uses.
-        held_out_relations: whether every page has facts of two relations (godparent and favorite dish) that no page of
-            training has.
+        owner: "train", "validation" or "test": the list of the people's surnames.
+        number: a text that distinguishes the worlds of one ``owner``.
+        held_out_wordings: whether the pages use wordings that no page of training uses.
+        held_out_relations: whether every page has facts of two relations that no page of training has.
 
     Example:
         WorldKey("test", "0")
@@ -136,7 +122,6 @@ class WorldKey:
 
 @lru_cache(maxsize=256)
 def open_world(key: WorldKey) -> World:
-    """Return the world of a key: its people with their facts, drawn with the key as the random seed."""
     rng = random.Random(f"people/{key.owner}/{key.number}")
     names = _draw_names(key.owner, rng)
     facts = {}
@@ -157,10 +142,7 @@ def open_world(key: WorldKey) -> World:
 
 
 def _draw_names(owner: str, rng: random.Random) -> list[str]:
-    """Draw different full names for the people of a world.
-
-    Several people have the same first name or surname, so that a search for one person also finds other people.
-    """
+    """Draw different full names. First names and surnames repeat, so that a search for one person also finds others."""
     names: dict[str, None] = {}
     while len(names) < PEOPLE:
         names[f"{rng.choice(WOMEN + MEN)} {rng.choice(SURNAMES[owner])}"] = None
@@ -168,15 +150,10 @@ def _draw_names(owner: str, rng: random.Random) -> list[str]:
 
 
 def _sentence(name: str, relation: Relation, value: str, first: bool, held_out: bool, rng: random.Random) -> str:
-    """Return the sentence that states a fact on the page of a person.
+    """Return the sentence that states a fact on a page.
 
-    Args:
-        name: the name of the person.
-        relation: the relation of the fact.
-        value: the value of the fact.
-        first: whether the sentence is the first sentence of the page. The first sentence contains the name, other
-            sentences contain a pronoun.
-        held_out: whether to use the wording that no page of training uses.
+    The first sentence of a page contains the name, other sentences a pronoun. ``held_out`` selects the wording that no
+    page of training uses.
     """
     wording = relation.held_out_page if held_out else rng.choice(relation.pages)
     if first:

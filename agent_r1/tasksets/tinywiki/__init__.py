@@ -1,4 +1,4 @@
-"""TinyWiki: a generated encyclopedia, and questions that the agent answers by reading one, two or three pages."""
+"""TinyWiki: a generated encyclopedia, and questions that need one, two or three pages."""
 
 from __future__ import annotations
 
@@ -30,19 +30,15 @@ RECIPE: Mapping[str, Any] = {
     "evaluate_every": 12,
     "pass_k": 16,
 }
-"""Default settings. The policy is trained only on exact match. The rewards ``f1`` and ``found`` are measured, but have
-weight 0."""
+"""Default settings. Of the rewards, only ``em`` has a weight other than 0."""
 
 
 FIND = replace(search, spec=replace(search.spec, name="find"))
-"""The search tool with the name "find" instead of "search", for the split ``renamed-tool``."""
+"""The search tool with the name "find", for the split ``renamed-tool``."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``seed`` determines the training wikis.
-
-    Raises InvalidInput if ``data`` or ``corpus`` is given.
-    """
+    """Build the task set. Raises InvalidInput if ``data`` or ``corpus`` is given."""
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
             raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
@@ -63,12 +59,6 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the reference solutions of a task.
-
-    The answer to a question follows from a chain of facts, and each fact is on one page. The right solutions give the
-    answer, either at once or after a search for each of these pages. A wrong solution, for example, answers with the
-    title of the last page.
-    """
     chain = task.data["chain"]
     on_the_way = (chain.start, *chain.values[:-1])
     tool = FIND if task.split == "renamed-tool" else search

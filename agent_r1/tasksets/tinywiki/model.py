@@ -23,4 +23,4 @@ TINY_BASE_RECIPE: Mapping[str, Any] = {
     "trainer.critic_reads_logprobs": True,
     "trainer.micro_tokens": 4096,
 }
-"""Default settings, by dotted key, of the task sets on which tiny-base is trained."""
+"""Default settings of the task sets on which tiny-base is trained."""

@@ -24,7 +24,6 @@ _MIDDLES = ("a", "e", "i", "o", "u")
 _ENDS = ("ban", "dra", "mis")
 
 ENTITIES: tuple[str, ...] = tuple("".join(parts) for parts in product(_STARTS, _MIDDLES, _ENDS))
-"""240 names of one word. Each wiki draws the names of its entities from this tuple."""
 
 RELATIONS: tuple[str, ...] = (
     "bridge",
@@ -40,10 +39,8 @@ RELATIONS: tuple[str, ...] = (
     "temple",
     "twin",
 )
-"""The names of the relations between entities."""
 
 UNSEEN_RELATION = "market"
-"""A relation that occurs in no training text. It replaces ``REPLACED_RELATION`` in some test wikis, which test whether
-the policy can follow an unknown relation."""
+"""A relation that replaces ``REPLACED_RELATION`` in some test wikis, and occurs in no training text."""
 
 REPLACED_RELATION = "temple"

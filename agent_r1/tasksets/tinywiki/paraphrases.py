@@ -1,7 +1,4 @@
-"""TinyWiki questions in wordings that are not trained on.
-
-Each question has the same meaning as a question in style a or style b, the wordings of training.
-"""
+"""TinyWiki questions in wordings that are not trained on."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from agent_r1.tasksets.tinywiki.wiki import Chain
 
 
 def who(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``, a chain of facts. The question begins with "Who".
+    """Return the question for the last value of ``chain`` with "Who".
 
     Example:
         "Who is the capital of the mayor of Alba?" (in training: "What is the capital of the mayor of Alba?")
@@ -20,7 +17,7 @@ def who(chain: Chain) -> str:
 
 
 def command(chain: Chain) -> str:
-    """Return a request for the last value of ``chain``, a chain of facts. Training uses a question instead.
+    """Return a request for the last value of ``chain``.
 
     Example:
         "Find the capital of the mayor of Alba." (in training: "What is the capital of the mayor of Alba?")
@@ -29,7 +26,7 @@ def command(chain: Chain) -> str:
 
 
 def topic(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``, a chain of facts. The question begins with the first entity.
+    """Return the question for the last value of ``chain`` with the first entity at the front.
 
     Example:
         "Alba: what is the capital of the mayor of it?" (in training: "What is the capital of the mayor of Alba?")
@@ -38,7 +35,7 @@ def topic(chain: Chain) -> str:
 
 
 def swapped(chain: Chain) -> str:
-    """Return a question for the last value of ``chain``, a chain of facts. Two sentences have swapped places.
+    """Return the question for the last value of ``chain`` with two sentences swapped.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"
@@ -53,10 +50,7 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""The functions that write a question in a wording, by the name of the wording.
-
-The model tiny-base knows all words of these wordings. So the questions test the wording and not the vocabulary.
-"""
+"""The wordings by name. tiny-base knows all their words, so the questions test the wording and not the vocabulary."""
 
 
 def _nested(chain: Chain) -> str:

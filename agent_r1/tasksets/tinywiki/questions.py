@@ -1,4 +1,4 @@
-"""Questions about chains of facts, in several wordings, and the splits of these questions."""
+"""Questions about chains of facts, in several wordings, by split."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Return a question whose answer is the last value of ``chain``, a chain of facts. The wording is "style a".
-
-    In this wording, the last relation of the chain comes first.
+    """Return the question for the last value of ``chain`` in style a: the last relation comes first.
 
     Example:
         "What is the capital of the mayor of Alba?" for the chain from Alba to its mayor, and to the mayor's capital
@@ -29,9 +27,7 @@ def nested(chain: Chain) -> str:
 
 
 def forward(chain: Chain) -> str:
-    """Return a question whose answer is the last value of ``chain``, a chain of facts. The wording is "style b".
-
-    In this wording, the first relation of the chain comes first.
+    """Return the question for the last value of ``chain`` in style b: the first relation comes first.
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"
@@ -40,28 +36,25 @@ def forward(chain: Chain) -> str:
 
 
 STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
-"""The functions that write a question, by the name of the wording that they use. Training questions have these
-wordings."""
+"""The wordings of training, by name."""
 
 _WORDINGS = {**STYLES, **PARAPHRASES}
 
 
 def conversation(question: str) -> tuple[Message, ...]:
-    """Return the messages at the beginning of an episode: the instruction and the question."""
     return (INSTRUCTION, Message.user(question))
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The way in which the questions of a split are drawn.
+    """How the questions of a split are drawn.
 
     Attributes:
-        owner: the class of the wikis: "train", "validation" or "test". Wikis of different classes have no fact in
-            common. ``UNSEEN`` is the class of test wikis with a relation that no other wiki contains.
-        wikis: the number of wikis that the questions are about.
-        tasks: the number of questions.
-        kinds: the kinds of the questions, as pairs (wording, number of hops). Successive questions have the first kind,
-            the second kind, and so on, and after the last kind again the first kind.
+        owner: the class of the wikis: "train", "validation", "test" or ``UNSEEN``. Wikis of the first three classes
+            share no fact.
+        wikis: the count of wikis.
+        tasks: the count of questions.
+        kinds: the kinds of questions, as pairs (wording, count of hops). The questions have these kinds in turn.
         relation: a relation that every chain must contain; None for any relations.
 
     Example:
@@ -92,25 +85,19 @@ SPLITS: Mapping[str, Split] = {
 }
 """The splits, by name.
 
-A kind of question is a wording with a number of hops. The questions of a split have the kinds of the split in turn, so
-that the first questions contain all kinds.
-
-- ``train``: a quarter of the questions has one hop, the rest has two hops. No training question has three hops.
-- ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer
-  questions of three hops. Validation wikis share no fact with test wikis.
+- ``train``: a quarter of the questions has one hop, the rest has two hops.
+- ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer them.
 - ``style-a``, ``style-b``: one and two hops, as in training, in one wording.
 - ``three-hop``: only questions of three hops.
 - ``one-hop``: a control. A baseline that gets the right page in its prompt can answer these questions.
-- ``paraphrased``: the questions have wordings that training does not use. ``renamed-tool``: the search tool has a
-  different name than in training. ``unseen-relation``: each question has a relation that training does not use.
+- ``paraphrased``: wordings that training does not use.
+- ``renamed-tool``: the search tool has another name than in training.
+- ``unseen-relation``: each question has a relation that training does not use.
 """
 
 
 _TRIES = 1000
-"""The largest number of random chains of facts that are drawn for one task.
-
-The first chain that gives a new question is used. If all questions of a split must use one relation, the chain must
-also contain this relation.
+"""The largest count of chains that are drawn for one task, until one gives a new question with the required relation.
 """
 
 
@@ -129,13 +116,9 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return task number ``index`` of a split, with a random question that is not yet in ``asked``.
+    """Return task ``index`` of a split, and add its (wiki, question) to ``asked``.
 
-    Args:
-        prefix: the beginning of the names of the wikis, such as "test".
-        made: determines how the questions of the split are drawn.
-        asked: the questions of earlier tasks, as pairs (wiki, question). The function adds the new question to this
-            set.
+    ``prefix`` begins the names of the wikis, such as "test".
     """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"

@@ -1,4 +1,4 @@
-"""The retriever of TinyWiki, for the search tool and the naive RAG baseline. A search returns at most one page."""
+"""The retriever of TinyWiki. A search returns at most one page."""
 
 from __future__ import annotations
 

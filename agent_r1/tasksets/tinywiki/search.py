@@ -23,5 +23,5 @@ async def search(query: str, task: Task) -> str:
 
 
 def found_page(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
-    """Return the process reward ``found``: 1.0 if the search returned a page; 0.0 if it returned no page or failed."""
+    """Return the process reward ``found``: 1.0 if the search returned a page, else 0.0."""
     return {"found": float(result.ok and result.parts != (Text(NOTHING),))}

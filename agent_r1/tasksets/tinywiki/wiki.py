@@ -10,34 +10,30 @@ from functools import lru_cache
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
 
 CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
-"""The index of each class of facts, by the name of the class.
-
-The index of the class of a fact (entity, relation, value) is the sum of the positions of the three words in their
-vocabularies, modulo 3. A wiki contains only facts of its own class. Therefore wikis of different classes share no fact.
-"""
+"""The index of each class of facts. A wiki contains only facts of its own class, so wikis of different classes share no
+fact."""
 
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""The name of a class of wikis. A wiki of this class is a test wiki in which the relation ``REPLACED_RELATION`` is
-renamed to ``UNSEEN_RELATION``."""
+"""The class of test wikis in which ``REPLACED_RELATION`` is renamed to ``UNSEEN_RELATION``."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5
 
 
 def fact_class(entity: str, relation: str, value: str) -> int:
-    """Return the index of the class that a fact belongs to: 0 for train, 1 for validation, 2 for test.
+    """Return the index of the class of a fact: 0 for train, 1 for validation, 2 for test.
 
-    The fact says that the ``relation`` of ``entity`` is ``value``, for example that the mayor of Alba is Bruno. Each
-    fact is in exactly one class (see ``CLASSES``).
+    The index is the sum of the three words' positions in their vocabularies, modulo 3. The fact (Alba, mayor, Bruno)
+    means that the mayor of Alba is Bruno.
     """
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A chain of facts. The first fact is about ``start``. Each further fact is about the value of the fact before it.
+    """A chain of facts. The first fact is about ``start``; each later fact is about the value of the fact before.
 
     Fact ``i`` consists of relation ``i`` and value ``i``. The last value is the answer to the question.
 
@@ -69,15 +65,10 @@ class Wiki:
         return tuple(self.facts)
 
     def page(self, title: str) -> str:
-        """Return the page about the entity ``title`` as text.
-
-        Example:
-            "Alba: mayor Bruno. river Dovra."
-        """
+        """Return the text of a page, such as "Alba: mayor Bruno. river Dovra.", without the quotes."""
         return f"{title}: " + " ".join(f"{relation} {value}." for relation, value in self.facts[title].items())
 
     def renamed(self, relation: str, name: str) -> Wiki:
-        """Return the same wiki with the relation ``relation`` renamed to ``name``."""
         return Wiki(
             {
                 title: {name if known == relation else known: v for known, v in facts.items()}
@@ -86,7 +77,7 @@ class Wiki:
         )
 
     def chain(self, hops: int, rng: random.Random) -> Chain:
-        """Draw a random chain of ``hops`` facts in which no entity and no relation occurs twice."""
+        """Draw a chain of ``hops`` facts in which no entity and no relation occurs twice."""
         while True:
             walk = self._walk(hops, rng)
             if len({walk.start, *walk.values}) == hops + 1 and len(set(walk.relations)) == hops:
@@ -104,13 +95,9 @@ class Wiki:
 
 @lru_cache(maxsize=256)
 def open_wiki(name: str) -> Wiki:
-    """Return the wiki with the given name. Equal names give equal wikis on every machine.
+    """Return the wiki with a name such as "test/0". Equal names give equal wikis on every machine.
 
-    The part of the name before the first slash is the class of the wiki: ``train``, ``validation``, ``test`` or
-    ``UNSEEN``. A wiki of the class ``UNSEEN`` is a test wiki with a relation that no other wiki contains.
-
-    Example:
-        open_wiki("test/0")
+    The part before the first slash is the class: ``train``, ``validation``, ``test`` or ``UNSEEN``.
     """
     owner, _, rest = name.partition("/")
     if owner == UNSEEN:
@@ -119,23 +106,13 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a random wiki of one class. Wikis of different classes share no fact.
-
-    ``owner`` is the index of the class: 0 for train, 1 for validation, 2 for test (see :func:`fact_class`).
-    """
+    """Draw a wiki of the class with the index ``owner`` (see :func:`fact_class`)."""
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of the page ``title``, as a mapping from relation to value.
-
-    ``owner`` is the index of the class to which all facts belong: 0 for train, 1 for validation, 2 for test (see
-    :func:`fact_class`). The values differ from each other and from ``title``.
-
-    Args:
-        titles: the possible values.
-    """
+    """Draw the facts of the page ``title``: different values from ``titles``, by relation."""
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]

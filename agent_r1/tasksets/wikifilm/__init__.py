@@ -1,7 +1,4 @@
-"""``wikifilm``: questions about films and their directors. The agent searches pages of Wikipedia.
-
-The user gives the pages from which the questions are built.
-"""
+"""``wikifilm``: questions about films and their directors. The agent searches pages of Wikipedia given by the user."""
 
 from __future__ import annotations
 
@@ -33,11 +30,10 @@ from agent_r1.tasksets.wikifilm.questions import build_questions
 from agent_r1.tasksets.wikifilm.settings import KINDS, Settings, read_settings
 
 TITLE = 200
-"""The number of characters that the limit on a search result reserves for the title of each page."""
+"""Characters that the limit on a search result reserves for the title of each page."""
 
 QUESTION = 400
-"""The number of characters that the limit on a search result reserves for the question. A search result shows pages,
-and then repeats the question of the task."""
+"""Characters that the limit on a search result reserves for the repeated question."""
 
 RECIPE: Mapping[str, Any] = {
     "tool_format": "tags",
@@ -49,18 +45,17 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.pages_read": 0.0,
     "reward_weights.supported": 0.0,
 }
-"""Default settings. The policy is trained only on exact match. The other rewards are measured, but have weight 0."""
+"""Default settings. Of the rewards, only ``em`` has a weight other than 0."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
     """Build the task set.
 
     Args:
-        data: the pages that the questions are built from (see ``pages.read_pages``), or a TOML file of settings (see
-            ``settings.Settings``).
-        corpus: the corpus to search (see ``retrieval.open``); None for the pages of ``data``.
+        data: pages about films (see ``pages.read_pages``), or a TOML file (see ``settings.Settings``).
+        corpus: the corpus to search; None for the pages of ``data``.
         seed: determines the order of the training questions.
-        encoder: the sentence encoder of the search; "" for a search with BM25.
+        encoder: the sentence encoder of the search; "" for BM25.
 
     Raises:
         InvalidInput: a file is missing or malformed, or has too few films for questions.
@@ -93,8 +88,6 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str 
 def _splits(settings: Settings, questions: Mapping[str, tuple[Question, ...]], seed: int) -> Splits[Question]:
     """Return the questions by split. The test questions of each kind, such as ``2-hop``, are a split of their own.
 
-    ``settings`` choose the kinds of training questions, and ``seed`` determines the order of the training questions.
-
     Raises InvalidInput if there are no training or no test questions.
     """
     train = [one for one in questions["train"] if _kind(one) in settings.kinds]
@@ -115,29 +108,19 @@ def _kind(question: Question) -> str:
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1.
-
-    The needed pages are the pages with the facts from which the answer follows.
-    """
+    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1."""
     return share_of_pages(trajectory, task.data["supporting"])
 
 
 def supported(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the needed pages that the searches found, or 0.0 if the attempt gives no answer.
+    """Return :func:`pages_read` if the attempt gives an answer, right or wrong; else 0.0.
 
-    The answer may be right or wrong. Unlike ``supported``, the reward ``pages_read`` also pays for attempts without an
-    answer. Alone, it teaches an agent to search until no turns are left.
+    As a reward, ``pages_read`` alone teaches an agent to search until its turns end.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)
 
 
 def solutions(task: Task, max_turns: int) -> ReferenceSolutions:
-    """Return the reference solutions of a task.
-
-    The right solutions give the answer, either at once or after a search for each needed page. A wrong solution, for
-    example, answers with the title of a page in place of a fact. If the question compares two films, a wrong solution
-    answers with the wrong film.
-    """
     supporting, answers = task.data["supporting"], task.data["answers"]
     searches = tuple(tool_call("search", query=title) for title in supporting)
     other = next(title for title in (*supporting[:2], "nobody") if not exact_match_score(title, answers))

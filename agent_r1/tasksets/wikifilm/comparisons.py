@@ -13,25 +13,20 @@ from agent_r1.tasksets.wikifilm.facts import DirectedFilm
 from agent_r1.tasksets.wikifilm.words import name_key, title_name
 
 PARTNERS = 12
-"""The largest number of films that are tried as the second film of a comparison, for each first film."""
+"""The largest count of films that are tried as the second film of a comparison."""
 
 YEARS_APART = 2
-"""Two films are compared by their years only if the years differ by at least this number, because a film can
-have several release dates."""
+"""The smallest difference of two compared years. A film can have several release dates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A way to compare two films by a year, and the wordings of its questions.
-
-    In the wordings, ``{a}`` and ``{b}`` stand for the titles of the two films.
+    """A way to compare two films by a year. ``{a}`` and ``{b}`` in the wordings stand for the titles.
 
     Attributes:
-        name: the name of the comparison.
         first: wordings of questions that ask for the film with the earlier year.
         last: wordings of questions that ask for the film with the later year.
-        year: returns the year of a given film, such as the year of its release; None if the pages do not state this
-            year.
+        year: returns the compared year of a film; None if the pages do not state the year.
         reads_directors: whether the years are on the pages of the directors, and not on the pages of the films.
 
     Example:
@@ -104,9 +99,7 @@ class _Pair:
         """Return a question about the two films.
 
         Args:
-            id: the id of the question.
-            text: the wording. The titles of the first and the second film replace ``{a}`` and ``{b}``.
-            answers: the right answers.
+            text: the wording. The titles of the two films replace ``{a}`` and ``{b}``.
             found: the two years or nationalities to compare, such as ("1953", "1961").
         """
         films = (self.one, self.other)
@@ -117,10 +110,9 @@ class _Pair:
 
 
 def compare_films(films: Sequence[DirectedFilm]) -> Iterator[Question]:
-    """Yield the questions that compare two of ``films``: by their years, or by the countries of their directors.
+    """Yield the questions that compare two of ``films``, by their years or by their directors' countries.
 
-    In each kind of comparison, a film is named first in at most one question. A film can be named second in several
-    questions.
+    In each kind of comparison, a film is named first in at most one question.
     """
     for comparison in COMPARISONS:
         yield from _by_year(films, comparison)
@@ -146,10 +138,7 @@ def _by_year(films: Sequence[DirectedFilm], comparison: Comparison) -> Iterator[
 
 
 def _by_country(films: Sequence[DirectedFilm]) -> Iterator[Question]:
-    """Yield questions that ask whether the directors of two films are from the same country.
-
-    About half of the questions have the answer "yes", and the other half have the answer "no".
-    """
+    """Yield questions whether two directors are from the same country. About half of the answers are "yes"."""
     nations = {
         one.film.title: nation for one in films if one.director and (nation := one.director.nationality) is not None
     }
@@ -175,15 +164,10 @@ def _film_answers(one: DirectedFilm) -> tuple[str, ...]:
 
 
 def _distinct(one: DirectedFilm, other: DirectedFilm) -> bool:
-    """Return whether two films have different names and no director in common."""
     if name_key(title_name(one.film.title)) == name_key(title_name(other.film.title)):
         return False
     return one.director is None or other.director is None or one.director.title != other.director.title
 
 
 def _hash_order(films: Sequence[DirectedFilm], salt: str) -> list[DirectedFilm]:
-    """Return the films in an order that looks random and is the same on every machine.
-
-    Films are sorted by a hash of their title and ``salt``, so different salts give different orders.
-    """
     return sorted(films, key=lambda one: hashlib.sha256(f"{salt}|{one.film.title}".encode()).digest())

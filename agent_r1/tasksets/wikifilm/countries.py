@@ -56,10 +56,9 @@ NATIONALITY = re.compile(rf"\b(?:{'|'.join(sorted(COUNTRIES, key=len, reverse=Tr
 
 
 def country(nationality: str) -> str | None:
-    """Return the country of a nationality, to compare the countries of two persons.
+    """Return the country of a nationality; None if it cannot be compared clearly, as for "Soviet" or "Hong Kong".
 
-    All nationalities of the United Kingdom have the same country. Return None for a nationality whose country cannot be
-    compared clearly, such as "Soviet" or "Hong Kong".
+    All nationalities of the United Kingdom have the same country.
 
     Example:
         >>> country("Scottish") == country("British")

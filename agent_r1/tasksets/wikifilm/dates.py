@@ -1,4 +1,4 @@
-"""Find dates in the text of a page, compare dates, and write dates in the formats of answers."""
+"""Find dates in the text of a page, and write dates in the formats of answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Date:
     day: int = 0
 
     def written(self) -> tuple[str, ...]:
-        """Return the date in each format that counts as a right answer. The first is the format of 2WikiMultihopQA.
+        """Return the date in each format of a right answer. The first is the format of 2WikiMultihopQA.
 
         Example:
             ("29 September 1935", "September 29, 1935", "1935-09-29") for a day, ("September 1935",) for a month
@@ -52,7 +52,7 @@ class Date:
 
 @dataclass(frozen=True, slots=True)
 class FoundDate:
-    """A date in a text, from the index ``start`` of its first character to the index ``end`` after its last character.
+    """A date in a text, at the characters from index ``start`` up to, but not including, index ``end``.
 
     Example:
         FoundDate(Date(1935, 9, 29), start=5, end=22)
@@ -64,9 +64,9 @@ class FoundDate:
 
 
 def find_dates(text: str) -> Iterator[FoundDate]:
-    """Yield the dates in a text, from its beginning to its end. A date with a day above 31 is left out.
+    """Yield the dates in a text, in order. A date with a day above 31 is left out.
 
-    A date can follow another date without a space, as in some passages of 2WikiMultihopQA.
+    In some passages of 2WikiMultihopQA, no space separates two dates.
 
     Example:
         >>> [found.date.written()[0] for found in find_dates("May 3, 1918June 1, 1970; a film of 1935")]

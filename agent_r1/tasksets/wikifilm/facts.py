@@ -1,4 +1,4 @@
-"""The facts of a corpus: its films and directors, with their pages, and the director of each film."""
+"""The facts of a corpus: its films, their directors, and the pages of both."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agent_r1.tasksets.wikifilm.persons import Person, read_director
 from agent_r1.tasksets.wikifilm.words import as_spelled, name_key, title_name
 
 AGES = (14, 100)
-"""The smallest and the largest age of a director in the year of a film. Other ages mean that the name of the director
-belongs to several persons."""
+"""The smallest and the largest age of a director in the year of a film. Otherwise, the name belongs to several persons.
+"""
 
 YEARS_AFTER_DEATH = 3
-"""The largest number of years from the death of a director to the release of a film by this director."""
+"""The largest count of years from a director's death to the release of the film."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class FilmFacts:
 
     Attributes:
         films: the films, in the order of the corpus.
-        texts: the text that a search shows of each page, by the title of the page.
-        classes: the split (train, validation or test) of each film and each director, by the title of the page.
+        texts: the text that a search shows of each page, by title.
+        classes: the split (train, validation or test) of each film and each director, by title.
     """
 
     films: tuple[DirectedFilm, ...]
@@ -47,10 +47,8 @@ class FilmFacts:
     classes: Mapping[str, str]
 
     def answers(self, values: Sequence[str], title: str) -> tuple[str, ...]:
-        """Return the right answers to a question about a fact on the page ``title``.
-
-        The answers are ``values``, followed by other spellings of these values on the page. Return () if the page
-        contains none of the values.
+        """Return ``values`` and their other spellings on the page ``title``; () if the page contains none of the
+        values.
         """
         spellings = [spelling for value in values if (spelling := as_spelled(value, self.texts[title]))]
         return tuple(dict.fromkeys((*values, *spellings))) if spellings else ()
@@ -81,12 +79,8 @@ def read_facts(pages: Iterable[Passage]) -> FilmFacts:
 def _director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
     """Return the director of a film; None if the director is not known.
 
-    ``directors`` holds all directors with a page, by the key of their name (see ``name_key``). The director is known if
-    three conditions hold:
-
-    - The film's page names the director.
-    - Exactly one person in ``directors`` has this name.
-    - The year of the film fits the years of birth and death of this person, as far as the pages state these years.
+    The director is known if the film's page names a person, exactly one entry of ``directors`` has this name, and the
+    film's year fits the person's life.
     """
     named = directors.get(name_key(film.director), []) if film.director else []
     return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None
@@ -104,10 +98,9 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 
 
 def _family(one: DirectedFilm) -> list[str]:
-    """Return the names that connect a film with other films. Films with such a name in common must be in one split.
+    """Return the keys (see ``name_key``) of the names that connect a film with other films.
 
-    The names are the title of the film's page, the title of the director's page, the director's name, and the name of
-    the director's father. A name that is not known is left out. Each name is returned as a key (see ``name_key``).
+    The names are the titles of the film's and the director's page, the director, and the director's father.
     """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)

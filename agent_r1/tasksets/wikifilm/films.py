@@ -58,8 +58,8 @@ class Film:
     """The facts of a film's page.
 
     Attributes:
-        year: the year in which the film was released; None if the page does not state the year.
-        director: the name of the director; None if the page names no director or several directors.
+        year: the year of release; None if the page does not state it.
+        director: the name of the director; None if the page names none or several.
 
     Example:
         Film("Salt on the Quay", 1961, "Edda Lindqvane")
@@ -88,9 +88,7 @@ def read_film(page: Passage) -> Film | None:
 
 
 def _year(title: str, start: str, before: str, after: str) -> int | None:
-    """Return the release year from the first sentence of a film's page, such as "X (1953) is a comedy film".
-
-    Return None if the sentence states no year, or if the sentence and the title together state several years.
+    """Return the release year from the first sentence of a film's page; None if there is not exactly one year.
 
     Args:
         title: the title of the page, such as "X (1953 film)".
@@ -107,12 +105,9 @@ def _year(title: str, start: str, before: str, after: str) -> int | None:
 
 
 def _director(text: str) -> str | None:
-    """Return the name of the film's director: the name after the words "directed by" on the film's page.
+    """Return the only name after "directed by" on a film's page.
 
-    Return None in these cases:
-
-    - The words do not occur, or their sentence is about another work.
-    - The words are followed by several names, or by no full name.
+    Return None if there is no full name, several names, or a sentence about another work.
     """
     names: dict[str, str] = {}
     for match in _DIRECTED.finditer(text):
@@ -127,9 +122,7 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the person's name at the beginning of the text, without a description before the name.
-
-    Return None if the text begins with no name, or with the names of several persons.
+    """Return the name of the only person with whom the text begins, without a description, or None.
 
     Example:
         "Sergio Leone" for "Italian filmmaker Sergio Leone and starring ..."

@@ -18,13 +18,13 @@ from agent_r1.tasksets.multihop.aliases import ALIASES_FILE
 from agent_r1.tasksets.multihop.fields import parse_context
 
 SHOWN = 600
-"""The largest number of characters of a page that a search shows. Facts are read only from this part."""
+"""The largest count of characters of a page that a search shows. Facts are read only from this part."""
 
 _SENTENCES = TypeAdapter(list[str])
 
 
 def read_pages(source: Path) -> tuple[Passage, ...]:
-    """Read the pages of a file, of a split on the hub (see ``hub``), or of all JSON files in a folder.
+    """Read the pages of a file, of a split on the hub, or of all JSON files in a folder.
 
     The fields of a row decide its format:
 
@@ -32,7 +32,7 @@ def read_pages(source: Path) -> tuple[Passage, ...]:
     - 2WikiMultihopQA's ``para_with_hyperlink.jsonl``: ``title`` and ``sentences``, a list of texts
     - 2WikiMultihopQA's questions: ``context``, a list of [title, [sentence, ..]] pairs. The questions are not used
 
-    Raises InvalidInput if a row cannot be used. The message names the file and the row.
+    Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """
     return unique(page for part in _parts(source) for row in read_rows_or_hub(part) for page in _pages(row))
 
@@ -60,9 +60,8 @@ def _pages(row: JsonRecord) -> Iterator[Passage]:
 
 
 def shorten(page: Passage) -> Passage:
-    """Return the page without the end of its text, so that the text has at most ``SHOWN`` characters.
-
-    The text is cut after a sentence. If even the first sentence is too long, the text is cut after a word.
+    """Return the page, cut after a sentence to at most ``SHOWN`` characters, or after a word if the first sentence is
+    too long.
     """
     if len(page.text) <= SHOWN:
         return page

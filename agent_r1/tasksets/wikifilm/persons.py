@@ -15,10 +15,7 @@ from agent_r1.tasksets.wikifilm.words import read_person, read_place, tidy, titl
 _IS = re.compile(r"\b(?:is|was) (?:(?:first )?an?|the|one of the) ")
 _DIRECTS = re.compile(r"\b(?:directors?|film-?makers?|film makers?|directed)\b", re.IGNORECASE)
 _RANGE = re.compile(r"[\u2013\u2014]|(?<=[\d ])-|-(?=[\d ])|^ ?$")
-"""The pattern of the text between the date of birth and the date of death: a dash.
-
-An empty text and a single space also match, because the dash is missing in some passages.
-"""
+"""The dash between the dates of birth and death. Some passages have only a space or nothing."""
 
 _UNCERTAIN = re.compile(r"\b(?:c|ca|circa|about|around|or|before|after|between|baptised|baptized|fl)\b|\?|/")
 _BORN_AS = re.compile(r"(?:,? and (?:raised|grew up|brought up|educated)| as [A-Z][^,.;()]*?(?= in | on ))?")
@@ -38,7 +35,7 @@ _CHILD_OF = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The facts of a person's page. A fact is None or () if the page does not state it, or states contradictory values.
+    """The facts of a person's page. A fact is None or () if the page does not state one clear value.
 
     Attributes:
         birthplace: the parts of the place of birth, the smallest part first, for example a town and its country.
@@ -95,9 +92,8 @@ class _Event:
 def _read_life(life: str) -> tuple[_Event, _Event]:
     """Return (birth, death) of a director. An event that the text does not state is empty.
 
-    Args:
-        life: the text between the director's name and "is a director". Examples are "(born May 13, 1966)",
-            "(Madrid, 14 June 1894 - 1974)" and "(14 January 1896 in Lviv - July 23, 1994)".
+    ``life`` is the text between the name and "is a director", such as "(Madrid, 14 June 1894 - 1974)" or "(14 January
+    1896 in Lviv - July 23, 1994)".
 
     Example:
         (_Event(Date(1966, 5, 13)), _Event()) for "(born May 13, 1966)"
@@ -117,11 +113,9 @@ def _read_life(life: str) -> tuple[_Event, _Event]:
 
 
 def _read_event(text: str, which: int) -> _Event:
-    """Return the event that a text states: its date, and its place directly after or before this date.
+    """Return the event in a text such as "14 January 1896 in Lviv": a date, and the place directly after or before it.
 
-    Args:
-        text: the text, such as "14 January 1896 in Lviv".
-        which: the index of the event's date among the dates in the text: 0 for the first date, -1 for the last date.
+    ``which`` is the index of the date among the dates of the text: 0 for the first, -1 for the last.
     """
     dates = list(find_dates(text))
     if not dates:
@@ -139,12 +133,8 @@ def _read_event(text: str, which: int) -> _Event:
 
 
 def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
-    """Yield an event for each sentence of ``text`` that states the person's birth, or the person's death.
-
-    Args:
-        text: the text of the person's page.
-        name: the name of the person.
-        verb: "born" to yield births, "died" to yield deaths.
+    """Yield an event for each sentence of ``text`` that states the birth (``verb`` "born") or death ("died") of
+    ``name``.
 
     Example:
         For the verb "born" and the text "Marin was born on 3 May 1918 in Rome, Italy, and died in Oslo.":
@@ -175,10 +165,7 @@ def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
 
 
 def _agreed_date(events: Sequence[_Event]) -> Date | None:
-    """Return the most exact date among ``events``, which all describe the birth or the death of one person.
-
-    Return None if no event has a date, or if two dates contradict each other.
-    """
+    """Return the most exact date of ``events``; None without a date, or if two dates contradict each other."""
     dates = {event.date for event in events if event.date}
     if not dates:
         return None
@@ -187,20 +174,13 @@ def _agreed_date(events: Sequence[_Event]) -> Date | None:
 
 
 def _agreed_place(events: Sequence[_Event]) -> tuple[str, ...]:
-    """Return the most detailed place among ``events``, which all describe the birth or the death of one person.
-
-    A place has several parts, such as ("Rome", "Italy"). The most detailed place is the place with the most parts.
-    Return () if no event has a place, or if the places do not all begin with the same part.
-    """
+    """Return the place of ``events`` with the most parts; () without a place, or if the first parts differ."""
     places = [event.place for event in events if event.place]
     return max(places, key=len) if len({place[0] for place in places}) == 1 else ()
 
 
 def _nationality(definition: str) -> str | None:
-    """Return the nationality in a text such as "prolific Danish film director".
-
-    Return None if the text does not state exactly one nationality.
-    """
+    """Return the only nationality in a text such as "prolific Danish film director", or None."""
     role = _DIRECTS.search(definition)
     found = NATIONALITY.findall(definition[: role.end()] if role else definition)
     leading = re.match(rf"(?:[a-z][\w-]*,? ){{0,4}}({NATIONALITY.pattern})(?![\w-])", definition)
@@ -210,10 +190,9 @@ def _nationality(definition: str) -> str | None:
 
 
 def _father(text: str, name: str) -> str | None:
-    """Return the full name of a person's father; None if the page does not state exactly one such name.
+    """Return the full name of a person's father; None if the page does not state exactly one.
 
-    A page can state the parents without the word "father", as in "He was the son of X and Y". Then X counts as the
-    father under two conditions: X is not called an actress, and only X has the person's surname.
+    In "He was the son of X and Y", X is the father if only X has the person's surname, and X is not called an actress.
     """
     surname = name.split()[-1]
     names = {read_person(text[match.end() :]) for match in _HIS_FATHER.finditer(text)}

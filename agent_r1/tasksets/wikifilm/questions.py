@@ -20,7 +20,7 @@ class Relation:
     """A fact about a person that questions ask for, such as the birthplace.
 
     Attributes:
-        wordings: wordings of the question. ``{x}`` is replaced by the person's name or by "the director of film ..".
+        wordings: wordings of the question. The person's name or "the director of film .." replaces ``{x}``.
         answers: returns the right answers for a person; () if the person's page does not state the fact.
 
     Example:
@@ -32,7 +32,7 @@ class Relation:
     answers: Callable[[Person], tuple[str, ...]]
 
     def ask(self, who: str, id: str) -> str:
-        """Return a question about the person ``who``. The id of the question determines which wording is used."""
+        """Return a question about the person ``who``, in the wording that ``id`` determines."""
         return random.Random(id).choice(self.wordings).format(x=who)
 
 
@@ -41,11 +41,7 @@ def _date(date: Date | None) -> tuple[str, ...]:
 
 
 def _place(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return the right answers for a place: its first part alone, then with one, two, .. further parts.
-
-    Example:
-        ("Visby", "Visby, Sweden") for the parts ("Visby", "Sweden")
-    """
+    """Return the right answers for a place: ("Visby", "Visby, Sweden") for ("Visby", "Sweden")."""
     return tuple(", ".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
@@ -78,9 +74,8 @@ RELATIONS = (
 
 
 def build_questions(facts: FilmFacts) -> Mapping[str, tuple[Question, ...]]:
-    """Return the questions of each split (train, validation or test), by split.
-
-    A question belongs to the split that contains its films and directors.
+    """Return the questions by split (train, validation or test). The films and directors of a question decide its
+    split.
     """
     questions = {}
     for owner in SHARES:
@@ -90,10 +85,10 @@ def build_questions(facts: FilmFacts) -> Mapping[str, tuple[Question, ...]]:
 
 
 def _about_directors(films: Sequence[DirectedFilm], facts: FilmFacts) -> Iterator[Question]:
-    """Yield questions about the directors of ``films``. Each question has one hop or two hops.
+    """Yield questions of one and two hops about the directors of ``films``.
 
-    A question with one hop asks who directed a film, or asks for a fact about a director. A question with two hops
-    asks for a fact about the director of a film, without the director's name.
+    A 1-hop question asks who directed a film, or for a fact about a director. A 2-hop question asks for a fact about
+    the director of a film, without the director's name.
     """
     asked: set[str] = set()
     for one in films:

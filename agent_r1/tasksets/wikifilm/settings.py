@@ -1,4 +1,4 @@
-"""The settings of ``wikifilm``: the pages, and which questions are trained on."""
+"""The settings of ``wikifilm``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ KINDS: tuple[Kind, ...] = ("1-hop", "2-hop", "comparison", "bridge-comparison")
 
 
 class Settings(BaseModel):
-    """The settings in a file: the pages, the training questions, and the limits of a search and an episode.
-
-    Of these settings, only ``data`` changes the questions of validation and test.
+    """The settings in a file. Only ``data`` changes the questions of validation and test.
 
     Example of a file:
+
         data = "pages.jsonl"
         kinds = ["1-hop"]
     """
@@ -34,30 +33,25 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data: Path
-    """The pages that the questions are built from. A path is relative to the folder of the file of settings."""
+    """The pages that the questions are built from. A path is relative to the folder of the settings file."""
 
     kinds: tuple[Kind, ...] = Field(default=KINDS, min_length=1)
-    """The kinds of questions in the training split: 1-hop, 2-hop, comparison or bridge-comparison."""
+    """The kinds of questions in the training split."""
 
     pages: int = Field(default=3, ge=1)
-    """The largest number of pages that a search returns."""
+    """The largest count of pages that a search returns."""
 
     turns: int = Field(default=7, ge=1)
-    """The largest number of actions in an episode.
-
-    Each search is an action, and the answer is an action. A question of the kind ``1-hop`` needs one search, and a
-    question of the kind ``bridge-comparison`` needs four searches.
-    """
+    """The largest count of actions in an episode. A 1-hop question needs one search and the answer; a
+    bridge-comparison, four searches and the answer."""
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in the TOML file ``data``.
-
-    If ``data`` is not a TOML file, ``data`` itself contains the pages: a file, a folder or a name on the hub. Then
-    return ``Settings(data=data)``, in which all other settings have their defaults.
+    """Return the settings in the TOML file ``data``, or ``Settings(data=data)`` for any other file, folder or name on
+    the hub.
 
     Raises:
-        InvalidInput: ``data`` is None; the TOML file cannot be read; or the file has an unknown or invalid setting.
+        InvalidInput: ``data`` is None; the TOML file cannot be read; or a setting is unknown or invalid.
     """
     if data is None:
         raise InvalidInput("--data for wikifilm", got="nothing", do="give a file of Wikipedia's pages about films")

@@ -34,7 +34,7 @@ def tidy(text: str) -> str:
 
 
 def name_key(name: str) -> str:
-    """Return a name in lower case, with only its letters and digits. So "Pat O' Brien" and "Pat O'Brien" have one key.
+    """Return the letters and digits of a name, in lower case.
 
     Example:
         >>> name_key("Pat O' Brien") == name_key("Pat O'Brien")
@@ -54,9 +54,7 @@ def title_name(title: str) -> str:
 
 
 def as_spelled(value: str, text: str) -> str | None:
-    """Return the spelling of ``value`` in ``text``; None if ``text`` does not contain ``value``.
-
-    Only the spaces can differ between the two spellings.
+    """Return ``value`` with the spaces that it has in ``text``; None if ``text`` does not contain ``value``.
 
     Example:
         >>> as_spelled("Pat O'Brien", "It stars Pat O' Brien.")
@@ -73,7 +71,7 @@ def as_spelled(value: str, text: str) -> str | None:
 
 
 def read_person(text: str) -> str:
-    """Return the person's name at the beginning of ``text``; "" if ``text`` begins with no name.
+    """Return the person's name at the beginning of ``text``, or "".
 
     Example:
         >>> read_person("J. Lee van der Berg, Jr. and starring Ann Lee")
@@ -85,9 +83,7 @@ def read_person(text: str) -> str:
 
 
 def read_place(text: str) -> tuple[str, ...]:
-    """Return the parts of the place at the beginning of ``text``, the smallest part first.
-
-    Return () if ``text`` begins with no place.
+    """Return the parts of the place at the beginning of ``text``, the smallest part first, or ().
 
     Example:
         >>> read_place("Stratford-upon-Avon, Warwickshire, England to Ann Lee")
@@ -104,10 +100,7 @@ def read_place(text: str) -> tuple[str, ...]:
 
 
 def _read_capitalized(text: str, particles: str) -> str:
-    """Return the capitalized words with which ``text`` begins, up to the first other word.
-
-    Words in ``particles``, such as "van", are also returned if they stand between two capitalized words.
-    """
+    """Return the capitalized words with which ``text`` begins. ``particles`` such as "van" may stand between them."""
     of = _OF.match(text)
     at = end = of.end() if of else 0
     while word := _WORD.match(text, at):

@@ -1,4 +1,4 @@
-"""A trial: run a solution on the examples of its task, and print the results for the agent."""
+"""Run a solution on the examples of its task, and print the results for the agent."""
 
 import linecache
 import traceback
@@ -8,7 +8,7 @@ LONGEST = 500  # the largest number of characters of a value that are printed
 
 
 def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) -> None:
-    """Run a solution and the examples, and print the failures and the number of examples that pass.
+    """Run a solution and the examples. Print the failures and the count of examples that pass.
 
     Args:
         given: source that runs before the solution.
@@ -34,10 +34,9 @@ def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) 
 
 
 def tried(call: str, wanted: str, names: dict[str, object]) -> str:
-    """Return a text that says how an example fails, such as "f(1) should give 2, and gives 3"; "" if it passes.
+    """Return how an example fails, such as "f(1) should give 2, and gives 3"; "" if it passes.
 
-    ``call`` and ``wanted`` are the source of the call and of its expected value. ``names`` holds the global variables
-    of the solution.
+    ``names`` are the global variables of the solution.
     """
     try:
         given = eval(call, names)
@@ -48,10 +47,8 @@ def tried(call: str, wanted: str, names: dict[str, object]) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """Return the text of an error with its traceback. At most the last 8 frames of the traceback are shown.
-
-    The traceback begins with the first frame in the solution. If no frame is in the solution, for example because of a
-    syntax error, the text has no traceback.
+    """Return the text of an error with its traceback: at most the last 8 frames, from the first frame in the solution
+    on.
     """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != NAME:

@@ -1,1 +1,1 @@
-"""Code that runs in the sandbox. The task set reads the code as text; no module imports the code."""
+"""Programs for the sandbox. The task set reads them as text and does not import them."""

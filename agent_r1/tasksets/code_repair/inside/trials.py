@@ -9,25 +9,18 @@ from types import FrameType
 from typing import Any
 
 STEPS = 20_000
-"""The largest number of steps of a test. A step is an event of ``sys.settrace``, such as a call or an executed line.
+"""The largest count of steps of a test: events of ``sys.settrace``, such as calls and executed lines.
 
-Unlike a time limit, a limit on steps has the same effect on every machine.
+Unlike a time limit, this limit has the same effect on every machine.
 """
 
 
 class _TooLong(BaseException):
-    """Raised if a test runs more than STEPS steps.
-
-    The base class is BaseException, so that an ``except Exception`` in the tested function does not catch the
-    exception.
-    """
+    """Raised after STEPS steps. A BaseException, because the tested function may catch ``Exception``."""
 
 
 def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]) -> None:
-    """Print the outcomes of tests of several functions as JSON: for each function, a list with one text per version.
-
-    The versions of a function are the function itself and its mutations. The text of a version has one letter per test
-    (:func:`outcome_of`).
+    """Print the outcomes as JSON: for each function, a list with one text per version (:func:`outcome_of`).
 
     Args:
         functions: for each function, a tuple (code that runs before it, the sources of its versions, its tests). A test
@@ -43,9 +36,9 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
     """Return one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
 
-    A test is a pair: the source of a call, and the source of its expected value. A test is unusable if the call runs
-    too long, exits, or returns the expected value but this value is not plain data (see :func:`is_plain`). If ``given``
-    or ``source`` cannot be executed, all tests are unusable. ``given`` is code that runs before ``source``.
+    A test is unusable if the call runs too long, exits, or returns the expected value but not plain data
+    (:func:`is_plain`). If ``given`` or ``source`` cannot be executed, all tests are unusable. ``given`` runs before
+    ``source``.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
@@ -57,10 +50,7 @@ def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
 
 
 def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
-    """Return the outcome of one test as a letter: "p" (passes), "f" (fails) or "x" (unusable; see :func:`outcome_of`).
-
-    ``call`` and ``wanted`` are the source of the call and of its expected value. ``names`` holds the global variables.
-    """
+    """Return the letter of one test (see :func:`outcome_of`). ``names`` are the global variables."""
     steps = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
@@ -84,7 +74,7 @@ def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is plain data: data that can be sent to a grader in another process and compared there."""
+    """Return whether a value is plain data, which another process can receive and compare."""
     try:
         return bool(ast.literal_eval(repr(value)) == value)
     except Exception:
