@@ -1,7 +1,6 @@
-"""The gateway: an HTTP endpoint for agents, in the dialects of OpenAI and Anthropic.
+"""The gateway: an HTTP server through which agents call a model, with the APIs of OpenAI and Anthropic.
 
-The policy of a run or a served model answers the requests. A name of this package is imported when it is first used. So
-an import of ``agent_r1.gateway.config`` does not load a server.
+Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

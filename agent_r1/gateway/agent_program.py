@@ -1,4 +1,4 @@
-"""The rollout of an agent program: a function of the user that calls the policy through the gateway."""
+"""The rollout of an agent program: a user's function that calls the policy through the gateway."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent_r1.rollout.user_code import isolate
 
 @dataclass(frozen=True, slots=True)
 class AgentHost:
-    """The services that all attempts of an agent program share: the gateway, and the threads in which the program runs.
+    """The gateway and the threads that all attempts of an agent program share.
 
     Example:
         host = AgentHost()
@@ -42,12 +42,9 @@ class AgentHost:
 
 @dataclass(slots=True)
 class AgentProgramEnv:
-    """The environment of an agent program, which runs its own tools.
+    """The environment of an agent program. The program runs its own tools.
 
-    Attributes:
-        env: the environment of the task set. Only the checks before a run open episodes of this environment.
-        function: the agent program.
-        host: the gateway and the threads of the agent program.
+    ``env`` is the environment of the task set. Only the checks before a run open its episodes.
     """
 
     env: Env
@@ -61,14 +58,13 @@ class AgentProgramEnv:
 
 @dataclass(frozen=True, slots=True)
 class AgentProgram:
-    """A rollout in which an agent program acts: a function, written by the user, that calls the policy over HTTP.
+    """A rollout in which an agent program acts: a user's function that calls the policy over HTTP.
 
-    The function runs its own tools. The episode ends when the function returns. A returned text or number is the answer
-    of the trajectory. If the function returns None, the answer is the last text of the policy.
+    The episode ends when the function returns. The returned text or number is the answer of the trajectory. If the
+    function returns None, the answer is the policy's last text.
 
-    If the gateway refused the last request of the function, the refusal determines the status: no turns left, no tokens
-    left, or a failed engine. Otherwise, if the function raises an exception, the setting ``on_error`` determines the
-    status.
+    If the last request was refused, the refusal determines the status: no turns left, no tokens left, or a failed
+    engine. Otherwise, ``GatewayConfig.on_error`` determines the status after an exception.
     """
 
     function: AgentFunction
@@ -78,8 +74,7 @@ class AgentProgram:
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
         """Make one attempt at the task, and return a tuple with its trajectory.
 
-        If the agent program fails, the trajectory has the status of the failure, and no exception is raised. Only the
-        cancellation of this call raises an exception.
+        A failure of the program becomes the status of the trajectory. Only a cancellation raises an exception.
         """
         session = self.agent.open_session(context.id)
         model = EpisodeModel(self.agent, session, self.host.config)
@@ -122,24 +117,21 @@ class AgentProgram:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The way in which an agent program ended: the status of the episode, its reason, and the program's answer."""
-
     status: Status
     reason: str | None = None
     answer: str | None = None
 
 
 class _AgentError(Exception):
-    """Raised if an agent program raised an exception. The message describes the program's exception in one line."""
+    """An exception of an agent program, described in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return ``end``, with a different status if the agent program did not get the answers that it needed.
+    """Return ``end`` with the status that follows from the requests of the program.
 
-    If the last request got no answer, the reason (``model.failure``) determines the status. An episode that the agent
-    program completed gets a different status in two cases: ENVIRONMENT_FAILED if the policy gave no answer at all, and
-    OUT_OF_TOKENS if a limit of the run cut the last answer. In all other cases, and after a cancellation, ``end`` is
-    returned unchanged.
+    - If the last request got no answer, ``model.failure`` determines the status.
+    - If a completed program got no answer at all, the status is ENVIRONMENT_FAILED.
+    - If a limit of the run cut the last answer, the status is OUT_OF_TOKENS.
     """
     if end.status is Status.CANCELLED:
         return end

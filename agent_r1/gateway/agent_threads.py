@@ -1,7 +1,6 @@
 """Threads in which agents of users run: one event loop for all async agents, and one thread for each sync agent.
 
-No agent runs in the event loop of the run, because this event loop serves the agents' requests. So an agent that blocks
-its own event loop, for example with a synchronous client, still gets its answers.
+Agents never run in the event loop of the run, because this loop answers their requests.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from agent_r1.core.threads import DaemonThreads, run_in_thread
 log = logging.getLogger(__name__)
 
 RESPONSE_SECONDS = 10.0
-"""The time limit, in seconds, for a reaction of the agents' event loop after a call was cancelled.
+"""Seconds in which the agents' event loop must react after a cancellation.
 
-An event loop that does not react in this time is blocked by an agent. Later calls then get a new event loop.
+Otherwise, later calls get a new event loop.
 """
 
 
 class AgentThreads:
-    """The threads in which agent programs run: one for all async functions, one for each call of a sync function."""
-
     def __init__(self) -> None:
         self._pool = DaemonThreads("agent")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -37,11 +34,11 @@ class AgentThreads:
     async def call(self, function: AgentFunction, base_url: str, key: str, task: Task) -> object:
         """Call an agent program, and return its result. Exceptions of the program are raised in the caller.
 
-        The call is ``function(base_url, key, task)``: ``base_url`` is the address of the gateway, such as
-        ``http://127.0.0.1:8123/v1``, and ``key`` is the API key of the attempt.
+        ``base_url`` is the URL of the gateway, such as ``http://127.0.0.1:8123/v1``. ``key`` is the API key of the
+        attempt.
 
-        If the caller is cancelled, an async program is cancelled too. A sync program cannot be stopped: its thread
-        continues, and its result is ignored.
+        If the caller is cancelled, an async program is cancelled too. The thread of a sync program continues, and its
+        result is ignored.
         """
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             return await self._await(function, base_url, key, task)
@@ -60,7 +57,7 @@ class AgentThreads:
             raise
 
     async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make later calls use a new event loop if ``loop`` does not react within ``RESPONSE_SECONDS``."""
+        """Replace the event loop for later calls if ``loop`` does not react within ``RESPONSE_SECONDS``."""
         if self._loop is not loop:  # replaced already, or stopped by close
             return
         response: Future[None] = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
@@ -72,18 +69,16 @@ class AgentThreads:
                 self._loop = None
 
     def close(self) -> None:
-        """Stop the event loop of the async agent programs. Programs that still run are abandoned."""
+        """Stop the event loop of the async programs. Programs that still run are abandoned."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
 
 class _Outcome:
-    """The result or the exception of an async agent program.
+    """The result or the exception of an async agent program. :meth:`unwrap` raises the exception in the caller."""
 
-    :meth:`unwrap` raises the exception in the caller. If an exception such as SystemExit were raised in the event loop
-    of the programs, it would stop the loop.
-    """
+    # Raised in the programs' event loop, an exception such as SystemExit would stop the loop.
 
     def __init__(self, value: object, error: BaseException | None) -> None:
         self.value, self.error = value, error
@@ -116,10 +111,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the event loop until it is stopped, then close it.
-
-    If a task that an agent program created raises SystemExit, only this task ends, and the loop continues.
-    """
+    """Run the event loop until it is stopped, then close it. A SystemExit in a task ends only this task."""
     asyncio.set_event_loop(loop)
     while True:
         try:

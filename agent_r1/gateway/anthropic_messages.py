@@ -1,4 +1,4 @@
-"""The dialect of Anthropic's messages, ``POST /v1/messages``."""
+"""The dialect of Anthropic's Messages API, ``POST /v1/messages``."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Thoughts(Lenient):
 
 
 class _Body(Strict):
-    """The JSON body of a request. The fields ``metadata`` and ``service_tier`` are accepted and ignored."""
+    """The JSON body of a request. The fields ``metadata`` and ``service_tier`` are ignored."""
 
     model: str
     max_tokens: int = Field(ge=1)
@@ -127,10 +127,7 @@ def _part(block: _Text | _Image) -> ContentPart:
 
 
 def _user_messages(given: _User) -> Iterator[Message]:
-    """Yield the messages for ``given``, a message that the client sent with the role of the user.
-
-    A tool message is made for each tool result, and then one user message with all texts and images.
-    """
+    """Yield a tool message for each tool result, and then one user message with all texts and images."""
     if isinstance(given.content, str):
         yield Message.user(given.content)
         return
@@ -197,7 +194,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnthropicMessage:
-    """A request in Anthropic's dialect. Its methods write the answer in the same dialect."""
+    """A request to Anthropic's Messages API. Its methods write the answer."""
 
     chat: ChatRequest
     streams: bool
@@ -222,11 +219,6 @@ class AnthropicMessage:
 
 @dataclass(slots=True)
 class _EventWriter:
-    """A writer of the server-sent events of one answer. :meth:`write` is called with each part of the answer, in order.
-
-    ``kinds`` lists the types of the content blocks that have begun. The last of these blocks has not ended yet.
-    """
-
     request: AnthropicMessage
     kinds: list[str] = field(default_factory=list)
 
@@ -275,10 +267,6 @@ def _calls(message: Message) -> list[Json]:
 
 
 def _call_events(index: int, block: Json) -> Iterator[str]:
-    """Yield the server-sent events of one tool call: its start, the pieces of its arguments, and its end.
-
-    ``block`` is the content block of the call, and ``index`` the number of this block in the answer.
-    """
     yield _event("content_block_start", index=index, content_block={**block, "input": {}})
     for piece in pieces(json.dumps(block["input"], ensure_ascii=False)):
         yield _delta(index, "input_json_delta", "partial_json", piece)
@@ -294,16 +282,12 @@ def _event(kind: str, **data: object) -> str:
 
 
 def read(data: Json) -> AnthropicMessage:
-    """Parse the JSON body ``data`` of an HTTP request, and return the request for a message.
-
-    Raise RequestError if the request is invalid.
-    """
     body = read_body(_Body, data)
     return AnthropicMessage(_chat_request(body), bool(body.stream), body.model)
 
 
 def error_json(error: RequestError) -> Json:
-    """Return the JSON body of a response with an error, in Anthropic's format.
+    """Return the JSON body of an error response, in Anthropic's format.
 
     Example:
         {"type": "error", "error": {"type": "rate_limit_error", "message": "too many requests"}}

@@ -71,8 +71,6 @@ class _Call(Lenient):
 
 
 class _Prompt(Lenient):
-    """A message with the role system, developer or user."""
-
     role: Literal["system", "developer", "user"]
     content: _ImageContent
     name: str | None = None
@@ -114,7 +112,7 @@ class _StreamOptions(Lenient):
 
 
 class _Body(Strict):
-    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are accepted and ignored."""
+    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are ignored."""
 
     model: str
     messages: list[Annotated[_Prompt | _Assistant | _ToolResult, Field(discriminator="role")]] = Field(min_length=1)
@@ -170,11 +168,7 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
 
 
 def _parts(content: _ImageContent, index: int) -> tuple[ContentPart, ...]:
-    """Return the texts and images in the content of a message.
-
-    ``index`` is the index of the message in the request. Raise RequestError, which names this message, if an image
-    cannot be used.
-    """
+    """Return the texts and images of the message at ``index``. Raise RequestError if an image cannot be used."""
     if isinstance(content, str):
         return (Text(content),)
     param = f"messages.{index}.content"
@@ -214,7 +208,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A request in the dialect of chat completions. Its methods write the answer in the same dialect."""
+    """A request for a chat completion. Its methods write the answer."""
 
     chat: ChatRequest
     streams: bool
@@ -245,11 +239,6 @@ class ChatCompletion:
 
 @dataclass(slots=True)
 class _ChunkWriter:
-    """A writer of the server-sent events of one answer. :meth:`write` is called with each part of the answer, in order.
-
-    ``begun`` holds the indices of the choices for which at least one event was written.
-    """
-
     request: ChatCompletion
     id: str = ""
     begun: set[int] = field(default_factory=set)
@@ -327,17 +316,13 @@ def _usage_json(answer: Answer) -> Json:
 
 
 def read(data: Json) -> ChatCompletion:
-    """Parse the JSON body ``data`` of an HTTP request, and return the request for a chat completion.
-
-    Raise RequestError if the request is invalid.
-    """
     body = read_body(_Body, data)
     usage = body.stream_options is not None and body.stream_options.include_usage
     return ChatCompletion(_chat_request(body), bool(body.stream), body.model, usage)
 
 
 def error_json(error: RequestError) -> Json:
-    """Return the JSON body of a response with an error, in OpenAI's format.
+    """Return the JSON body of an error response, in OpenAI's format.
 
     Example:
         {"error": {"message": "..", "type": "invalid_request_error", "param": "n", "code": "unsupported_value"}}

@@ -1,10 +1,7 @@
-"""If a client repeats a request, answer the repetition with the answer to the first request.
+"""Answer a repeated request with the answer to the first request.
 
-The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If each repetition were
-sampled again, an attempt would contain turns that its agent never saw.
-
-The clients also repeat a request that failed. Such a repetition is sampled again, even if an equal request already has
-an answer.
+The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If a repetition were sampled
+again, an attempt would contain turns that its agent never saw. Only failed requests are sampled again.
 """
 
 from __future__ import annotations
@@ -20,16 +17,10 @@ from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, LiveAns
 from agent_r1.gateway.streams import POLL_SECONDS
 
 ABANDONED_SECONDS = 30.0
-"""How long the sampling of an answer continues while no client waits for the answer, in seconds.
-
-A client that repeats its request within this time gets the answer.
-"""
+"""How long the sampling of an answer continues while no client waits for the answer, in seconds."""
 
 MAX_FAILURES = 1024
-"""The largest number of different failed requests that are remembered.
-
-This number is enough, because clients repeat a failed request within seconds.
-"""
+"""The largest number of different failed requests that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +29,7 @@ class RequestIdentity:
 
     Attributes:
         digest: the hash of path and body.
-        key: the header ``Idempotency-Key``; None if the request has no such header.
+        key: the header ``Idempotency-Key``, or None.
         num_retries: how often the client has already sent the request (header ``X-Stainless-Retry-Count``).
     """
 
@@ -48,14 +39,14 @@ class RequestIdentity:
 
 
 class PendingAnswer:
-    """The answer to a request, complete or still being sampled. Repetitions of the request share the answer.
+    """An answer, complete or still being sampled. A request and its repetitions share one answer.
 
     Attributes:
-        identity: identifies the first request that got this answer.
-        drafting: the asyncio task that samples the answer.
-        live: the part of the answer that was sampled so far, if the model streams.
-        num_retries: the largest retry count of the requests that got this answer.
-        num_waiting: the number of clients that wait for the answer now.
+        identity: the identity of the first request.
+        drafting: the task that samples the answer.
+        live: the part that was sampled so far, if the model streams.
+        num_retries: the largest retry count of the requests.
+        num_waiting: how many clients wait for the answer now.
         is_delivered: whether the answer was sent to a client.
     """
 
@@ -68,9 +59,8 @@ class PendingAnswer:
     def waiting(self, grace: float | None = None) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        An answer is abandoned if no client waits for it and no client has received it. If the answer is abandoned at
-        the end of the block, and is still abandoned ``grace`` seconds later, its sampling is cancelled. By default,
-        ``grace`` is ``ABANDONED_SECONDS``.
+        If the answer is abandoned at the end of the block and still ``grace`` seconds later, cancel its sampling. The
+        default of ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -87,36 +77,28 @@ class PendingAnswer:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no client has received the answer, and no client waits for the answer."""
+        """Whether no client has received the answer, and no client waits for it."""
         return self.num_waiting == 0 and not self.is_delivered
 
     @property
     def answer(self) -> Answer:
-        """The complete answer. Raise RequestError if the request failed.
-
-        Read this property only after the task ``drafting``, which samples the answer, is done.
-        """
+        """The complete answer. Raise RequestError if the request failed. Read this only after ``drafting`` is done."""
         return self.drafting.result().answer
 
     async def begin(self) -> None:
-        """Wait until a first part can be sent: the first token if the model streams, otherwise the complete answer."""
+        """Wait for the first token if the model streams, otherwise for the complete answer."""
         while not self.drafting.done() and not self.live.has_begun:
             await asyncio.wait({self.drafting}, timeout=POLL_SECONDS)
 
     def deliver(self) -> None:
-        """Record that a client now gets the answer. If this was already recorded, do nothing."""
+        """Record that a client now gets the answer. Later calls do nothing."""
         if not self.is_delivered:
             self.is_delivered = True
             self.drafting.result().deliver()
 
 
 class AnswerLog:
-    """The answers of one model: answers that are being sampled, and complete answers for repeated requests.
-
-    Args:
-        model: the model that answers the requests.
-        num_kept: the number of complete answers that are kept.
-    """
+    """The answers of one model: unfinished answers, and the newest ``num_kept`` complete answers."""
 
     def __init__(self, model: ChatModel, num_kept: int) -> None:
         self.model, self._num_kept = model, num_kept
@@ -129,10 +111,9 @@ class AnswerLog:
         return sum(not pending.drafting.done() for pending in self._pending)
 
     def submit(self, request: ChatRequest, identity: RequestIdentity) -> PendingAnswer:
-        """Return the answer to ``request``. A repetition of an earlier request gets the answer to the earlier request.
+        """Return the answer to ``request``. A repetition of an earlier request gets the earlier answer.
 
-        Raises:
-            RequestError: ``identity.key`` was used for a different request, or :meth:`close` was called before.
+        Raise RequestError if ``identity.key`` was used for a different request, or after :meth:`close`.
         """
         if self._is_closed:  # for example while the body of the request arrived
             raise key_ended()
@@ -149,7 +130,7 @@ class AnswerLog:
         return pending
 
     def close(self) -> None:
-        """Cancel the sampling of all answers that are not complete, and refuse further requests."""
+        """Cancel all unfinished answers, and refuse later requests."""
         self._is_closed = True
         for pending in self._pending:
             pending.drafting.cancel()
@@ -158,20 +139,15 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
 
-        A client can send a key in the header ``Idempotency-Key``. If ``identity`` has a key, return the answer to the
-        latest request with the same key, or None if there is none. Raise RequestError if the key was used for a
+        With a key, return the newest answer with this key, or None. Raise RequestError if the key was used for a
         different request.
 
-        If ``identity`` has no key, the first of these rules that applies decides:
+        Without a key, look at the answers to equal requests. The first of these rules that applies decides:
 
-        - If there is an abandoned answer to an equal request, return this answer. An answer is abandoned if no client
-          waits for it and no client has received it.
-        - If ``num_retries`` is 0, return None. So an agent can send equal requests in parallel, and gets several
-          answers.
-        - If an equal request failed, and the client did not repeat it yet, return None. The request of ``identity``
-          then counts as the repetition.
-        - If there are equal requests with a smaller ``num_retries``, return the answer to the request whose
-          ``num_retries`` is the largest. Otherwise, return None.
+        - If there is an abandoned answer, return this answer.
+        - If ``num_retries`` is 0, return None. So an agent gets several answers to equal parallel requests.
+        - If an equal request failed and was not repeated yet, return None.
+        - Among the answers with a smaller ``num_retries``, return the answer with the largest ``num_retries``, or None.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -193,25 +169,19 @@ class AnswerLog:
         return max(tries, key=lambda pending: pending.num_retries, default=None)
 
     def _forget(self) -> None:
-        """Remove failed answers, and the oldest complete answers if more than ``num_kept`` are complete.
-
-        So a repetition of a failed request is sampled again.
-        """
+        """Remove failed answers, and the oldest complete answers beyond ``num_kept``."""
         self._pending = [one for one in self._pending if not _has_failed(one.drafting)]
         complete = [one for one in self._pending if one.drafting.done() and one.num_waiting == 0]
         for old in complete[: max(0, len(complete) - self._num_kept)]:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the failure count of a request that has ended: how many failures no client has repeated yet.
+        """Update the number of failures that clients have not repeated yet, when a request has ended.
 
-        Equal requests have the same ``digest``, and share one count. If the request failed, and clients repeat failures
-        of this kind, the count increases by 1. After any other failure, the count stays. If the request succeeded, the
-        count decreases by ``num_earlier``, the value of the count when the request began.
-
-        ``drafting`` is the finished task of the request. This method also reads the exception of the task, because
-        asyncio logs a traceback for an unread exception.
+        Requests with the same ``digest`` share one number. A failure that clients repeat adds 1. A success subtracts
+        ``num_earlier``, the number when the request began.
         """
+        # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):
             self._change_failures(digest, 1)
         elif not _has_failed(drafting):
@@ -226,7 +196,7 @@ class AnswerLog:
 
 
 def key_ended() -> RequestError:
-    """Return the error for a request whose API key was revoked after the request had arrived."""
+    """Return the error for a request whose API key was revoked after its arrival."""
     return RequestError(401, "the episode of this API key has ended", code="invalid_api_key")
 
 
@@ -239,10 +209,7 @@ def _has_failed(task: asyncio.Task[Draft]) -> bool:
 
 
 def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
-    """Return whether a request failed with an error after which clients send it again, such as HTTP status 503.
-
-    The result is also true for a cancelled request.
-    """
+    """Return whether a request was cancelled, or failed with an error after which clients send it again."""
     if task.cancelled():
         return True
     error = task.exception() if task.done() else None

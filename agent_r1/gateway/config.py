@@ -1,4 +1,4 @@
-"""Settings of the gateway. Importing this module does not import a server."""
+"""Settings of the gateway. This module does not import the server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class GatewayConfig(BaseModel):
-    """Limits of an agent program: a function of yours that calls the policy over HTTP (``--agent``)."""
+    """Limits of an agent program: your function that calls the policy over HTTP (``--agent``)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     max_turns: int = Field(default=64, ge=1)
-    """Maximum number of answers of the policy per episode. Further requests get status 403."""
+    """Maximum number of answers of the policy per episode. Later requests get HTTP status 403."""
 
     max_concurrent: int = Field(default=32, ge=1)
-    """Maximum number of answers of one episode that are sampled at the same time. Further requests wait."""
+    """Maximum number of answers of one episode that are sampled at the same time. More requests wait."""
 
     on_error: Literal["retry", "train"] = "retry"
-    """What to do with an attempt whose agent raised an exception after an answer of the policy. retry: the exception
-    counts as a failure of the environment, so the attempt is repeated and not trained. train: the exception counts as
-    caused by the policy, and the attempt is trained with the answer "".
+    """What to do if the agent raises an exception after an answer of the policy. retry: repeat the attempt, and do not
+    train it. train: train the attempt with the answer "".
     """

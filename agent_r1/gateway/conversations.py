@@ -1,13 +1,7 @@
 """Recognition of the policy's earlier actions in the conversations that clients send.
 
-A client sends the whole conversation with each request. The client may have changed details of the assistant messages:
-arguments of calls were parsed and written again, texts were stripped, calls got new ids.
-
-- An assistant message that differs from an earlier action only in such details is replaced by the action as the policy
-  sampled it. So the session continues with the sampled tokens.
-- If an assistant message begins with the text of an earlier action, this text is replaced in the same way, and the text
-  that the client added is kept.
-- Any other assistant message is treated like a message of the user, and starts a new branch.
+A client may change white space, ids of calls and the spelling of JSON. Recognized actions are replaced by the messages
+that the policy sampled, so that the session continues the sampled tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from agent_r1.gateway.chat import Messages
 
 @dataclass(frozen=True, slots=True)
 class SentAction:
-    """A sampled action that was sent to the client as a message.
+    """A sampled action that was sent to the client.
 
     Attributes:
         before: the conversation before the action.
@@ -36,22 +30,13 @@ class SentAction:
 
 
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
-    """Return a copy of ``messages`` in which the actions of the policy have exactly the text that the policy sampled.
+    """Return ``messages`` with the actions of the policy exactly as the policy sampled them.
 
-    A client receives each action of the policy as a message. In its next requests, the client sends this message back
-    as a part of the conversation ``messages``, but can change white space, ids of calls, or the spelling of JSON.
-    ``sent_actions`` are all actions that the client has received.
-
-    - An assistant message repeats an action if two conditions hold. Apart from white space, ids of calls and the
-      spelling of JSON, the message equals the action. The conversations before the message and before the action are
-      equal.
-    - A message that repeats an action is replaced by ``SentAction.sampled`` of this action.
-    - If a message repeats several actions, one action is chosen in this order: an action with the call ids of the
-      message, an action with exactly the text of the message, the newest action.
-    - A message may also have additional text after the text of an action. Then only the text of the action is replaced,
-      and the additional text is kept after it.
-    - If a tool message answers a call of a replaced message, its ``call_id`` is changed to the id of this call in
-      ``SentAction.sampled``.
+    - An assistant message repeats a sent action if the two have equal words, equal calls and equal conversations before
+      them. White space, ids of calls and the spelling of JSON can differ.
+    - If a message repeats several actions, prefer equal ids of calls, then equal text, then the newest action.
+    - If a message only begins with the text of an action, only this text is replaced.
+    - A tool message that answers a replaced call gets the id of the sampled call.
     """
     restored: list[Message] = []
     ids: dict[str, str] = {}
@@ -70,11 +55,9 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` have an assistant message at the place of an action that the client received.
+    """Return whether ``messages`` have an assistant message in the place of an action that the client received.
 
-    That is, ``messages`` begin with the conversation before this action, and the next message is an assistant message.
-    Call this function only if ``messages`` start a new branch. Then the client has changed the action, or the
-    tools of the request. This function compares neither of them.
+    Call this function only if ``messages`` start a new branch: then the client has changed the action or the tools.
     """
     return any(
         messages[: len(action.before)] == action.before
@@ -84,11 +67,7 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
-    """Return the sent action (an action that the client has received) that ``message`` repeats, or None.
-
-    ``message`` repeats a sent action if both are the same (see :func:`_is_same`), and if the conversation before the
-    action equals ``before``. If several sent actions match, :func:`restore_sampled` says which of them is returned.
-    """
+    """Return the sent action that ``message`` repeats, or None. ``before`` is the conversation before ``message``."""
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
     if not same:
         return None
@@ -105,14 +84,12 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return the earlier action whose text is the beginning of ``message``, followed by the text that the client added.
+    """Return ``message`` with its beginning replaced by a sampled action; None if it does not begin with an action.
 
-    ``before`` is the conversation before ``message``, and must equal the conversation before the action. Whitespace
-    around the text of the action is ignored. Return None if there is no such action, or if ``message`` has calls or
-    reasoning.
+    Messages with calls or reasoning also give None.
 
-    Example: the policy sampled "<search>Alba", and the client added the stop string. The message
-    "<search>Alba</search>" then becomes the sampled action, followed by "</search>".
+    Example: the policy sampled "<search>Alba", and the client added the stop string. Then "<search>Alba</search>"
+    becomes the sampled action, followed by "</search>".
     """
     if message.calls or message.reasoning is not None:
         return None
@@ -134,11 +111,9 @@ def _begins(sampled: Message, text: str) -> bool:
 
 
 def _is_same(given: Message, sent: Message) -> bool:
-    """Return whether the message ``given`` in a client's request is the action ``sent`` that the client got before.
+    """Return whether a client's message has the words and the calls of an action that was sent to the client.
 
-    They are the same if they have equal words, and equal calls in the same order. Differences in whitespace, in the ids
-    of calls and in the spelling of JSON are ignored. The reasoning is compared only if ``given`` has reasoning, because
-    many clients do not send reasoning back.
+    Reasoning is compared only if ``given`` has reasoning, because many clients do not send reasoning back.
     """
     if given.text.split() != sent.text.split() or len(given.calls) != len(sent.calls):
         return False
@@ -149,8 +124,5 @@ def _is_same(given: Message, sent: Message) -> bool:
 
 
 def _canonical(arguments: object) -> str:
-    """Return the arguments of a call as JSON text. Equal arguments give equal texts.
-
-    Unlike Python's ``==``, these texts distinguish true from 1.
-    """
+    """Return the arguments of a call as JSON text. Unlike Python's ``==``, the text distinguishes true from 1."""
     return json.dumps(arguments, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Dialects: the formats in which clients write requests and read answers, with functions that all dialects use."""
+"""The common parts of all dialects. A dialect is the format of one API, such as OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -26,55 +26,43 @@ PIECE_CHARACTERS = 32
 
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
-"""The largest number of stop strings, and the largest number of characters of a stop string.
-
-After each sampled token, the text is compared with all stop strings.
-"""
+"""The largest number of stop strings, and the largest number of characters of a stop string."""
 
 
 EventWriter = Callable[[Part], Iterator[str]]
-"""A function that yields the server-sent events of a part of a stream.
-
-The function is called with each part of the stream, in order.
-"""
+"""A function that yields the server-sent events of one part of a stream. It must get all parts in order."""
 
 
 class Exchange(Protocol):
-    """A request in a dialect: the format of one API, such as OpenAI's chat completions.
-
-    The methods of a request also write its answer in the same dialect.
-    """
+    """A request in a dialect. Its methods write the answer in the same dialect."""
 
     @property
     def chat(self) -> ChatRequest:
-        """The request in the form that is common to all dialects."""
+        """The request in the form that all dialects share."""
         ...
 
     @property
     def streams(self) -> bool:
-        """Whether the client requested the answer as server-sent events."""
+        """Whether the client wants the answer as server-sent events."""
         ...
 
     def to_json(self, answer: Answer) -> Json:
-        """Return the JSON body of the response. This method is used if ``streams`` is false."""
+        """Return the JSON body of a response without a stream."""
         ...
 
     def event_writer(self) -> EventWriter:
-        """Return a new function that converts each part of an answer to server-sent events.
-
-        This method is used if the client requested events.
-        """
+        """Return a new function that converts each part of a stream to server-sent events."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The functions for one dialect: the format in which the clients of one API write requests and read answers.
+    """The paths and functions of one dialect.
 
     Attributes:
-        paths: the URL paths of requests in this dialect, such as ``/v1/chat/completions``.
-        read: converts the JSON body of a request to an :class:`Exchange`. Raises RequestError if the body is invalid.
-        error: returns the JSON body of a response with an error.
+        paths: the URL paths of requests, such as ``/v1/chat/completions``.
+        read: parses the JSON body of a request. Raises RequestError if the body is invalid.
+        error: returns the JSON body of an error response.
         count_paths: the URL paths of requests for the number of tokens of a prompt.
     """
 
@@ -85,27 +73,21 @@ class Dialect:
 
 
 class Strict(BaseModel):
-    """The base class of parts of a request in which an unknown field is an error.
-
-    An unknown field could change the meaning of the request.
-    """
+    """A part of a request in which an unknown field is an error, because it could change the request's meaning."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Lenient(BaseModel):
-    """The base class of parts of a request in which unknown fields are ignored.
-
-    For example, the conversation can contain a message from another server, with additional fields.
-    """
+    """A part of a request in which unknown fields are ignored, such as a message from another server."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
 def read_body(kind: type[Body], data: Json) -> Body:
-    """Return ``data``, the JSON body of a request, as an object of the class ``kind``.
+    """Return the JSON body of a request as an object of the class ``kind``.
 
-    Raise RequestError if the body is invalid. The error describes the first invalid field.
+    Raise RequestError if the body is invalid.
     """
     try:
         return kind.model_validate(data)
@@ -117,19 +99,14 @@ def read_body(kind: type[Body], data: Json) -> Body:
 
 
 def refuse(param: str, message: str) -> RequestError:
-    """Return the error for an argument ``param`` with a value that is not supported (HTTP status 400).
-
-    Example:
-        refuse("n", "at most 8 answers are supported")
-    """
+    """Return the error for an argument with a value that is not supported (HTTP status 400)."""
     return RequestError(400, f"{param}: {message}", code="unsupported_value", param=param)
 
 
 def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...]:
-    """Return the stop strings of a request as a tuple; () if ``given`` is None.
+    """Return the stop strings of a request.
 
-    Raise RequestError, which names the argument ``param``, if there are too many strings, or if a string is empty or
-    too long.
+    Raise RequestError, which names ``param``, if there are too many strings, or if a string is empty or too long.
     """
     strings = tuple(given or ())
     if len(strings) > MAX_STOP_STRINGS:
@@ -141,26 +118,22 @@ def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...
 
 
 def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the names of the given arguments of a request that have no effect, such as "frequency_penalty".
+    """Return the names of the given arguments that have no effect, such as "frequency_penalty".
 
-    On other servers, these arguments change the sampling. Here the model always samples from its own distribution.
-    Raise RequestError if ``tool_choice`` forces one of several tools.
+    Raise RequestError if ``tool_choice`` has a value that is not supported.
 
     Args:
         choice: the argument ``tool_choice``.
-        tools: the tools of the request.
-        others: the values of the other arguments without an effect, by name. A value is false if the argument was not
-            given.
+        others: other arguments without an effect, by name. A false value means that the argument was not given.
     """
     values = {f"tool_choice={choice}": _requires_call(choice, tools), **others}
     return tuple(name for name, value in values.items() if value)
 
 
 def _requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
-    """Return whether the argument ``tool_choice`` of a request requires a tool call.
+    """Return whether the argument ``tool_choice`` requires a tool call. The name of the only tool requires a call too.
 
-    The result is true for "required" and "any", and for the name of the only tool. It is false for "auto", "none" and
-    None. Raise RequestError for any other value, such as the name of one of several tools.
+    Raise RequestError for unsupported values, such as the name of one of several tools.
     """
     if choice is None or choice in ("auto", "none"):
         return False
@@ -172,15 +145,11 @@ def _requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
 
 
 def read_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
-    """Return the specification of a tool that a client describes.
-
-    If ``parameters`` is None, the result has the JSON schema of an object without properties.
-    """
+    """Return the specification of a client's tool. Without ``parameters``, the tool has no arguments."""
     return ToolSpec(name, description or "", parameters or {"type": "object", "properties": {}})
 
 
 def warn_about_ignored(request: ChatRequest) -> None:
-    """Log a warning for each argument in ``request.ignored``: a given argument that has no effect on the answer."""
     for argument in request.ignored:
         warn_once(f"the agent sends {argument}, which has no effect")
 
@@ -192,7 +161,7 @@ def warn_once(text: str) -> None:
 
 
 def merge_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
-    """Return the parts of a message, with adjacent texts joined to one text. Without images, return one text."""
+    """Return the parts of a message, with adjacent texts joined. Without parts, return one empty text."""
     merged: list[ContentPart] = []
     for part in parts:
         if isinstance(part, Text) and merged and isinstance(last := merged[-1], Text):
@@ -211,9 +180,8 @@ def read_image(url: str, param: str) -> Image:
 
 
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
-    """Return a tool call that a client sends back in a conversation.
+    """Return a tool call that a client sends back. ``arguments`` is JSON text; "" means no arguments.
 
-    ``id`` is the id of the call, and ``name`` the name of the tool. ``arguments`` is JSON text; "" means no arguments.
     Raise RequestError, which names ``param``, if the text is not a JSON object.
     """
     try:
@@ -231,13 +199,13 @@ def write_arguments(call: ToolCall) -> str:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces of at most ``PIECE_CHARACTERS`` characters, one for each event of a stream."""
+    """Yield the text in pieces of at most ``PIECE_CHARACTERS`` characters."""
     for start in range(0, len(text), PIECE_CHARACTERS):
         yield text[start : start + PIECE_CHARACTERS]
 
 
 def event(data: object, name: str = "") -> str:
-    """Return one server-sent event as text, with ``data`` as JSON. If ``name`` is "", the event has no name.
+    """Return one server-sent event with ``data`` as JSON. If ``name`` is "", the event has no name.
 
     Example:
         'event: ping\\ndata: {"type": "ping"}\\n\\n'

@@ -23,25 +23,20 @@ from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_TOKEN_CHARACTERS = 32
-"""An upper bound of the average number of characters of a token in a long text."""
+"""An upper bound of the average number of characters per token in a long text."""
 
 POLICY = "policy"
-"""The name of the model that an agent sees. Agents can request the policy under any name."""
+"""The name in the list of models. Agents can request the policy under any name."""
 
 
 class EpisodeModel:
     """The policy within one episode, as a model that answers requests.
 
-    Each answer that a client receives becomes a turn of the session. If a conversation begins with turns of the
-    session, the new turn continues the tokens of these turns. Any other conversation starts a new branch, for example
-    the conversation of a sub-agent, or a conversation whose earlier messages the agent rewrote.
+    Each answer that a client receives becomes a turn of the session. If a conversation begins with earlier turns, the
+    new turn continues their tokens. Any other conversation starts a new branch, for example the conversation of a
+    sub-agent.
 
-    The sampling parameters of the run are used. ``temperature``, ``top_p`` and ``seed`` of a request have no effect.
-
-    Args:
-        agent: the policy.
-        session: records the turns.
-        config: the limits on turns and concurrent requests.
+    The run determines the sampling: ``temperature``, ``top_p`` and ``seed`` of a request have no effect.
     """
 
     def __init__(self, agent: Agent, session: Session, config: GatewayConfig) -> None:
@@ -60,14 +55,14 @@ class EpisodeModel:
 
     @property
     def start(self) -> Messages:
-        """The messages of the first request that was answered, without the answer. () if no request was answered."""
+        """The messages of the first request that was answered; () if no request was answered."""
         return self._openings[min(self._openings)] if self._openings else ()
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
-        """Sample the answer to a request. Return a draft: the complete answer, which was not sent to the client yet.
+        """Sample the answer to a request. The draft's ``deliver`` records the answer as turns.
 
-        The turns of the answer are recorded when the draft's ``deliver`` is called. ``live`` stays empty, because a
-        client gets only complete answers. Raise RequestError if no turns or tokens are left, or if the request fails.
+        ``live`` stays empty: a client gets only complete answers. Raise RequestError if no turns or tokens are left, or
+        if the request fails.
         """
         number, self._num_requests = self._num_requests, self._num_requests + 1
         _warn_about_sampling(request, self._agent.params)
@@ -95,10 +90,6 @@ class EpisodeModel:
         return Draft(answer, partial(self._deliver, number, request, prompt, samples, answer))
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a request's prompt.
-
-        Raise RequestError if the prompt cannot be rendered, or cannot fit into the context.
-        """
         messages = self._resolve(request)
         if exceeds(messages, request.tools, self._agent.context_length):
             raise context_error(self._agent.context_length)
@@ -106,10 +97,9 @@ class EpisodeModel:
             return len(self._session.prompt(messages, request.tools).token_ids)
 
     def _resolve(self, request: ChatRequest) -> Messages:
-        """Return the whole conversation of a request.
+        """Return the whole conversation of a request, with each action of this session as the policy sampled it.
 
-        If the request continues an earlier response (``request.previous``), the conversation of this response comes
-        first. Each message that repeats an action of this session is replaced by the message that the policy sampled.
+        The conversation of an earlier response (``request.previous``) comes first.
         """
         if request.previous is not None:
             if request.previous not in self._conversations:
@@ -133,10 +123,8 @@ class EpisodeModel:
     def _deliver(
         self, number: int, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer
     ) -> None:
-        """Record that the client receives ``answer``: the prompt and the samples become turns of the session.
-
-        ``number`` is the number of the request in this episode. ``answer`` holds one message for each of the
-        samples.
+        """Add the prompt and the samples to the session as turns. ``number`` is the index of the request in this
+        episode.
         """
         self.failure, session = None, self._session
         if prompt.parent is None:
@@ -158,11 +146,7 @@ class EpisodeModel:
 
 
 def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:
-    """Return whether a conversation is certainly too long for the context. The conversation is not tokenized.
-
-    The result is true if the conversation has more than ``MAX_TOKEN_CHARACTERS`` characters for each token of the
-    context.
-    """
+    """Return whether a conversation is certainly too long for the context. The conversation is not tokenized."""
     texts = chain(
         (part for message in messages for part in (message.text, message.reasoning or "")),
         (call.raw for message in messages for call in message.calls),
@@ -172,21 +156,14 @@ def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int
 
 
 def context_error(context_length: int, num_tokens: int | None = None) -> RequestError:
-    """Return the error for a conversation that is longer than the context.
-
-    Both arguments are numbers of tokens: ``num_tokens`` is the length of the conversation, or None if it was not
-    counted.
-    """
+    """Return the error for a conversation that is longer than the context. Both lengths are in tokens."""
     size = "too many" if num_tokens is None else num_tokens
     message = f"the conversation has {size} tokens, and the context of the model {context_length}"
     return RequestError(400, message, code="context_length_exceeded", param="messages")
 
 
 def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
-    """Return the error for a request that got no sampled action. ``stopped`` holds the reason.
-
-    ``num_tokens`` is the number of tokens of the prompt, and ``context_length`` the largest possible number.
-    """
+    """Return the error for a request that got no sampled action. ``num_tokens`` is the length of the prompt."""
     match stopped.status:
         case Status.OUT_OF_TOKENS:
             return context_error(context_length, num_tokens)
@@ -198,17 +175,14 @@ def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestE
 
 
 def unsupported(reason: str) -> RequestError:
-    """Return the error for a request with a conversation that the chat template cannot render.
-
-    ``reason`` is the message of the error.
-    """
+    """Return the error for a conversation that the chat template cannot render."""
     return RequestError(400, reason, code="unsupported_conversation", param="messages")
 
 
 def _warn_about_sampling(request: ChatRequest, own: SamplingParams) -> None:
     """Log a warning for each sampling parameter of a request that has no effect.
 
-    The run samples with its own parameters ``own``.
+    ``own`` has the parameters of the run.
     """
     asked = (("temperature", request.temperature, own.temperature), ("top_p", request.top_p, own.top_p))
     for name, value, used in asked:

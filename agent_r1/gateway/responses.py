@@ -1,6 +1,6 @@
-"""The dialect of OpenAI's responses, ``POST /v1/responses``.
+"""The dialect of OpenAI's Responses API, ``POST /v1/responses``.
 
-The client sends the conversation with each request, or continues an answer by ``previous_response_id``.
+A request contains the whole conversation, or continues an answer by ``previous_response_id``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from agent_r1.gateway.dialect import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
-"""The entry of the argument ``include`` with which a request asks for log-probabilities."""
+"""The entry of the argument ``include`` that requests log-probabilities."""
 
 PREFIX = "resp_"
-"""The text with which the id of a response begins."""
 
 
 class _Text(Lenient):
@@ -79,7 +78,7 @@ class _Reasoning(Lenient):
 
 
 def _item_type(item: Any) -> str | None:
-    """Return the type of an input item: its field ``type``, or "message" if there is no such field."""
+    """Return the field ``type`` of an input item, or "message" if the item has no such field."""
     return item.get("type", "message") if isinstance(item, dict) else None
 
 
@@ -109,7 +108,7 @@ class _TextOptions(Lenient):
 
 
 class _Body(Strict):
-    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are accepted and ignored."""
+    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are ignored."""
 
     model: str
     input: str | Annotated[list[_Item], Field(min_length=1)]
@@ -210,7 +209,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseExchange:
-    """A request in the format of OpenAI's Responses API. Its methods write the answer in the format of this API."""
+    """A request to OpenAI's Responses API. Its methods write the answer."""
 
     chat: ChatRequest
     streams: bool
@@ -257,7 +256,6 @@ class ResponseExchange:
 
 
 def _items(answer: Answer, choice: Choice) -> list[Json]:
-    """Return the output items of an answer: its reasoning, its text, and its calls."""
     message, status = choice.message, "incomplete" if choice.end == "length" else "completed"
     items: list[Json] = []
     if message.reasoning is not None:
@@ -282,11 +280,6 @@ def _message_item(id: str, text: str, status: str, logprobs: list[Json]) -> Json
 
 @dataclass(slots=True)
 class _EventWriter:
-    """A writer of the server-sent events of one answer. :meth:`write` is called with each part of the answer, in order.
-
-    ``items`` holds the output items that have begun.
-    """
-
     exchange: ResponseExchange
     id: str = ""
     items: list[Json] = field(default_factory=list)
@@ -317,9 +310,9 @@ class _EventWriter:
         )
 
     def _finish(self, response: Json) -> Iterator[str]:
-        """Yield the events of all parts that were not sent yet, and the event that ends the stream.
+        """Yield the events of all unsent parts, and the last event of the stream.
 
-        ``response`` is the JSON body of the complete answer.
+        ``response`` is the complete answer.
         """
         begun = [item["type"] for item in self.items]
         if self.items:
@@ -341,7 +334,7 @@ class _EventWriter:
             yield self._item_event("response.content_part.added", content_index=0, part={**part, "text": ""})
 
     def _end_item(self) -> Iterator[str]:
-        """Yield the events that end the current output item. For a tool call, they include its arguments."""
+        """Yield the events that end the current output item. The events of a tool call include its arguments."""
         if not self.items:
             return
         item, kind = self.items[-1], "response.function_call_arguments"
@@ -362,18 +355,11 @@ class _EventWriter:
 
 
 def _extra(part: Json) -> Json:
-    """Return the additional fields of a stream event for ``part``, a part of the content of an output item.
-
-    The result is {"logprobs": []} if the part is output text, and {} for any other part.
-    """
+    """Return the additional fields of a stream event: {"logprobs": []} for output text, otherwise {}."""
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 
 def read(data: Json) -> ResponseExchange:
-    """Parse the JSON body ``data`` of an HTTP request, and return the request for a response.
-
-    Raise RequestError if the request is invalid.
-    """
     body = read_body(_Body, data)
     return ResponseExchange(_chat_request(body), bool(body.stream), body)
 

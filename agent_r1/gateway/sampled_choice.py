@@ -1,4 +1,4 @@
-"""Sample alternative answers to a request in a session, and convert them to messages for the client."""
+"""Sample alternative answers to a request, and convert them to messages for the client."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
 async def generate(
     session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
 ) -> list[Sample | Stopped]:
-    """Sample ``request.n`` alternative answers concurrently, and return them in a list.
+    """Sample ``request.n`` alternative answers concurrently. Each answer occupies one of the ``slots`` meanwhile.
 
-    An alternative is a Sample, or Stopped if the session could not sample it. Each alternative occupies one of the
-    ``slots`` while it is sampled.
+    An alternative that the session could not sample is Stopped.
     """
 
     async def generate_one() -> Sample | Stopped:
@@ -31,7 +30,7 @@ async def generate(
 
 
 def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> Choice:
-    """Convert a sampled action to the choice that the client of ``request`` receives."""
+    """Convert a sampled action to the choice that the client receives."""
     completion = sample.completion
     message, stop_string = cut_at_stop_string(_visible_message(sample, request), request.stop_strings)
     end: EndReason = "stop"
@@ -48,9 +47,7 @@ def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> 
 def _visible_message(sample: Sample, request: ChatRequest) -> Message:
     """Return the message that the client receives for a sampled action.
 
-    An action without calls is sent unchanged. An action with calls is also sent unchanged if three conditions hold: the
-    request has tools; ``request.calls_are_text`` is false; the client can represent every call. Otherwise the message
-    contains the whole text of the action, including the calls.
+    Without tools, with ``calls_are_text``, or if the client cannot represent a call, the calls are sent as text.
     """
     message = sample.action.message
     if not message.calls:
@@ -61,7 +58,7 @@ def _visible_message(sample: Sample, request: ChatRequest) -> Message:
 
 
 def _can_be_sent(call: ToolCall) -> bool:
-    """Return whether a client can represent a call: the call was parsed, and its characters can be encoded as UTF-8."""
+    """Return whether a client can represent a call: the call was parsed, and can be encoded as UTF-8."""
     if call.error is not None or call.arguments is None:
         return False
     try:
@@ -72,10 +69,7 @@ def _can_be_sent(call: ToolCall) -> bool:
 
 
 def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
-    """Return (the message before the first stop string, this stop string).
-
-    Return (the message, None) if the message contains no stop string.
-    """
+    """Return (the message before the first stop string, this stop string); (the message, None) if there is none."""
     found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
     if not found:
         return message, None
@@ -86,8 +80,7 @@ def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple
 def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, ...]:
     """Return the text and the log-probability of each sampled token.
 
-    If several tokens encode one character, the character is in the text of the last of these tokens, and the other
-    texts are "". The texts together are the text of all tokens.
+    If several tokens encode one character, the last token has the character as its text. The others have "".
     """
     decoder = IncrementalDecoder(renderer.decode)
     texts = [decoder.add((token_id,)) for token_id in sample.completion.token_ids]

@@ -1,4 +1,4 @@
-"""A model that is served for inference. Every request is a conversation of its own, and no turn is recorded."""
+"""A model that is served for inference. Each request is a separate conversation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.rollout.session_values import SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_CONCURRENT = 256
-"""The largest number of answers that are sampled at the same time. Further requests wait."""
+"""Maximum number of answers that are sampled at the same time. More requests wait."""
 
 SEED_BITS = 62
 
@@ -25,7 +25,7 @@ SEED_BITS = 62
 class ServedModel:
     """A model that answers requests for inference, and records no turns.
 
-    The sampling parameters of a request are used. Parameters that the request does not give are taken from ``agent``.
+    A request can set the sampling parameters. ``agent`` has the defaults.
     """
 
     def __init__(self, agent: Agent, name: str) -> None:
@@ -33,12 +33,9 @@ class ServedModel:
         self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
-        """Sample the answer to a request. Return a draft: the complete answer, which was not sent to the client yet.
+        """Sample the answer to a request. Equal requests with a seed get equal answers.
 
-        Equal requests with a seed get equal answers.
-
-        If the request asks for only one choice, the tokens sampled so far are written to ``live``, until the answer is
-        complete.
+        If the request asks for one choice, ``live`` gets the tokens while they are sampled.
         """
         prompt, session = self._prompt(request), self._session(request, live)
         try:
@@ -57,10 +54,6 @@ class ServedModel:
         return Draft(Answer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a request's prompt.
-
-        Raise RequestError if the prompt cannot be rendered, or cannot fit into the context.
-        """
         return len(self._prompt(request).token_ids)
 
     def _prompt(self, request: ChatRequest) -> SessionPrompt:
@@ -73,10 +66,7 @@ class ServedModel:
             return self._session(request, LiveAnswer()).new_branch(request.conversation, request.tools)
 
     def _session(self, request: ChatRequest, live: LiveAnswer) -> Session:
-        """Return a new session with the sampling parameters of the request.
-
-        The session writes its sampled tokens to ``live``.
-        """
+        """Return a session that samples with the request's parameters, and writes the sampled tokens to ``live``."""
         agent = self._agent
         temperature = agent.params.temperature if request.temperature is None else request.temperature
         top_p = agent.params.top_p if request.top_p is None else request.top_p
@@ -90,6 +80,6 @@ class ServedModel:
 
 
 def _with_new_ids(choice: Choice) -> Choice:
-    """Return the choice with new ids for its tool calls, so that calls of different answers have different ids."""
+    """Give the tool calls of a choice new random ids."""
     calls = tuple(replace(call, id=f"call_{secrets.token_hex(8)}") for call in choice.message.calls)
     return replace(choice, message=replace(choice.message, calls=calls))

@@ -1,8 +1,7 @@
 """The gateway: an HTTP server on loopback through which agents call models, each with an API key of its own.
 
-A request without a valid key is refused before its body is read. A key gives access to one model (the policy within one
-episode), and to nothing that belongs to another key. Keys are stored as hashes. Requests are limited in size, number
-and time. The server accepts only loopback host names, so that a web page cannot reach it by DNS rebinding.
+A request without a valid key is refused before its body is read. The server accepts only loopback host names, so that a
+web page cannot reach it by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -44,36 +43,31 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """The host names that the server accepts in requests."""
 
 NO_PROXY = ("no_proxy", "NO_PROXY")
-"""The environment variables with the list of hosts that clients reach without a proxy."""
+"""The environment variables that list the hosts which clients reach without a proxy."""
 
 MAX_BODY = 32 * 2**20
-"""The largest body of a request, in bytes.
-
-The limit is high, because a client sends all images of a conversation with each request.
-"""
+"""The largest body of a request, in bytes. A client sends all images of a conversation with each request."""
 
 BODY_SECONDS = 30.0
-"""The time limit for the arrival of the body of a request, in seconds."""
+"""The time limit for the arrival of a request's body, in seconds."""
 
 MAX_WAITING = 1024
-"""The largest number of requests of an API key that wait until other requests of the same key end."""
+"""The largest number of waiting requests per API key."""
 
 KEPT_ANSWERS = 64
-"""How many complete answers to requests of an API key are kept. If a client repeats a request, it gets the kept
-answer."""
+"""How many complete answers are kept per API key, for repeated requests."""
 
 EVENT_STREAM = "text/event-stream"
 
 NO_RETRY = {"X-Should-Retry": "false"}
-"""The header of a response after which the clients of OpenAI and Anthropic do not repeat the request."""
+"""The header that stops the clients of OpenAI and Anthropic from repeating a request."""
 
 
 @dataclass(slots=True)
 class _Access:
-    """What an API key gives access to: a model, with a limit on the requests that use the key.
+    """A model, with the requests of an API key.
 
     Attributes:
-        answers: the answers of the model.
         turnstile: limits the number of requests in progress (read or answered) to ``model.max_concurrent``.
         num_waiting: the number of requests that wait at the turnstile.
     """
@@ -103,9 +97,7 @@ class _Access:
 
 
 class Gateway:
-    """An HTTP server for models, on the loopback address.
-
-    Each API key gives access to one model until the key is revoked.
+    """An HTTP server for models, on the loopback address. Each API key gives access to one model until it is revoked.
 
     Args:
         port: the port to listen on; 0 for any free port.
@@ -124,9 +116,8 @@ class Gateway:
 
     @property
     def base_url(self) -> str:
-        """The base URL for the clients of OpenAI, such as ``http://127.0.0.1:8123/v1``.
-
-        Raise RuntimeError if the gateway was not started.
+        """The base URL for the clients of OpenAI, such as ``http://127.0.0.1:8123/v1``. Raise RuntimeError before a
+        start.
         """
         if self._server is None:
             raise RuntimeError("the gateway was not started")
@@ -140,24 +131,21 @@ class Gateway:
         return key
 
     def revoke(self, key: str) -> None:
-        """End the access of an API key. Requests in progress with this key fail with HTTP status 401."""
+        """End the access of an API key. Its requests in progress fail with HTTP status 401."""
         self._accesses.pop(_hash(key)).answers.close()
 
     async def start(self) -> None:
-        """Start to answer requests, in the event loop of the caller. Do nothing if the gateway was already started.
+        """Start to answer requests in the event loop of the caller, if the gateway was not started yet.
 
-        Clients in this process and in its child processes then reach the gateway without a proxy. Raise InvalidInput if
-        the port is in use.
+        Set ``NO_PROXY`` of this process, so that clients reach the gateway without a proxy. Raise InvalidInput if the
+        port is in use.
         """
         if self._server is None:
             self._server = HttpServer(self._app(), HOST, self._port)
             _bypass_proxy()
 
     async def close(self) -> None:
-        """Stop the server. Requests in progress have a few seconds to end.
-
-        :meth:`start` can start the gateway again.
-        """
+        """Stop the server. Requests in progress have a few seconds to end. The gateway can be started again."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.close()
@@ -202,10 +190,7 @@ class Gateway:
             return JSONResponse({"input_tokens": access.model.count_tokens(exchange.chat)})
 
     def _authenticate(self, request: Request) -> _Access:
-        """Return the access that the API key of a request gives.
-
-        Raise RequestError if the host or the key is not accepted.
-        """
+        """Return the access of the request's API key. Raise RequestError if the host or the key is not accepted."""
         if _host_name(request.headers.get("host", "")) not in HOSTS:
             raise RequestError(421, "the header Host has to be a loopback name", code="invalid_host")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -230,10 +215,7 @@ class Gateway:
 def _endpoint(
     dialect: Dialect, answer: Callable[[Request, Dialect], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function that answers HTTP requests in one dialect: the format of one API.
-
-    ``answer`` computes the response. Any failure becomes an error response in the same format.
-    """
+    """Return an HTTP endpoint that calls ``answer``. Any failure becomes an error response in the dialect."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -251,7 +233,7 @@ def _endpoint(
 
 
 def _response(exchange: Exchange, answer: Answer) -> Response:
-    """Return the HTTP response with a complete answer: JSON, or server-sent events if the client wants events."""
+    """Return the response with a complete answer: JSON, or server-sent events if the client wants events."""
     if exchange.streams:
         write = exchange.event_writer()
         events = chain.from_iterable(write(part) for part in complete_parts(answer))
@@ -260,8 +242,6 @@ def _response(exchange: Exchange, answer: Answer) -> Response:
 
 
 class _LiveResponse(StreamingResponse):
-    """The HTTP response with the server-sent events of an answer, which is still being sampled."""
-
     def __init__(self, exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> None:
         super().__init__(_live_events(exchange, dialect, pending), media_type=EVENT_STREAM)
         self._pending = pending
@@ -289,10 +269,9 @@ async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAns
 
 
 async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:
-    """Wait until the answer is complete. If ``streams`` is true, wait only until its stream can begin. Return True.
+    """Wait until the answer is complete. If ``streams`` is true, wait only until its stream can begin.
 
-    Return False if the client disconnects during the wait. Raise RequestError if the API key is revoked during the
-    wait.
+    Return False if the client disconnects first. Raise RequestError if the API key is revoked first.
     """
     disconnected = shared_task(_disconnection(request))
     ready = shared_task(pending.begin()) if streams else pending.drafting
@@ -347,7 +326,7 @@ def _identity(request: Request, body: bytes) -> RequestIdentity:
 
 
 def _bypass_proxy() -> None:
-    """Add the gateway's host to ``NO_PROXY`` and ``no_proxy``, so that clients reach the gateway without a proxy."""
+    """Add the gateway's host to ``NO_PROXY`` and ``no_proxy``."""
     listed = [host.strip() for name in NO_PROXY for host in os.environ.get(name, "").split(",") if host.strip()]
     if "*" not in listed:
         os.environ |= dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*listed, HOST, "localhost"))))
@@ -358,10 +337,7 @@ def _host_name(host: str) -> str:
 
 
 def _hash(key: str) -> bytes:
-    """Return the hash of an API key.
-
-    Keys are looked up by hash, so the time of a look-up reveals nothing about a key.
-    """
+    # Keys are looked up by hash, so the time of a look-up reveals nothing about a key.
     return hashlib.sha256(key.encode()).digest()
 
 

@@ -1,4 +1,4 @@
-"""Convert answers to the parts of a stream, while an answer is sampled or after it is complete."""
+"""Convert answers to the parts of a stream, during the sampling or after it."""
 
 from __future__ import annotations
 
@@ -16,39 +16,31 @@ from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.user_code import isolate
 
 POLL_SECONDS = 0.1
-"""The time between two pieces of a live stream, in seconds.
-
-The tokens that are sampled in this time are sent together.
-"""
+"""The time between two pieces of a live stream, in seconds."""
 
 HELD_CHARACTERS = 32
-"""The number of characters at the end of an unfinished answer that are not sent yet, if the answer can have tool calls.
+"""How many characters at the end of an unfinished answer are not sent yet, if the request has tools.
 
-These characters can be the beginning of a mark that begins a call. No such mark has more than this number of
-characters.
+These characters can belong to the mark that begins a tool call. No mark is longer.
 """
 
 LONGEST_TAG = 41
-"""An unfinished tag at the end of a text, such as ``<tool_c``, is not sent yet if it has at most this number of
-characters. A longer text is not a tag."""
+"""The largest length of an unfinished tag, such as ``<tool_c``, in characters. A longer text is not a tag."""
 
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
 
 
 class LiveReader:
-    """A reader that converts the tokens of an unfinished answer to the message that can be sent so far.
-
-    Each call of :meth:`read` decodes only the tokens that are new since the previous call.
-    """
+    """A reader that converts the tokens of an unfinished answer to the message that can be sent so far."""
 
     def __init__(self, renderer: Renderer, request: ChatRequest) -> None:
         self._renderer, self._request = renderer, request
         self._decoder, self._text, self._num_read = IncrementalDecoder(renderer.decode), "", 0
 
     def read(self, token_ids: Sequence[int]) -> Message:
-        """Return the message that the tokens form. Parts that later tokens can change are left out.
+        """Return the message of all ``token_ids`` so far, without the parts that later tokens can change.
 
-        ``token_ids`` are all tokens of the answer so far.
+        Only the new tokens are decoded.
         """
         new = token_ids[self._num_read :]
         self._num_read = len(token_ids)
@@ -62,8 +54,7 @@ class LiveReader:
 def settled_message(message: Message, request: ChatRequest) -> Message:
     """Return the reasoning and the text of an unfinished answer, without characters that later tokens can change.
 
-    For example, a stop string and the beginning of a stop string are left out. If the answer has begun a tool call, the
-    result is an empty message.
+    If the answer has begun a tool call, return an empty message.
     """
     if message.calls:
         return Message.assistant("")
@@ -77,10 +68,9 @@ def settled_message(message: Message, request: ChatRequest) -> Message:
 def _settled(text: str, num_held: int) -> str:
     """Return the beginning of ``text`` that later tokens cannot change.
 
-    The last ``num_held`` characters are left out. Whitespace, an incomplete character (U+FFFD) and an unfinished tag at
-    the end are also left out. The running time of this function must stay linear in the length of ``text``, because the
-    function blocks the event loop.
+    Leave out the last ``num_held`` characters, whitespace, an incomplete character (U+FFFD) and an unfinished tag.
     """
+    # The running time must stay linear in the length of the text, because this function blocks the event loop.
     finished = _without_blank_end(text)
     tag = _UNFINISHED_TAG.search(finished, max(0, len(finished) - LONGEST_TAG))
     end = tag.start() if tag else len(finished)
@@ -88,17 +78,12 @@ def _settled(text: str, num_held: int) -> str:
 
 
 def _without_blank_end(text: str) -> str:
-    """Return ``text`` without whitespace and U+FFFD at the end.
-
-    U+FFFD is the decoded form of a character whose last bytes are missing.
-    """
+    """Return ``text`` without whitespace and U+FFFD at the end. U+FFFD is a character whose last bytes are missing."""
     return text[: len(text.replace("\ufffd", " ").rstrip())]
 
 
 def complete_parts(answer: Answer) -> Iterator[Part]:
-    """Yield the parts of the stream of a complete answer: an Opening, Pieces with the reasoning and the text, and the
-    answer itself.
-    """
+    """Yield the parts of the stream of a complete answer: an Opening, Pieces, and the answer itself."""
     yield Opening(answer.id, answer.num_prompt_tokens)
     yield from _SentTexts().last_parts(answer)
 
@@ -106,8 +91,7 @@ def complete_parts(answer: Answer) -> Iterator[Part]:
 async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIterator[Part]:
     """Yield the parts of the stream of an answer, while the task ``drafting`` samples the answer.
 
-    The first part is ``live.opening``, which must be set before the call. Further parts are pieces of text. The last
-    part is the complete answer. Raise RequestError if the request fails.
+    ``live.opening`` must be set. Raise RequestError if the request fails.
     """
     assert live.opening is not None
     yield live.opening
@@ -124,27 +108,23 @@ async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIt
 
 
 def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
-    """Return the part of an unfinished answer that can be sent now. ``token_ids`` are the tokens sampled so far.
-
-    If these tokens cannot be converted to a message yet, the result is an empty message.
-    """
+    """Return the message that ``token_ids`` form so far. The message is empty if they cannot be read yet."""
     with suppress(ValueError), isolate(ValueError):  # a renderer can be user code; the complete answer shows its errors
         return live.read(token_ids)
     return Message.assistant("")
 
 
 class _SentTexts:
-    """A record of the reasoning and the text that a stream has already sent, for each choice."""
+    """The reasoning and the text that a stream has already sent, for each choice."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, PieceKind], str] = {}
 
     def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
-        """Yield the part of ``message`` that was not sent yet, in pieces, and mark this part as sent.
+        """Yield the unsent reasoning of ``message``, then the unsent text, in pieces. Mark both as sent.
 
-        The pieces of the reasoning come first. ``index`` is the index of the choice. If the text of ``message`` does
-        not begin with the text that was sent, the part after their common beginning is sent: after "abc", the text
-        "abde" gives "de".
+        ``index`` is the index of the choice. If a text does not begin with the sent text, send the part after their
+        common beginning: after "abc", the text "abde" gives "de".
         """
         texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
         for kind, text in texts:

@@ -1,7 +1,6 @@
 """Reward models: transformers that score whole traces. They are trained on recorded runs, for use in other runs.
 
-A trace is a recorded attempt: all tokens that the policy read or sampled. Each public name is imported when it is first
-used. So an import of ``agent_r1.reward_models.config`` does not load torch.
+A trace is a recorded attempt. Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Settings of ``agent-r1 train-reward``. Importing this module does not import torch."""
+"""Settings of ``agent-r1 train-reward``. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -10,31 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agent_r1.core.weights import Dtype
 
 Kind = Literal["trajectory", "turns", "implicit"]
-"""What a reward model predicts.
-
-- trajectory: one number for the whole trace (attempt), computed by a scalar head at the last token.
-- turns: one number after each turn, computed by a scalar head: the value of the trace up to this turn.
-- implicit: one score for each turn, without a head: beta * log(pi / pi_ref), summed over the tokens of the action. The
-  score of the trace is the sum over its turns.
-"""
 
 ImplicitReward = Literal["probability", "log_ratio"]
-"""The reward of a turn from an implicit reward model.
+"""The reward of turn k from an implicit reward model. S_k is the sum of the scores of turns 1 to k.
 
-S_k is the sum of beta * log(pi / pi_ref) over the action tokens of turns 1 to k, and sigma is the logistic function.
-
-- probability: sigma(S_k) - sigma(S_(k-1)), and sigma(S_1) for the first turn. The sum over all turns is the predicted
-  probability of success, which is between 0 and 1.
-- log_ratio: S_k - S_(k-1), and S_1 for the first turn. The sum over all turns has no bound.
+- probability: sigmoid(S_k) - sigmoid(S_(k-1)), or sigmoid(S_1) for the first turn. The sum over all turns is the
+  predicted probability of success.
+- log_ratio: S_k - S_(k-1), the score of the turn.
 """
 
 LossName = Literal["outcome", "regression", "pairs"]
-"""The loss of a reward model.
-
-- outcome: binary cross-entropy between the prediction and success or failure.
-- regression: squared error between the prediction and the recorded reward.
-- pairs: the Bradley-Terry loss -log sigmoid(s+ - s-). s+ and s- are the scores of a success and a failure in one group.
-"""
 
 
 class RewardModelConfig(BaseModel):
@@ -49,20 +34,23 @@ class RewardModelConfig(BaseModel):
 
     reward: str = ""
     """Name of the recorded reward to predict, such as em. Empty: the weighted sum of all rewards, with the weights of
-    the run."""
+    the run.
+    """
 
     model: str = ""
-    """Name or folder of the model to start from. The model must have the same vocabulary as the models of the runs.
-    Empty: the model that the first run started from."""
+    """Name or folder of the model to start from. Its vocabulary must be the one of the runs' models. Empty: the model
+    of the first run.
+    """
 
     kind: Kind = "trajectory"
-    """Form of the reward. trajectory: one number per attempt, from a scalar head at the last token. turns: one number
-    per turn, from a scalar head at the end of the turn. implicit: one number per turn, from the log ratio of two
-    language models (PRIME, iStar)."""
+    """Form of the reward. trajectory: one number per attempt, from a scalar head. turns: one number per turn, from a
+    scalar head. implicit: one number per turn, from the log ratio of two language models (PRIME, iStar).
+    """
 
     loss: LossName = "outcome"
     """Loss of the training. outcome: cross-entropy with success or failure. regression: squared error. pairs:
-    Bradley-Terry loss of the pairs of a success and a failure in one group."""
+    Bradley-Terry loss of a success and a failure in one group.
+    """
 
     success: float = 0.5
     """An attempt whose reward is above this number is a success."""
@@ -71,21 +59,21 @@ class RewardModelConfig(BaseModel):
     """Factor on the log ratio of an implicit reward model."""
 
     implicit_reward: ImplicitReward = "probability"
-    """Reward of an implicit reward model. probability: how much the predicted probability of success rose in the turn.
-    log_ratio: beta * log(pi / pi_ref) of the two language models, summed over the tokens of the turn's action, as in
-    PRIME and iStar. This number has no bound. Do not train on an implicit reward alone: add a penalty on the KL
-    divergence, or the true reward."""
+    """Reward of a turn from an implicit reward model. probability: how much the predicted probability of success rose.
+    log_ratio: the log ratio of the two language models, which has no bound. Do not train on this reward alone: add a KL
+    penalty or the true reward.
+    """
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the tasks that are held out for the evaluation. No attempt at a held-out task is trained on."""
+    """Share of the tasks that are held out for the evaluation."""
 
     epochs: int = Field(default=2, ge=1)
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Number of attempts per optimizer step. In two cases, whole groups are added to a batch until it has at least this
-    number of attempts: if the loss is pairs, and if the common tokens at the beginning of several attempts are computed
-    only once."""
+    """Number of attempts per optimizer step. A batch can be larger, because groups are not divided for the loss pairs,
+    nor if the common tokens of a group are computed only once.
+    """
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     """Learning rate of AdamW, after a linear warm-up over the first tenth of the steps."""
@@ -94,14 +82,13 @@ class RewardModelConfig(BaseModel):
     """Decoupled weight decay of AdamW."""
 
     max_attempts: int = Field(default=0, ge=0)
-    """Approximate number of attempts for training, in all runs together; 0: all attempts. Whole tasks are drawn at
-    random until their attempts reach this number. Attempts at held-out tasks are not counted."""
+    """Approximate number of attempts for training; 0: all attempts. Whole tasks are drawn at random."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding."""
 
     dtype: Dtype = "float32"
-    """Data type of forward and backward passes. The trained weights are always in float32."""
+    """Data type of forward and backward passes. The trained weights are in float32."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
@@ -110,7 +97,7 @@ class RewardModelConfig(BaseModel):
     """Number of torch threads."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seed of the choice of held-out tasks, of the order of the attempts, and of the bootstrap intervals."""
+    """Seed of the held-out tasks, the order of the attempts and the bootstrap intervals."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:

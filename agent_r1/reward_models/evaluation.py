@@ -1,7 +1,4 @@
-"""Evaluation of a reward model: how well its scores separate successes from failures.
-
-The evaluation uses held-out traces: recorded attempts that the reward model was not trained on.
-"""
+"""Evaluation of a reward model on held-out traces: how well its scores separate successes from failures."""
 
 from __future__ import annotations
 
@@ -24,18 +21,17 @@ RESAMPLES = 500
 """The number of bootstrap samples for a confidence interval."""
 
 BINS = 10
-"""The number of bins of equal width into which the predictions from 0 to 1 are divided, for the calibration."""
+"""The number of bins of equal width for predictions from 0 to 1, for the calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Separation:
-    """Numbers that say how well a score separates successes from failures.
+    """How well a score separates successes from failures.
 
     Attributes:
         auc: the probability that a random success has a higher score than a random failure; ties count one half.
         low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
-        within_tasks: the same probability for a success and a failure at the same task. Differences in difficulty
-            between tasks do not affect this number. NaN if no task has a success and a failure.
+        within_tasks: the same probability for a success and a failure at one task; NaN if there is no such pair.
 
     Example:
         Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)
@@ -49,10 +45,7 @@ class Separation:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBin:
-    """The held-out traces whose predictions are in one bin.
-
-    ``count`` is their number, ``prediction`` their mean prediction, and ``successes`` the share of successes.
-    """
+    """The held-out traces in one bin: their count, their mean prediction, and their share of successes."""
 
     count: int
     prediction: float
@@ -64,19 +57,15 @@ class Evaluation:
     """The quality of a reward model on held-out traces.
 
     Attributes:
-        traces: the number of held-out traces.
-        tasks: the number of held-out tasks.
         successes: the share of successes.
-        model: how well the reward model separates successes from failures.
-        baselines: how well the scores in ``BASELINES``, which need no model, separate successes from failures, by name.
-        accuracy: the share of traces that are predicted correctly: a success with a prediction above a limit, or a
-            failure with a prediction of at most this limit. The limit is 0.5 for the loss "outcome", and the setting
-            ``success`` for the loss "regression". None for the loss "pairs", which only orders the traces of a group.
+        model: the separation by the reward model.
+        baselines: the separation by each of the scores in ``BASELINES``.
+        accuracy: the share of correct predictions; None for the loss "pairs". A predicted success has a probability
+            above 0.5; for the loss "regression", a reward above the setting ``success``.
         majority: the accuracy of always predicting the more frequent outcome.
-        calibration_error: the expected calibration error (ECE). The error of a bin is the distance between its mean
-            prediction and its share of successes. The ECE is the mean over all traces of the error of the trace's bin.
-            None if the predictions are not probabilities, which is so for all losses except "outcome".
-        bins: all bins with at least one trace; () if the predictions are not probabilities.
+        calibration_error: the expected calibration error; None if the loss is not "outcome". The error of a bin is the
+            distance between its mean prediction and its share of successes.
+        bins: all bins with a trace; () if the loss is not "outcome".
     """
 
     traces: int
@@ -102,9 +91,12 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "log-probability": lambda trajectory: logprob(trajectory, Task(trajectory.task_id, ())),
     "answer's log-probability": _answer_logprob,
 }
-"""Scores of a recorded attempt that need no model: its number of tokens, of turns and of tool calls; whether a tool
-result contains the answer; the mean log-probability with which its action tokens were sampled; and the same mean over
-the tokens of the last action only."""
+"""Scores of an attempt that need no model, such as its number of tokens.
+
+- grounded: whether a tool result contains the answer.
+- log-probability: the mean over the sampled tokens.
+- answer's log-probability: the mean over the tokens of the last action.
+"""
 
 
 def evaluate_scores(
@@ -114,14 +106,10 @@ def evaluate_scores(
     baselines: Mapping[str, Sequence[float]],
     config: RewardModelConfig,
 ) -> Evaluation:
-    """Return the evaluation of predictions on held-out traces.
+    """Return the evaluation of predictions on held-out traces. All sequences have one entry per trace.
 
-    Args:
-        predictions: the prediction for each trace: for the loss "outcome" a probability, for "regression" a reward.
-        successes: whether each trace is a success.
-        tasks: the id of the task of each trace.
-        baselines: other scores of the traces, by name.
-        config: the settings of the reward model: its loss, the least reward of a success, the seed of the bootstrap.
+    ``predictions`` are probabilities for the loss "outcome", and rewards for "regression". ``baselines`` are other
+    scores, by name.
     """
     labels = torch.tensor(successes)
     share = float(labels.double().mean())
@@ -143,7 +131,7 @@ def evaluate_scores(
 
 
 def without_nan(value: Any) -> Any:
-    """Return a value for JSON, with None in place of each number that is NaN."""
+    """Return a value for JSON, with None in place of NaN."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -152,10 +140,9 @@ def without_nan(value: Any) -> Any:
 
 
 def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], seed: int) -> Separation:
-    """Return how well ``scores`` separate the traces with the label True from the traces with the label False.
+    """Return how well ``scores`` separate traces with the label True from traces with the label False.
 
-    ``tasks`` are the ids of the tasks of the traces. The bootstrap draws whole tasks, because attempts at one task are
-    not independent. ``seed`` is the seed of the bootstrap.
+    The bootstrap draws whole tasks, because attempts at one task are not independent.
     """
     values = torch.tensor(scores, dtype=torch.float64)
     indices: dict[str, list[int]] = {}
@@ -172,11 +159,11 @@ def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], se
 def auc(scores: Tensor, labels: Tensor) -> float:
     """Return the area under the ROC curve: the probability that a success has a higher score than a failure.
 
-    ``scores`` and ``labels`` (True for a success) have the shape (R,). Ties count one half. The result is NaN if there
-    is no success or no failure.
+    Ties count one half. The result is NaN if there is no success or no failure. ``scores`` and ``labels`` (True for a
+    success) have the shape (R,).
 
-    Let r be the ranks of the P successes among all scores, and let N be the number of failures. The area is (sum r - P
-    (P + 1) / 2) / (P N) (Mann-Whitney).
+    Let r be the ranks of the P successes among all scores, and N the number of failures. The area is (sum r - P (P + 1)
+    / 2) / (P N) (Mann-Whitney).
     """
     positives, negatives = int(labels.sum()), int((~labels).sum())
     if not positives or not negatives:
@@ -187,10 +174,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def _auc_within_tasks(scores: Tensor, labels: Tensor, rows: Sequence[Tensor]) -> float:
-    """Return the AUC of scores over pairs of a success and a failure at the same task; NaN if there is no such pair.
-
-    ``rows`` are the indices of the traces of each task.
-    """
+    """Return the AUC over pairs of a success and a failure at one task, or NaN. ``rows`` has each task's indices."""
     right = pairs = 0.0
     for indices in rows:
         count = float(labels[indices].sum() * (~labels[indices]).sum())

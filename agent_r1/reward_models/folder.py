@@ -1,4 +1,4 @@
-"""The folder of a reward model: its weights, its tokenizer, and ``reward_model.json`` with settings and evaluation."""
+"""The folder of a reward model: its weights, its tokenizer, and ``reward_model.json``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, Network
 from agent_r1.store.atomic_fs import atomic_dir
 
 DESCRIPTION = "reward_model.json"
-"""The name of the file that describes the reward model in a folder."""
+"""The name of the file with the settings and the evaluation of a reward model."""
 
 REFERENCE = "reference"
-"""The folder with the reference model of an implicit reward model, inside the folder of the reward model."""
+"""The subfolder with the reference model of an implicit reward model."""
 
 FORMAT = 1
 
@@ -41,7 +41,6 @@ class Description(BaseModel):
 
 
 def is_reward_model(folder: Path) -> bool:
-    """Return whether a folder holds a reward model."""
     return (folder / DESCRIPTION).is_file()
 
 
@@ -53,10 +52,9 @@ def save_reward_model(
     runs: tuple[str, ...],
     evaluation: Evaluation,
 ) -> None:
-    """Write a reward model to the new folder ``folder``. The folder appears only when all its files are written.
+    """Write a reward model to a new folder, which appears only when all its files are written.
 
-    ``runs`` are the names of the runs that the model was trained on. ``config`` and ``evaluation`` are stored in
-    ``reward_model.json``. Raise InvalidInput if the folder cannot be written.
+    ``runs`` are the names of the runs for training. Raise InvalidInput if the folder cannot be written.
     """
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -86,9 +84,8 @@ def _save_network(network: Network, folder: Path) -> None:
 def load_reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     """Return the reward model in ``folder``, on the CPU, in float32.
 
-    ``tokenizer`` is the tokenizer of the policy. Raise InvalidInput if the folder holds no reward model, or if the
-    vocabulary of the reward model differs from the vocabulary of ``tokenizer``. The two vocabularies must be equal,
-    because a reward model reads the policy's tokens.
+    Raise InvalidInput if the folder holds no reward model, or if the vocabulary is not the one of the policy's
+    ``tokenizer``.
     """
     try:
         about = Description.model_validate_json((folder / DESCRIPTION).read_text("utf-8"))

@@ -1,7 +1,4 @@
-"""A judge: a language model that compares the attempts of a group.
-
-The language model is called through an OpenAI-compatible endpoint.
-"""
+"""A judge: a language model that compares the attempts of a group, behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -78,20 +75,19 @@ class JudgeConfig(BaseModel):
     """Maximum number of requests for one group."""
 
     pause: float = Field(default=1.0, ge=0)
-    """Seconds to wait before the second request. The wait before each further request is twice as long."""
+    """Seconds to wait before the second request. Each further wait is twice as long."""
 
     concurrency: int = Field(default=8, ge=1)
     """Maximum number of requests at the same time."""
 
     cache: Path = Path("~/.cache/agent-r1/judge")
-    """Folder in which answers are kept. If a request is repeated with the same address, model, rubric and attempts, its
-    answer comes from this folder."""
+    """Folder in which answers are kept. An equal request gets its answer from this folder."""
 
 
 def load_judge(file: Path) -> JudgeConfig:
-    """Return the settings of a judge that the TOML file ``file`` contains.
+    """Return the settings of a judge in a TOML file.
 
-    Raise InvalidInput if a setting is wrong, or if the environment variable of the API key is not set or holds no key.
+    Raise InvalidInput if a setting is wrong, or if the environment variable of the API key holds no key.
     """
     config = resolve(JudgeConfig, [read_toml(file)])
     if config.api_key_env and not read_credential(config.api_key_env):
@@ -102,9 +98,11 @@ def load_judge(file: Path) -> JudgeConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The reason why a request gave no grades. If ``is_final`` is true, a repeated request would fail too.
+    """The reason why a request gave no grades.
 
-    ``retry_after`` is the pause, in seconds, that the endpoint demands before the next request.
+    Attributes:
+        is_final: whether a repeated request would fail too.
+        retry_after: the pause, in seconds, that the endpoint demands before the next request.
     """
 
     reason: str
@@ -116,9 +114,8 @@ class _Failure:
 class Judge:
     """A scorer with one reward, called ``name``: the grade from 0 to 1 that a judge gives to each attempt.
 
-    A request contains the opening messages and all attempts of a group. Attempts with equal texts appear only once,
-    and the order of the attempts depends only on their texts. If the judge returns no valid answer, the rewards of all
-    attempts of the group are Unscored with the reason. The API key appears in no reason, no cached answer and no log.
+    A request contains the opening messages and all different attempts of a group. Without a valid answer, all rewards
+    of the group are Unscored. The API key appears in no reason, cache or log.
 
     Example:
         Judge("quality", JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))
@@ -150,9 +147,7 @@ class Judge:
         return {"model": self.config.model, "messages": messages, **limits}
 
     async def _grades(self, body: Mapping[str, Any], count: int) -> tuple[float, ...] | _Failure:
-        """Return the grades of ``count`` attempts, from the cache or from the endpoint, or the reason of a failure.
-        ``body`` is the request.
-        """
+        """Return the grades of ``count`` attempts, from the cache or from the endpoint, or the reason of a failure."""
         data = json.dumps(body, sort_keys=True).encode()
         asked = f"{redact_url(self.config.url)}\n".encode() + data  # endpoints can give different models the same name
         file = self.config.cache.expanduser() / f"{hashlib.sha256(asked).hexdigest()}.json"
@@ -199,16 +194,12 @@ class Judge:
         return read_credential(self.config.api_key_env) if self.config.api_key_env else ""
 
     def _redact(self, reason: str) -> str:
-        """Return ``reason`` in one line and without credentials.
-
-        Credentials are removed because a server can repeat a wrong key in its errors.
-        """
+        """Return ``reason`` in one line and without credentials: a server can repeat a wrong key in its errors."""
         key = self._key()
         return shorten(" ".join(redact(reason.replace(key, REDACTED) if key else reason).split()), MAX_REASON)
 
 
 async def _read_response(response: httpx.Response) -> str | _Failure:
-    """Return the text of the message in a response of the endpoint, or the reason of a failure."""
     data = b""
     async for part in response.aiter_bytes():
         data += part
@@ -229,8 +220,7 @@ async def _read_response(response: httpx.Response) -> str | _Failure:
 def parse_grades(text: str, count: int) -> tuple[float, ...] | _Failure:
     """Return the grades in ``text``, or the reason of a failure.
 
-    The grades are the list ``scores`` of the first JSON object that has this key. The list must have ``count`` numbers
-    from 0 to 1.
+    The first JSON object with the key ``scores`` must have ``count`` numbers from 0 to 1.
 
     Example:
         >>> parse_grades('Sure: {"scores": [0.2, 1]}', 2)
@@ -258,7 +248,7 @@ def _check(scores: object, count: int) -> tuple[float, ...] | _Failure:
 
 
 def _read(file: Path, count: int) -> tuple[float, ...] | None:
-    """Return the grades of ``count`` attempts that ``file`` holds; None if the file is missing or damaged."""
+    """Return the grades of ``count`` attempts in ``file``; None if the file is missing or damaged."""
     try:
         grades = _check(json.loads(file.read_text("utf-8")), count)
     except (OSError, ValueError, RecursionError):
@@ -276,7 +266,7 @@ def _write(file: Path, grades: tuple[float, ...]) -> None:
 def transcript(trajectory: Trajectory, most: int) -> str:
     """Return the messages of an attempt after its opening messages, as text.
 
-    If the text has more than ``most`` characters, its middle is left out.
+    The middle of a longer text is left out.
     """
     lines: list[str] = []
     for message in trajectory.messages[len(trajectory.start) :]:

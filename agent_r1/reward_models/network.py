@@ -24,13 +24,10 @@ from agent_r1.reward_models.config import ImplicitReward, Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
 
 LARGE_MODEL = 400_000
-"""The smallest number of parameters of a model that computes common prefixes of traces only once.
-
-For smaller models, this saves no time.
-"""
+"""The smallest number of parameters with which sharing a common prefix saves time."""
 
 Prefixes = tuple[PrefixStates, ...]
-"""The states of the tokens with which all sequences of a batch begin: one element for each backbone of a network."""
+"""The states of the common prefix of all sequences in a batch, for each backbone of a network."""
 
 
 class Network(Protocol):
@@ -38,29 +35,25 @@ class Network(Protocol):
 
     @property
     def backbones(self) -> tuple[PreTrainedModel, ...]:
-        """The models of the network without their heads. All these models read the same tokens."""
+        """The models of the network, without their heads."""
         ...
 
     @property
     def sharing(self) -> PrefixSharing | None:
-        """How this network avoids repeated work: it computes a common prefix of several traces only once.
-
-        None: each trace is computed separately.
-        """
+        """How a common prefix of several traces is computed only once. None: each trace is computed separately."""
         ...
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
-        """Return one score for each of the s turns of a micro-batch, in the order of ``micro.turns``: (s,).
+        """Return one score for each turn of a micro-batch, in the order of ``micro.turns``: (s,).
 
         Args:
-            micro: a micro-batch, which is a part of a batch with N action tokens.
-            turn_of_token: (N,) for each action token of the batch, the index of its turn among all turns of the batch.
-            prefixes: the common prefix of all sequences of the batch, as computed by each of the ``backbones``.
+            turn_of_token: (N,) for each action token of the batch, the index of its turn in the batch.
+            prefixes: the common prefix of all sequences in the batch.
         """
         ...
 
     def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
-        """Return the score (R,) of each trace (recorded attempt), given the scores (S,) of the turns of all traces."""
+        """Return the score of each trace: (R,). ``scores`` has the shape (S,)."""
         ...
 
 
@@ -68,8 +61,7 @@ class Network(Protocol):
 class HeadNetwork:
     """A transformer with a scalar head: the score of a turn is the value at the last token of its action.
 
-    The value depends on all tokens of the trace (the recorded attempt) up to this token: prompts, actions and tool
-    results. The score of a trace is the score of its last turn.
+    The value depends on all tokens of the trace up to this token. The score of a trace is the score of its last turn.
     """
 
     model: ValueModel
@@ -92,8 +84,8 @@ class HeadNetwork:
 class ImplicitNetwork:
     """Two language models: the score of a turn is the sum of beta * log(pi / pi_ref) over its action tokens.
 
-    This is the reward of iStar (arXiv:2509.19199). PRIME (arXiv:2502.01456) gives each token its own log ratio. The
-    score of a trace is the sum of the scores of its turns.
+    The score of a trace is the sum of the scores of its turns. This is the reward of iStar (arXiv:2509.19199). PRIME
+    (arXiv:2502.01456) gives each token its own log ratio.
     """
 
     model: PreTrainedModel
@@ -124,10 +116,9 @@ class ImplicitNetwork:
 
 
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
-    """Return the PrefixSharing for passes in which ``models`` compute a common prefix of several sequences only once.
+    """Return how ``models`` compute a common prefix only once.
 
-    Such a pass reads the sequences as a tree of tokens. Return None if one of the models cannot read trees, or is so
-    small that sharing saves no time.
+    Return None if a model is small, or cannot read trees of tokens.
     """
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None
@@ -157,9 +148,8 @@ TurnLoss = Callable[[Tensor], Tensor]
 def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:
     """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss.
 
-    If the batch has at most ``micro_tokens`` tokens, there is one backward pass. Otherwise there are three steps,
-    because the loss L can compare traces of different micro-batches: compute the scores of all turns without a
-    gradient; compute dL/dscore; repeat the passes one by one, each with the loss sum(score * dL/dscore).
+    The loss L can compare traces of different micro-batches. With several micro-batches, first compute all scores
+    without a gradient, then dL/dscore. Then repeat each pass with the loss sum(score * dL/dscore).
     """
     plan, prefixes = _plan(network, packed, micro_tokens)
     micros = list(plan.micro_batches)
@@ -187,13 +177,8 @@ def trace_loss(
     """Return the loss of a batch of R traces, as a function of the scores (S,) of all turns.
 
     Args:
-        network: the network.
-        packed: the traces.
-        targets: (R,) the number to predict for each trace: a reward for the loss "regression", otherwise 1 for a
-            success and 0 for a failure.
+        targets: (R,) the reward for the loss "regression", otherwise 1 for a success and 0 for a failure.
         groups: (R,) the group of each trace.
-        kind: the kind of the reward model.
-        loss: the name of the loss.
     """
 
     def pointwise(scores: Tensor, aims: Tensor) -> Tensor:
@@ -216,10 +201,9 @@ def trace_loss(
 
 
 def bradley_terry(scores: Tensor, targets: Tensor, groups: Sequence[object]) -> Tensor:
-    """Return the mean of -log sigmoid(s_i - s_j) over all pairs (i, j) of traces with target_i > target_j.
+    """Return the mean of -log sigmoid(s_i - s_j) over all pairs of traces in one group with target_i > target_j.
 
-    Both traces of a pair are in the same group. ``scores``, ``targets`` and ``groups`` have one entry per trace. If
-    there is no pair, the result is 0.
+    All arguments have one entry per trace. Without a pair, the result is 0.
     """
     number = {group: index for index, group in enumerate(dict.fromkeys(groups))}
     group = torch.tensor([number[one] for one in groups])  # (R,)
@@ -232,11 +216,7 @@ def bradley_terry(scores: Tensor, targets: Tensor, groups: Sequence[object]) -> 
 class RewardModel:
     """A trained reward model.
 
-    Attributes:
-        network: computes a score for each turn of an attempt.
-        kind: the kind of the reward model. It determines what the score of a turn means.
-        loss: the loss with which the model was trained.
-        implicit_reward: how the reward of a turn is computed from the scores. Used only if ``kind`` is "implicit".
+    ``kind`` determines what the score of a turn means. ``implicit_reward`` is used only for the kind "implicit".
     """
 
     network: Network
@@ -245,7 +225,7 @@ class RewardModel:
     implicit_reward: ImplicitReward = "probability"
 
     def score(self, trajectories: Sequence[Trajectory], micro_tokens: int) -> list[tuple[float, tuple[float, ...]]]:
-        """Return (score of the whole trajectory, scores of its turns that have action tokens) for each trajectory."""
+        """Return (score of the trajectory, scores of its turns that have action tokens) for each trajectory."""
         packed = pack_traces(trajectories)
         turns = score_turns(self.network, packed, micro_tokens)
         traces = self.network.trace_scores(turns, packed).tolist()
@@ -253,7 +233,7 @@ class RewardModel:
         return list(zip(traces, (tuple(part.tolist()) for part in turns.split(sizes)), strict=True))
 
     def prediction(self, score: float) -> float:
-        """Return the prediction for a score: sigmoid(score), a probability; or the score itself if the loss is
-        "regression".
+        """Return the prediction for a score: sigmoid(score), a probability. For the loss "regression", return the
+        score.
         """
         return score if self.loss == "regression" else float(torch.sigmoid(torch.tensor(score, dtype=torch.float64)))

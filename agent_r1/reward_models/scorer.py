@@ -12,18 +12,16 @@ from agent_r1.core.trajectory import RewardValue, Scores, Trajectory, Unscored
 from agent_r1.reward_models.network import RewardModel
 
 MICRO_TOKENS = 16384
-"""The maximum number of tokens in one forward pass of a reward model in a run."""
+"""The maximum number of tokens in one forward pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardModelScorer:
     """A scorer with one reward, called ``name``, from a reward model. The kind of the model determines the reward:
 
-    - trajectory: one number per trajectory: the predicted probability of success, or the predicted reward.
-    - turns: one number per turn: the change of the prediction, V_k - V_(k-1). V_k is the prediction after turn k, and
-      V_0 = 0. So the sum of the numbers is the prediction at the end.
-    - implicit: one number per turn. With the implicit reward ``probability``, the number is V_k - V_(k-1), as above.
-      With ``log_ratio``, the number is beta * log(pi / pi_ref), summed over the tokens of the turn's action.
+    - trajectory: the predicted probability of success, or the predicted reward.
+    - turns: for each turn, V_k - V_(k-1). V_k is the prediction after turn k, and V_0 = 0.
+    - implicit: for each turn, the number that ``ImplicitReward`` describes.
 
     Example:
         RewardModelScorer("quality", load_reward_model(Path("rm"), tokenizer))
@@ -45,9 +43,9 @@ class RewardModelScorer:
         return [self._of_turns(one, turns) for one, (_, turns) in zip(trajectories, scores, strict=True)]
 
     def _of_turns(self, trajectory: Trajectory, scores: tuple[float, ...]) -> tuple[float, ...]:
-        """Return the reward of each turn of a trajectory; 0 for a turn without action tokens.
+        """Return the reward of each turn; 0 for a turn without action tokens.
 
-        ``scores`` are the scores of the turns that have action tokens, in order.
+        ``scores`` has no entries for such turns.
         """
         values = scores
         if self.model.kind == "turns":
@@ -64,7 +62,7 @@ def _rises(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def _refusal(trajectory: Trajectory) -> Unscored | None:
-    """Return Unscored with the reason why a reward model cannot read the trajectory, or None if it can."""
+    """Return why a reward model cannot read the trajectory, or None."""
     if trajectory.has_images:
         return Unscored("the policy saw images, and reward models read only text")
     if not any(turn.action_ids for turn in trajectory.turns):

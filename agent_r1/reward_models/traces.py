@@ -1,6 +1,6 @@
 """Recorded attempts as examples for a reward model: targets, the division by task, and token sequences.
 
-The tokens are the recorded tokens, which the policy read or sampled. Nothing is tokenized again.
+The tokens are the recorded ones. Nothing is tokenized again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,7 @@ from agent_r1.store import RunReader
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded attempt with the number to predict.
-
-    Attributes:
-        group: (index of the run, number of the group in the run).
-        target: the number to predict, which is the recorded reward.
-    """
+    """A recorded attempt with its target, the recorded reward. ``group`` is (index of the run, id of the group)."""
 
     trajectory: Trajectory
     group: tuple[int, int]
@@ -46,10 +41,10 @@ class TraceSplit:
 
 
 def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
-    """Return the attempts in ``runs`` that have the reward ``reward`` and a status that allows training, run by run.
+    """Return the attempts in ``runs`` that have the reward and a status that allows training.
 
-    ``reward`` is the name of a recorded reward; "" for the weighted sum of all rewards. Raise InvalidInput if no
-    attempt has this reward, or if the policy saw images in an attempt.
+    ``reward`` is "" for the weighted sum of all rewards. Raise InvalidInput if no attempt has this reward, or if the
+    policy saw images.
     """
     traces: list[Trace] = []
     names: set[str] = set()
@@ -80,11 +75,9 @@ def _is_usable(trajectory: Trajectory) -> bool:
 
 
 def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceSplit:
-    """Return ``traces``, divided by task into traces for training and held-out traces. ``held_out`` is the approximate
-    fraction of all tasks that is held out.
+    """Divide traces by task into two parts: for training, and held out. About ``held_out`` of all tasks are held out.
 
-    The decision about a task depends only on the id of the task and on ``seed``, so it is the same for all runs. Raise
-    InvalidInput if one of the two parts is empty.
+    The part of a task depends only on its id and on ``seed``. Raise InvalidInput if a part is empty.
     """
     parts: tuple[list[Trace], list[Trace]] = ([], [])
     for trace in traces:
@@ -96,11 +89,7 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Return the traces of some random tasks: about ``most`` of the given ``traces``.
-
-    Tasks are drawn one after another, without replacement, until the drawn tasks have at least ``most`` traces
-    together. If ``most`` is 0, or if there are at most ``most`` traces, return all ``traces``.
-    """
+    """Return all traces of some random tasks: about ``most`` traces, or all ``traces`` if ``most`` is 0."""
     if most == 0 or len(traces) <= most:
         return tuple(traces)
     tasks = sorted({trace.trajectory.task_id for trace in traces})
@@ -117,24 +106,19 @@ def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, .
 
 
 def _place(task: str, seed: int) -> float:
-    """Return a pseudorandom number in [0, 1) that depends only on the id of a task and on the seed.
-
-    A task is held out if its number is below the share of held-out tasks.
-    """
+    """Return a pseudorandom number in [0, 1) that depends only on the id of a task and on the seed."""
     return int.from_bytes(hashlib.sha256(f"{seed}|{task}".encode()).digest()[:6]) / 2**48
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTraces:
-    """Token sequences of R traces (recorded attempts).
-
-    S is the number of turns with action tokens in all traces, and N is the number of action tokens in all traces.
+    """Token sequences of R traces, with S turns that have action tokens and N action tokens.
 
     Attributes:
         sequences: the tokens, as the models read them.
-        trace_of_turn: (S,) the number, from 0 to R - 1, of the trace that each turn belongs to.
-        turn_of_token: (N,) the number, from 0 to S - 1, of the turn that each action token belongs to.
-        last_turn: (R,) the number, from 0 to S - 1, of the last turn of each trace.
+        trace_of_turn: (S,) the index of each turn's trace.
+        turn_of_token: (N,) the index of each action token's turn, from 0 to S - 1.
+        last_turn: (R,) the index of each trace's last turn, from 0 to S - 1.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -164,7 +148,7 @@ def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:
 
 
 def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    """Return the traces of the groups in which not all targets are equal. A loss over pairs cannot use other groups."""
+    """Return the traces of groups with different targets: a loss over pairs cannot use other groups."""
     targets: dict[object, set[float]] = {}
     for trace in traces:
         targets.setdefault(trace.group, set()).add(trace.target)
@@ -174,7 +158,7 @@ def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
 def batches(traces: Sequence[Trace], size: int, by_group: bool, shuffle: random.Random) -> Iterator[list[Trace]]:
     """Yield the traces once, in random order, in batches of at least ``size`` traces; the last batch can be smaller.
 
-    If ``by_group`` is true, all traces of a group are in the same batch.
+    If ``by_group`` is true, groups are not divided.
     """
     units: dict[object, list[Trace]] = {}
     for number, trace in enumerate(traces):

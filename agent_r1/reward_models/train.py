@@ -39,10 +39,10 @@ from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
 from agent_r1.trainer.protocol import CRITIC
 
 WARMUP = 0.1
-"""The share of the optimizer steps, at the beginning, in which the learning rate rises."""
+"""The share of the optimizer steps in which the learning rate rises."""
 
 BETAS, MAX_GRAD_NORM = (0.9, 0.95), 1.0
-"""The decay rates of AdamW's moments, and the maximum norm of a gradient, as in the defaults of the trainer."""
+"""The decay rates of AdamW's moments, and the maximum norm of a gradient, as in the trainer."""
 
 SCORED_AT_ONCE = 256
 """The number of held-out traces that are scored together."""
@@ -54,8 +54,7 @@ class RewardModelReport:
 
     Attributes:
         out: the folder of the reward model.
-        training_traces, training_tasks: the number of attempts, and the number of tasks, that the reward model was
-            trained on.
+        training_traces, training_tasks: how many attempts, and how many tasks, the model was trained on.
         losses: the mean loss of each epoch.
     """
 
@@ -71,8 +70,7 @@ def train_reward_model(
 ) -> RewardModelReport:
     """Train a reward model on the attempts of ``runs``, write it to ``config.out``, and return its evaluation.
 
-    ``say(line)`` prints one line about the progress. Raise InvalidInput if the runs, the model or the settings cannot
-    be used.
+    ``say`` prints a line about the progress. Raise InvalidInput if the runs, the model or the settings cannot be used.
     """
     _require_new_folder(config.out)
     torch.set_num_threads(config.threads)
@@ -91,9 +89,7 @@ def train_reward_model(
 
 
 def _require_new_folder(out: Path) -> None:
-    """Raise InvalidInput if the folder ``out`` exists already or cannot be created. Without this check, training could
-    fail at its end.
-    """
+    """Raise InvalidInput if the folder ``out`` exists already or cannot be created."""
     try:
         out.lstat()
         found = "which exists"
@@ -109,8 +105,7 @@ def _require_new_folder(out: Path) -> None:
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
     """Return the name of the model to start from, and its tokenizer.
 
-    Raise InvalidInput if the model of a run does not have the vocabulary of this tokenizer, because the run's token ids
-    would then stand for different texts.
+    Raise InvalidInput if the model of a run has another vocabulary.
     """
     used: list[str] = []
     for run in runs:
@@ -134,10 +129,7 @@ def _require_both_outcomes(split: TraceSplit, config: RewardModelConfig) -> None
 
 
 def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardModel, RewardModel, MixedPrecision[Any]]:
-    """Return (reward model in float32, reward model that computes in ``config.dtype``, weights of these two models).
-
-    If ``config.dtype`` is float32, the two reward models share their weights.
-    """
+    """Return (reward model in float32, reward model that computes in ``config.dtype``, weights of both)."""
     if config.kind != "implicit":
         head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
         sharing = find_sharing(head.compute.backbone)
@@ -159,9 +151,8 @@ def _fit(
     config: RewardModelConfig,
     say: Callable[[str], None],
 ) -> tuple[float, ...]:
-    """Train ``model`` on ``traces`` (recorded attempts), and return the mean loss of each epoch.
-
-    ``weights`` holds the weights that are trained, and the copy of these weights with which ``model`` computes.
+    """Train ``model`` on ``traces``, and return the mean loss of each epoch. ``model`` computes with a copy of
+    ``weights``.
     """
     groups = {CRITIC: ParameterGroup(weights.weights, config.learning_rate)}
     optimizer = Optimizer(groups, BETAS, config.weight_decay, MAX_GRAD_NORM)
@@ -203,9 +194,7 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
     """Return the evaluation of ``model`` on the held-out traces.
 
-    ``BASELINES`` are scores that need no model, such as the number of tool calls. Each baseline is multiplied by 1 or
-    -1. The sign is chosen on the traces for training, so that a larger value means success on these traces. The sign is
-    not known in advance: few calls, for example, can mean success or failure.
+    The sign of each baseline is chosen on the traces for training, so that a larger value means success.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]

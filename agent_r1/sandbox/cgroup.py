@@ -1,7 +1,6 @@
 """A cgroup around one sandbox, if this machine permits cgroups.
 
-The cgroup limits one sum: the memory of all processes in the sandbox plus the size of the files in /tmp. The sandbox
-also limits the address space of each process. The limit on the address space ignores the files in /tmp.
+The cgroup limits the memory of all processes in the sandbox together with the files in /tmp.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ V2 = CgroupVersion(("memory.max",), "memory.events")
 class Cgroup:
     """A cgroup (control group): a group of processes whose total memory the kernel limits.
 
-    To join the cgroup, a process writes its id to the file ``procs``.
+    A process joins the cgroup by writing its id to the file ``procs``.
     """
 
     path: Path
@@ -54,7 +53,7 @@ class Cgroup:
         return self.path / "cgroup.procs"
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the kernel killed a process in the cgroup because of the memory limit."""
+        """Return whether the kernel killed a process because of the memory limit."""
         try:
             found = re.search(r"^oom_kill (\d+)", (self.path / self.version.events).read_text(), re.MULTILINE)
         except OSError:
@@ -69,8 +68,7 @@ class Cgroup:
     async def remove(self) -> None:
         """Remove the cgroup after its processes have ended.
 
-        If processes still run after about a second, the cgroup remains. :func:`clear_stale_cgroups` of a later process
-        removes the cgroup.
+        If processes still run after about a second, leave the cgroup to :func:`clear_stale_cgroups` of a later process.
         """
         for _ in range(_REMOVE_TRIES):
             try:
@@ -84,11 +82,7 @@ class Cgroup:
 
 
 def make_cgroup(memory: int) -> Cgroup | None:
-    """Return a new cgroup inside the cgroup of this process, or None if this machine does not permit cgroups.
-
-    Args:
-        memory: the memory limit in bytes.
-    """
+    """Return a new cgroup with a memory limit in bytes, or None if this machine does not permit cgroups."""
     for parent, version in _parents():
         path = parent / f"agent-r1-{os.getpid()}-{next(_serial)}"
         with suppress(OSError):
@@ -100,7 +94,7 @@ def make_cgroup(memory: int) -> Cgroup | None:
 
 
 def clear_stale_cgroups() -> None:
-    """Remove the empty cgroups that were made by processes which no longer exist."""
+    """Remove the empty cgroups of processes that no longer exist."""
     for parent, _ in _parents():
         for path in parent.glob("agent-r1-*"):
             match = _NAME.fullmatch(path.name)
@@ -110,11 +104,7 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """Yield (folder, version) for each cgroup of this process that can limit memory.
-
-    The cgroup of a sandbox is created inside one of these cgroups. So a memory limit of this process also applies to
-    the sandbox.
-    """
+    """Yield (folder, version) for each cgroup of this process that can limit memory."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -128,11 +118,8 @@ def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
 
 
 def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
-    """Write the memory limit, in bytes, to the limit files of the cgroup in ``path``.
-
-    Some kernels create only some of these files; a missing file is skipped. Return whether the first file in
-    ``version.limits`` exists, because this file is required.
-    """
+    """Write the memory limit, in bytes, to the files of a cgroup. Return whether the required first file exists."""
+    # Some kernels create only some of the files.
     names = [name for name in version.limits if (path / name).exists()]
     for name in names:
         (path / name).write_text(str(memory))

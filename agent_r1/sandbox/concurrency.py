@@ -1,7 +1,4 @@
-"""The limit on the number of programs that run at the same time.
-
-If too many programs ran at the same time, correct programs would exceed their time limits.
-"""
+"""The limit on the number of programs that run at the same time. Too many would exceed their time limits."""
 
 from __future__ import annotations
 
@@ -11,17 +8,11 @@ from contextlib import AbstractAsyncContextManager
 from weakref import WeakKeyDictionary
 
 MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
-"""The largest number of programs that run at the same time in one event loop.
-
-A further program waits for a free slot. Its time limit begins when it gets the slot.
-"""
+"""The largest number of programs that run at the same time in one event loop. More programs wait."""
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that limits how many ``with`` blocks run at the same time in an event loop.
-
-    At most MAX_CONCURRENT blocks run. A further block waits until a running block ends.
-    """
+    """Return a context manager that lets at most MAX_CONCURRENT blocks run at the same time in an event loop."""
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

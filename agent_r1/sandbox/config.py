@@ -1,4 +1,4 @@
-"""The configuration of a sandbox: isolation level, limits and packages. The run records the configuration."""
+"""The configuration of a sandbox: isolation level, limits and packages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ class Limits(BaseModel):
     model_config = _SETTINGS
 
     seconds: float = Field(default=10.0, gt=0)
-    """The time limit of one call in wall-clock seconds."""
+    """The time limit of one call, in wall-clock seconds."""
 
     cpu_seconds: int = Field(default=120, ge=1)
-    """The CPU time limit of one process, over its whole life, in seconds."""
+    """The limit of CPU time of one process over its whole life, in seconds."""
 
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
-    """The largest address space of each process.
-
-    If cgroups are available, this number also limits the sum of the memory of all processes and the size of the files
-    in /tmp.
+    """The largest address space of each process. With cgroups, also the total memory of all processes and the files in
+    /tmp.
     """
 
     processes: int = Field(default=16, ge=1)
@@ -46,7 +44,7 @@ class Limits(BaseModel):
     """The largest number of open files of each process."""
 
     output: int = Field(default=64 * 1024, ge=1)
-    """The largest output of one call that is kept, for stdout and for stderr. Further output is counted and dropped."""
+    """The largest output of one call that is kept, for stdout and for stderr. The rest is dropped."""
 
 
 class SandboxConfig(BaseModel):
@@ -59,17 +57,13 @@ class SandboxConfig(BaseModel):
     model_config = _SETTINGS
 
     level: SandboxLevel = DEFAULT_LEVEL
-    """The isolation level.
+    """The isolation level. bubblewrap: a container without network.
 
-    - bubblewrap: a container without network.
-    - none: a plain process with the rights of your user.
+    none: a plain process with the rights of your user.
     """
 
     limits: Limits = Limits()
     """The limits of one program."""
 
     packages: tuple[Path, ...] = ()
-    """Folders from which programs can import, such as a site-packages folder, in addition to the standard library.
-
-    Programs cannot change these folders.
-    """
+    """Folders from which programs can import, such as a site-packages folder. Programs cannot change them."""

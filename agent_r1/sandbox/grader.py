@@ -1,13 +1,11 @@
-"""Grade a candidate (untrusted code with functions) in two sandboxes, so that it cannot forge the verdict.
+"""Grade a candidate (untrusted code with functions) so that it cannot forge the verdict.
 
-The tests and the candidate run in separate processes that exchange only plain data. The candidate's process sees the
-arguments of calls, but never the tests. The tests' process compares the returned data, and never runs the candidate's
-code. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for this run.
-Otherwise the candidate fails.
+The tests and the candidate run in two sandboxed processes that exchange only plain data. The candidate's process never
+gets the tests. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for
+this run.
 
-There is no verdict if the tests are faulty: if they call a function with an argument that would arrive at the candidate
-as a different value. A candidate cannot cause this case, because all values that a candidate returns can be sent back
-to it unchanged.
+There is no verdict if the tests call a function with an argument that would arrive as a different value. A candidate
+cannot cause this, because each value that it returns can be sent back unchanged.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ _WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
 
 
 async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
-    """Run the tests in one process and the candidate's code in another process, and return the verdict.
+    """Run the tests and the candidate's code in two processes, and return the verdict.
 
-    For the arguments, see :meth:`Sandbox.grade`. The limits in ``confinement`` apply to each of the two processes.
+    The limits in ``confinement`` apply to each process. For the other arguments, see :meth:`Sandbox.grade`.
     """
     nonce = secrets.token_hex(16)
     tests_end, candidate_end = socket.socketpair()
@@ -50,11 +48,7 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
 
 
 def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
-    """Return the verdict for a candidate that did not pass. The arguments are the results of the two processes.
-
-    If one of the processes could not start, ``passed`` of the verdict is None; otherwise False. The reason is the error
-    of the candidate's process. If this process did not fail, the reason is the error of the tests' process.
-    """
+    """Return the verdict for a candidate that did not pass. ``passed`` is None if a process could not start."""
     for result in (candidate, tests):
         if result.status is ExecutionStatus.NOT_STARTED:
             return Verdict(None, result.error)

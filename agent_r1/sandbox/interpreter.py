@@ -12,10 +12,10 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 
 
 class Interpreter:
-    """An interpreter that runs pieces of code (cells) in one process. The caller has to close the interpreter.
+    """An interpreter that runs pieces of code (cells) in one process. The caller has to close it.
 
-    The process starts with the first cell. If a cell times out or ends the process, the call of the cell fails. The
-    next call starts a fresh process without the earlier variables, and sets ``restarted`` in its result.
+    The process starts with the first cell. After a cell that times out or ends the process, the next call starts a
+    fresh process without the earlier variables. Its result has ``restarted``.
 
     Example:
         interpreter = sandbox.interpreter()
@@ -31,12 +31,7 @@ class Interpreter:
         self._lock = asyncio.Lock()
 
     async def run(self, source: str) -> ExecutionResult:
-        """Run the source code ``source`` as one cell, and return the result.
-
-        The value of the cell's last expression is printed.
-
-        Concurrent calls run one after another, in the order in which they were made.
-        """
+        """Run source code as one cell, and print the value of its last expression. Concurrent calls are queued."""
         async with self._lock, slot():
             if self._closed:
                 return ExecutionResult(ExecutionStatus.NOT_STARTED, error="this interpreter was closed")

@@ -1,4 +1,4 @@
-"""The isolation layers of the sandbox, and the command line that starts a process inside the layers."""
+"""The isolation layers of the sandbox, and the command line that starts a process inside them."""
 
 from __future__ import annotations
 
@@ -46,13 +46,8 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The isolation of a process.
-
-    Attributes:
-        layers: the layers of isolation. For example, the layer NETWORK blocks the network. Without layers, the process
-            is a plain process.
-        limits: the limits of the process, such as its memory.
-        packages: folders from which the process can import modules.
+    """The isolation of a process. Without layers, it is a plain process. ``packages`` are folders with modules to
+    import.
     """
 
     layers: frozenset[IsolationLayer]
@@ -63,15 +58,15 @@ class Confinement:
     def spare_user(self) -> bool:
         """Whether each program runs under a user id of its own, which no user of this machine has.
 
-        This is possible only if the trainer runs as root. Otherwise each program runs in a user namespace instead.
+        This needs a trainer that runs as root. Otherwise, each program runs in a user namespace.
         """
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
     def command(self, control: int, filter_fd: int | None) -> list[str]:
         """Return the command line that starts the worker, the process that runs programs.
 
-        The worker inherits two file descriptors: ``control`` is the socket for requests and reports, and ``filter_fd``
-        holds the filter of system calls (None if there is no filter).
+        The descriptor ``control`` is the socket for requests and reports. ``filter_fd`` holds the filter of system
+        calls.
         """
         worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
         if not self.layers:
@@ -79,7 +74,7 @@ class Confinement:
         return [_bwrap(), *self._bubblewrap(filter_fd), "--", *worker]
 
     def environment(self) -> Mapping[str, str]:
-        """Return the complete environment of the confined process. The process inherits no variable of this process.
+        """Return the complete environment of the confined process.
 
         Example:
             {"HOME": "/tmp", "PATH": "/usr/bin:/bin", .., "PYTHONPATH": "/opt/numpy"}
@@ -121,9 +116,9 @@ class Confinement:
         yield from self._private_files() if IsolationLayer.FILES in self.layers else self._host_files()
 
     def _private_files(self) -> Iterator[str]:
-        """Yield the bubblewrap options for a file system that only the sandbox sees.
+        """Yield the bubblewrap options for a private file system: the interpreter, the packages, and an empty /tmp.
 
-        This file system contains only the interpreter and the packages (read-only), and an empty /tmp of limited size.
+        Only /tmp can be written, and its size is limited.
         """
         yield from ("--perms", "1777", "--size", str(self.limits.disk), "--tmpfs", "/tmp")
         links = {path: os.readlink(path) for path in _LIBRARIES if os.path.islink(path)}
@@ -137,13 +132,10 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        """Yield the bubblewrap options that show the file system of the host.
+        """Yield the bubblewrap options that show the file system of the host, for tests without the layer FILES.
 
-        These options are used if ``layers`` does not contain the layer FILES, as in tests of other layers.
-
-        With ``spare_user``, each program runs under a user id of its own, and cannot read private folders of the host,
-        such as a home folder. If a private folder contains paths that the program needs (:meth:`_own_paths`), the
-        program sees a different folder in its place, which contains only these paths.
+        With ``spare_user``, a program cannot read private folders of the host. If such a folder contains paths that the
+        program needs, the program sees a folder with only these paths in its place.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
@@ -155,20 +147,14 @@ class Confinement:
                 yield from _read_only([path for path in self._own_paths() if Path(path).is_relative_to(home)], home)
 
     def _own_paths(self) -> list[str]:
-        """Return the paths that a program needs: the interpreter, the packages and the worker.
-
-        Paths inside the system's library folders (``_LIBRARIES``) are left out.
-        """
+        """Return the paths that a program needs, except paths in the system's library folders."""
         paths = [*interpreter(), *map(str, self.packages), str(WORKER)]
         return [path for path in paths if not any(Path(path).is_relative_to(library) for library in _LIBRARIES)]
 
 
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Yield the bubblewrap options that mount ``paths`` read-only, and create their parent folders below ``top``.
-
-    The parent folders are created explicitly, because only root could read parent folders that bubblewrap creates by
-    itself.
-    """
+    """Yield the bubblewrap options that mount ``paths`` read-only, and create their parent folders below ``top``."""
+    # Only root could read parent folders that bubblewrap creates by itself.
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):
             yield from ("--perms", "0755", "--dir", str(parent))
@@ -177,20 +163,13 @@ def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
 
 
 def interpreter() -> list[str]:
-    """Return two paths: the running Python binary, and the parent folder of its standard library.
-
-    If Python was started by a shim (a small launcher), the first path is the real binary.
-    """
+    """Return two paths: the running Python binary, and the parent folder of its standard library."""
     standard = Path(os.__file__).resolve().parents[1]
     return [os.path.realpath(sys.executable), str(standard)]
 
 
 def _python() -> list[str]:
-    """Return the command that starts Python in the sandbox, with its options.
-
-    The options remove site-packages, the user's folder and the current folder from the import path. Another option
-    stops Python from writing bytecode files.
-    """
+    """Return the command that starts Python in the sandbox, without site-packages and without bytecode files."""
     return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8"]
 
 
@@ -199,21 +178,16 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a spare user id: an id that no user of this machine has. Each call returns a different id.
+    """Return a user id that no user of this machine has, different in each call; 65534 if there is none.
 
-    The kernel limits the number of processes per user id. With a shared id, one program could use up the processes of
-    another program. After ``_UIDS_PER_TRAINER`` calls in a process, the ids repeat.
-
-    If this user namespace contains no spare ids, return the overflow id 65534.
+    After ``_UIDS_PER_TRAINER`` calls, the ids repeat.
     """
+    # The kernel limits processes per user id. With a shared id, a program could use up another program's processes.
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
     return uid if _is_mapped(uid) else _NOBODY
 
 
 def _is_mapped(uid: int) -> bool:
-    """Return whether this user namespace contains the id.
-
-    The namespace of a rootless container contains only a few ids.
-    """
+    """Return whether this user namespace contains the id. A rootless container has only a few ids."""
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(first <= uid < first + count for first, _, count in ranges)

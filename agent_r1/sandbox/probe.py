@@ -1,4 +1,4 @@
-"""Verify that the isolation layers work on this machine. At least one attack is attempted against each layer."""
+"""Verify that each isolation layer blocks an attack on this machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,10 @@ _LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_f
 
 
 def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
-    """Return the isolation layers that work on this machine, or no layers for the level ``none``.
+    """Return the isolation layers that work on this machine; no layers for the level ``none``.
 
-    The machine is probed once per process. The cgroup is optional; all other layers are required.
-
-    Raises:
-        InvalidInput: if a program or Python package that the sandbox needs is missing, a required layer does not
-            work, or a folder in ``config.packages`` does not exist.
+    Raise InvalidInput if a program, a Python package, a required layer or a folder in ``config.packages`` is missing.
+    Only the cgroup is not required. The machine is probed once per process.
     """
     for folder in config.packages:
         if not folder.is_dir():
@@ -56,23 +53,14 @@ def _verify_machine() -> frozenset[IsolationLayer]:
 
 
 def refusal(got: str, do: str) -> InvalidInput:
-    """Return the error for a machine on which the sandbox cannot be used.
-
-    Args:
-        got: the reason.
-        do: the remedy. The error also names ``--sandbox none`` as an alternative.
-    """
     accept = "or accept the risk with --sandbox none (in Python: SandboxConfig(level='none'))"
     return InvalidInput("sandbox 'bubblewrap'", got=got, do=f"{do}, {accept}")
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Attack this machine from a process with the isolation ``layers``. Return the layers that did not block an attack.
+    """Attack this machine from a process with the isolation ``layers``. Return all layers that did not block an attack.
 
-    The result includes layers that are missing in ``layers``, because nothing blocks the attacks on these layers.
-
-    Raises:
-        InvalidInput: if the probe does not run to its end.
+    Raise InvalidInput if the probe does not run to its end.
     """
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
         os.chmod(folder, 0o755)  # so that only the layer, not a file permission, protects the secret

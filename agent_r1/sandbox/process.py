@@ -18,16 +18,10 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Output
 from agent_r1.sandbox.syscalls import filter_program
 
 START_SECONDS = 30.0
-"""The time limit for starting a process, in seconds.
-
-The limit is long, because many processes can start at once on a busy machine.
-"""
+"""The time limit for starting a process, in seconds."""
 
 MAX_STREAM = 64 * 2**20
-"""The largest number of bytes on one stream in one call.
-
-A process that prints more is killed, because reading the rest of its output would take too much time.
-"""
+"""The largest number of bytes on one stream in one call. A process that prints more is killed."""
 
 _END_SECONDS = 1.0
 _CHUNK = 2**16
@@ -35,7 +29,7 @@ _MAX_REPORT = 2**16
 _JOIN_CGROUP = 'echo $$ > "$0" && exec "$@"'
 
 _STATUSES = {b"o": ExecutionStatus.OK, b"e": ExecutionStatus.RAISED, b"m": ExecutionStatus.OUT_OF_MEMORY}
-"""The status for each letter in a report of a worker."""
+"""The status for each letter in a worker's report."""
 
 
 class _WorkerGone(Exception):
@@ -51,7 +45,7 @@ class _Stream:
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Store at most one chunk of the available output, without waiting. Return False if there is none."""
+        """Store at most one chunk of the available output. Return False if there is none."""
         try:
             data = os.read(self.source, _CHUNK)
         except BlockingIOError:
@@ -61,11 +55,7 @@ class _Stream:
         return bool(data)
 
     def take(self) -> Output:
-        """Return the output since ``take`` was last called.
-
-        The worker writes all output of a program before it reports the end of the program. So if ``take`` is called
-        after this report, no output is missing.
-        """
+        """Return the output since the last call. Call this after the worker's report: then the output is complete."""
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
                 break
@@ -75,7 +65,7 @@ class _Stream:
 
 
 class SandboxProcess:
-    """A worker process in the sandbox, made by :func:`start_process`. The caller has to close the process."""
+    """A worker process in the sandbox, made by :func:`start_process`. The caller has to close it."""
 
     def __init__(
         self,
@@ -92,10 +82,11 @@ class SandboxProcess:
             self._loop.add_reader(stream.source, self._on_output, stream)
 
     async def call(self, kind: Literal["cell", "program"], source: str) -> ExecutionResult:
-        """Run source code and return the result.
+        """Run source code and return the result. If ``alive`` of the result is False, the process cannot be used any
+        more.
 
-        A "cell" keeps its variables for later cells, and the value of its last expression is printed. A "program" runs
-        on its own, as a whole. If ``alive`` of the result is False, the process has ended or is being killed.
+        A "cell" keeps its variables for later cells, and prints the value of its last expression. A "program" runs as a
+        whole.
         """
         text = source.encode("utf-8", "replace")
         try:
@@ -111,17 +102,14 @@ class SandboxProcess:
         return ExecutionResult(status, stdout, stderr, error, time.monotonic() - start)
 
     def kill(self) -> None:
-        """Kill the process and all processes that it started, even processes that left its process group.
-
-        In the sandbox, the process is the first process of a PID namespace. When it ends, the kernel ends all other
-        processes of the namespace.
-        """
+        """Kill the process and all processes that it started."""
+        # The process is the first one of a PID namespace, so the kernel ends all others too.
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Kill the process and release its resources, even if the caller is cancelled during the call."""
+        """Kill the process and release its resources, even if the caller is cancelled."""
         self.kill()
         for stream in self._streams:
             self._loop.remove_reader(stream.source)
@@ -142,7 +130,7 @@ class SandboxProcess:
     async def _send(self, request: bytes) -> str | None:
         """Send a request, and wait until the worker is ready. Return None, or the error if the worker cannot start.
 
-        The worker is ready when it has dropped its privileges. Only then does the worker read the request.
+        The worker reads the request only after it has dropped its privileges.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -160,10 +148,7 @@ class SandboxProcess:
         return None
 
     async def _wait_for_end(self) -> tuple[ExecutionStatus, str]:
-        """Wait until the call ends. Return (status, error). The error is "" if the call did not fail.
-
-        If the call exceeds its time limit, the process is killed.
-        """
+        """Return (status, error) when the call ends. After the time limit, kill the process."""
         seconds = self._confinement.limits.seconds
         try:
             async with asyncio.timeout(seconds):
@@ -176,9 +161,10 @@ class SandboxProcess:
         return _STATUSES[letter], text
 
     async def _receive_report(self) -> tuple[bytes, str]:
-        """Return the worker's next report as (letter, text), such as (``b"o"``, "") for a normal end.
+        """Return the worker's next report as (letter, text), such as (``b"o"``, ""). See ``inside/worker.py`` for the
+        letters.
 
-        The docstring of ``inside/worker.py`` lists the letters. Raise _WorkerGone if the report is not valid.
+        Raise _WorkerGone if the report is not valid.
         """
         header = await self._read_exactly(5)
         letter, size = header[:1], int.from_bytes(header[1:], "little")
@@ -207,12 +193,11 @@ class SandboxProcess:
         return ExecutionStatus.DIED, f"the process ended ({exit_status})"
 
     async def _exit_status(self) -> str:
-        """Return the exit status of the process as text: "exit status 1", or "SIGKILL" if signal 9 ended the process.
+        """Return the exit status of the process as text: "exit status 1", or the name of a signal, such as "SIGKILL".
 
-        Bubblewrap reports signal N as the exit status 128 + N. Such a status is returned as the name of the signal.
-        If the process has closed its connection to this program but still runs, kill the process, and return
-        "it closed its line".
+        If the process still runs, kill it and return "it closed its line".
         """
+        # Bubblewrap reports signal N as the exit status 128 + N.
         try:
             async with asyncio.timeout(_END_SECONDS):
                 status = await self._process.wait()
@@ -235,12 +220,7 @@ async def run_program(
 ) -> ExecutionResult:
     """Run a whole program in a process of its own, and return the result.
 
-    Args:
-        confinement: the isolation of the process.
-        source: the source code of the program.
-        stdin: the whole standard input.
-        connection: a socket that the new process inherits with the same file descriptor number. This process closes its
-            own copy of the socket.
+    The process inherits the socket ``connection`` under the same number. This process closes its own copy.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:
@@ -256,15 +236,10 @@ async def run_program(
 async def start_process(
     confinement: Confinement, stdin: bytes = b"", descriptors: Sequence[int] = ()
 ) -> SandboxProcess | ExecutionResult:
-    """Start a process in the sandbox and return it. If the start fails, return a result with the reason.
+    """Start a process in the sandbox. If the start fails, return a result with the reason.
 
-    When this function returns, the process may not be ready yet. If the start fails later,
-    :meth:`SandboxProcess.call` reports the failure.
-
-    Args:
-        confinement: the isolation of the process.
-        stdin: the whole standard input of the process.
-        descriptors: file descriptors that the process inherits under the same numbers.
+    Later failures of the start are reported by :meth:`SandboxProcess.call`. ``descriptors`` are file descriptors that
+    the process inherits under the same numbers.
     """
     try:
         return await _spawn(confinement, stdin, descriptors)
@@ -307,10 +282,7 @@ async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[i
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[int]:
-    """Yield the file descriptor of a read-only file in memory that contains ``content``.
-
-    Reading begins at the start of the file. The descriptor is closed at the end of the ``with`` block.
-    """
+    """Yield the descriptor of a read-only file in memory that contains ``content``."""
     file = os.memfd_create("agent-r1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(file, content)

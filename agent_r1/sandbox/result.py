@@ -7,10 +7,7 @@ from enum import StrEnum
 
 
 class ExecutionStatus(StrEnum):
-    """How a call, that is, one execution of code in a sandbox, ended.
-
-    Only NOT_STARTED is a failure of the sandbox itself. An attempt with this failure should not be used for training.
-    """
+    """How the execution of code in a sandbox ended. Only NOT_STARTED is a failure of the sandbox itself."""
 
     OK = "ok"
     RAISED = "raised"
@@ -23,11 +20,11 @@ class ExecutionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of one call, that is, one execution of code in a sandbox, on one stream (stdout or stderr).
+    """The output of one call on one stream (stdout or stderr).
 
     Attributes:
         data: the output up to the limit.
-        dropped: the number of bytes after the limit, which are not kept.
+        dropped: how many bytes after the limit were not kept.
 
     Example:
         Output(b"caf\\xc3\\xa9\\n").text == "café\\n"
@@ -45,19 +42,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """The result of one call, that is, of one execution of code in a sandbox.
+    """The result of one call: one execution of code in a sandbox.
 
-    The status and the output come from the program's own process, so an untrusted program can forge the status and the
-    output. To decide whether a function is correct, use :meth:`Sandbox.grade`.
+    An untrusted program can forge its status and output. To test a function, use :meth:`Sandbox.grade`.
 
     Attributes:
-        status: how the call ended.
-        stdout: the output on stdout.
-        stderr: the output on stderr.
         error: "" if the status is OK, a traceback if the program raised an exception, otherwise the reason in one line.
         seconds: the wall-clock time of the call, without the start of the process.
-        restarted: whether this call ran in a fresh interpreter, without the variables of earlier calls, because the
-            previous interpreter ended.
+        restarted: whether the interpreter was restarted before the call, and lost its variables.
 
     Example:
         ExecutionResult(ExecutionStatus.OK, stdout=Output(b"4\\n"), seconds=0.002)
@@ -86,9 +78,8 @@ class Verdict:
     """The result of grading a candidate.
 
     Attributes:
-        passed: whether the candidate passed the tests; None if the candidate could not be graded, because the sandbox
-            or the tests failed.
-        reason: why the candidate did not pass or could not be graded; "" if it passed.
+        passed: whether the candidate passed the tests; None if the sandbox or the tests failed.
+        reason: why the candidate did not pass or could not be graded, or "".
 
     Example:
         Verdict(False, "AssertionError")

@@ -1,4 +1,4 @@
-""":class:`Sandbox` runs Python programs written by a model, isolated by the level in its configuration."""
+"""The sandbox, which runs Python programs written by a model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,16 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return ``"none: nothing"`` if this process has a sandbox of level ``none``; otherwise None.
-
-    This text is the :attr:`Sandbox.isolation` of a sandbox that isolates nothing. The search includes sandboxes that no
-    tool and no environment declares.
-    """
+    """Return ``"none: nothing"`` if this process has a sandbox of level ``none``; otherwise None."""
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
     return next((sandbox.isolation for sandbox in _unconfined), None)
 
 
 def sandbox_level(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, as text such as ``bubblewrap: files network``.
+    """Return the isolation that a tool or an environment declares, such as ``bubblewrap: files network``.
 
-    A declaration is a Sandbox or a text. A text is returned unchanged. For any other value, return None.
+    A declaration is a Sandbox or a text. For any other value, return None.
     """
     if isinstance(declaration, Sandbox):
         return declaration.isolation
@@ -44,10 +40,9 @@ def sandbox_level(declaration: object) -> str | None:
 
 
 def validate_sandbox(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, as text. If ``declaration`` is None, return None.
+    """Return the isolation that a tool or an environment declares, as text; None for None.
 
-    Raises:
-        InvalidInput: if the declaration is neither a Sandbox, nor text, nor None.
+    Raise InvalidInput if the declaration is neither a Sandbox, nor text, nor None.
     """
     level = sandbox_level(declaration)
     if declaration is not None and level is None:
@@ -57,20 +52,13 @@ def validate_sandbox(declaration: object) -> str | None:
 
 
 class Sandbox:
-    """A sandbox for untrusted Python programs. An error of a program is never raised; it is part of the result.
+    """A sandbox for untrusted Python programs. An error of a program is not raised; it is part of the result.
 
-    The sandbox has one of two levels: ``bubblewrap`` isolates programs from the machine in several layers, and ``none``
-    does not isolate them.
-
-    The first sandbox of level ``bubblewrap`` in a process verifies the isolation layers: at least one attack is tried
-    against each layer.
-
-    Args:
-        config: level, limits and packages. With ``SandboxConfig(level="none")`` programs run with the rights of your
-            user.
+    The level ``bubblewrap`` isolates programs from the machine. The level ``none`` runs them with the rights of your
+    user. The first sandbox of level ``bubblewrap`` in a process verifies the isolation.
 
     Raises:
-        InvalidInput: if the level is not available on this machine. The message gives the reason and the remedy.
+        InvalidInput: the level is not available on this machine. The message has the reason and the remedy.
 
     Example:
         sandbox = Sandbox()
@@ -88,16 +76,12 @@ class Sandbox:
 
     @property
     def isolation(self) -> str:
-        """The isolation level and its layers, as text for the run's record: ``bubblewrap: files limits network``."""
+        """The isolation level and its layers, such as ``bubblewrap: files limits network``."""
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:
-        """Run a whole program in a fresh process and return the result.
-
-        Args:
-            source: the source code of the program.
-            stdin: the whole standard input of the program.
-            limits: the limits of the program (default: the limits of the configuration).
+        """Run a whole program in a fresh process, and return the result. ``limits`` default to the limits of
+        ``config``.
         """
         data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         async with slot():
@@ -110,20 +94,17 @@ class Sandbox:
 
         Args:
             candidate: untrusted source that defines functions.
-            tests: trusted source with assertions. It can call the functions in ``calls``.
-            calls: the names of functions that the candidate must define. In the tests, each name is a function that
-                runs in the candidate's process. Arguments and results are transferred as plain data.
-            setup: trusted source that runs before the tests, in the same process as the tests.
-            limits: the limits of each of the two processes (default: the limits of the configuration).
+            tests: trusted source with assertions.
+            calls: the names of the candidate's functions that the tests call. Arguments and results are sent as plain
+                data.
+            setup: trusted source that runs before the tests, in their process.
+            limits: the limits of each of the two processes.
         """
         async with slot():
             return await grade(self._confine(limits), candidate, tests, calls, setup)
 
     def interpreter(self, limits: Limits | None = None) -> Interpreter:
-        """Return an interpreter that keeps its variables between calls. The caller has to close the interpreter.
-
-        ``limits`` are the limits of the interpreter (default: the limits of the configuration).
-        """
+        """Return an interpreter that keeps its variables between calls. The caller has to close it."""
         return Interpreter(self._confine(limits))
 
     def _confine(self, limits: Limits | None) -> Confinement:

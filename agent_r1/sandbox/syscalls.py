@@ -1,8 +1,7 @@
 """A seccomp filter that denies the system calls that code in the sandbox does not need.
 
-The filter is a list of denied calls: calls that reach rarely used parts of the kernel. This list seldom changes. A list
-of allowed calls would change with each version of CPython and its packages. A denied call fails with EPERM, which is a
-``PermissionError`` in Python. ``clone3`` fails with ENOSYS, so that the C library uses ``clone`` instead.
+A denied call fails with EPERM, which is a ``PermissionError`` in Python. ``clone3`` fails with ENOSYS, so that the C
+library uses ``clone`` instead.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ try:
 except (ImportError, OSError, RuntimeError):  # OSError or RuntimeError if libseccomp is missing
     pyseccomp = None
 
+# A list of allowed calls would change with each version of CPython and its packages.
 DENIED = (
     # namespaces and mounts
     *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsconfig"),
@@ -43,11 +43,9 @@ _LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these argumen
 
 @lru_cache(maxsize=1)
 def filter_program() -> bytes:
-    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``.
+    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``. Call it only with ``pyseccomp``.
 
-    Denied system calls fail, such as the calls in ``DENIED``. A process that makes a system call of another CPU
-    architecture is killed. Call this function only if ``pyseccomp`` in this module is not None. ``pyseccomp`` is None
-    if the package pyseccomp or the library libseccomp is missing.
+    The filter kills a process that makes a system call of another CPU architecture.
     """
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in DENIED:

@@ -1,4 +1,4 @@
-"""The pages of the viewer as a Starlette application. A request never changes the runs that it shows."""
+"""The pages of the viewer as a Starlette application. Requests never change a run."""
 
 from __future__ import annotations
 
@@ -37,45 +37,34 @@ from agent_r1.viewer.tokens import MAX_TOKENS, Scale, find_tokenizer, load_token
 
 HERE = Path(__file__).parent
 STATIC: Mapping[str, str] = {"style.css": "text/css", "app.js": "text/javascript", "icon.svg": "image/svg+xml"}
-"""The static files, by name, with their types. No other file is served."""
+"""The static files that are served, with their MIME types."""
 
 MAX_COMPARED = 8
-"""The largest number of runs that a page compares, and of attempts that stand side by side."""
+"""The largest number of runs that a page compares, and of attempts side by side."""
 
 MAX_SCALED = 32
-"""The largest number of attempts that are read to find the largest advantage of a group, which determines the colors of
-the group's advantages."""
+"""The largest number of attempts of a group that are read for the scale of the advantages."""
 
 COLUMN_TEXT = 4000
-"""The largest number of characters of a text if several attempts stand side by side."""
+"""The largest number of characters of a text if attempts stand side by side."""
 
 MAX_EVENTS = 200
 
 MAX_COUNTED = 1000
-"""The attempts that meet the conditions of a table are counted only up to this number. If there are more attempts, the
-page shows "more than" and this number.
-
-Counting all attempts of a large run would take too long.
-"""
+"""The attempts of a table are counted only up to this number, because counting all of them can take too long."""
 
 Settings = Mapping[str, Any]
 
 FindModel = Callable[[str], Path | None]
-"""A function that returns the folder of a model on this machine; None if there is no such folder.
-
-Its argument is the setting ``model`` of a run.
-"""
+"""A function that takes a run's setting ``model``, and returns the folder of the model, or None."""
 
 
 class Viewer:
     """The pages of ``agent-r1 view``. Each method that takes a request returns one kind of page.
 
     Args:
-        catalog: the runs to show.
-        defaults: the default of each setting, by its dotted key. A page shows the settings that differ from their
-            defaults, and the settings without a default.
-        find_model: returns the folder of the model that a run began with; None if the folder is not found. The pages
-            use the tokenizer in this folder for runs that have not saved a tokenizer.
+        defaults: the default of each setting, by its dotted key.
+        find_model: finds the model that a run began with. Its tokenizer is used if the run has not saved a tokenizer.
     """
 
     def __init__(self, catalog: Catalog, defaults: Settings, find_model: FindModel) -> None:
@@ -104,7 +93,6 @@ class Viewer:
         return Response(self._static[name], media_type=STATIC[name])
 
     def image(self, request: Request) -> Response:
-        """Return a response with the file of an image. Its MIME type is read from the file itself."""
         _, folder = self._find(request)
         with opened(folder) as reader:
             image = reader.image(request.path_params["sha256"])
@@ -113,11 +101,7 @@ class Viewer:
         return Response(image.data, media_type=image.mime)
 
     def revision(self, request: Request) -> Response:
-        """Return a text that changes whenever one of the shown runs changes.
-
-        The shown runs are named in the query of the request. If the query names no run, all runs of the catalog are
-        shown.
-        """
+        """Return a text that changes whenever a run in the query changes. Without a query, all runs count."""
         runs = self._catalog.runs()
         chosen = [run for run in request.query_params.getlist("run")[:MAX_COMPARED] if run in runs]
         parts = []
@@ -253,14 +237,10 @@ class Viewer:
         group: Sequence[AttemptSummary],
         most: int,
     ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
-        """Return the color scales of a group, and the conversations of the attempts in ``shown``.
+        """Return the color scales of a group, and the conversation of each attempt in ``shown``.
 
-        A conversation is None if its attempt has not ended.
-
-        Args:
-            shown: the attempts whose conversations are returned. The conversations are in the order of ``shown``.
-            group: all attempts of the group, which determine the scale of the advantages.
-            most: the maximum number of characters in each text of a conversation.
+        The conversation of an unfinished attempt is None. The whole ``group`` determines the scale of the advantages.
+        Texts have at most ``most`` characters.
         """
         file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
         tokenizer = None if file is None else self._load_tokenizer(file)
@@ -281,10 +261,9 @@ class Viewer:
 
 
 def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> Starlette:
-    """Return the web application that shows the runs of ``catalog``.
+    """Return the web application that shows the runs of ``catalog``. For the arguments, see :class:`Viewer`.
 
-    The application itself checks no token, so it must run behind a :class:`~agent_r1.viewer.guard.Guard`. For the
-    arguments, see :class:`Viewer`.
+    The application checks no token: run it behind a :class:`~agent_r1.viewer.guard.Guard`.
     """
     viewer = Viewer(catalog, defaults, find_model)
     app = Starlette(routes=viewer.routes())
@@ -303,10 +282,7 @@ def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> S
 
 @contextmanager
 def damage_refused() -> Iterator[None]:
-    """Return a context manager that converts errors of damaged records to error responses.
-
-    If the ``with`` block cannot decode a record of a run, HTTPException (status 422) is raised.
-    """
+    """Raise HTTPException (status 422) if the ``with`` block cannot decode a record of a run."""
     try:
         yield
     except DECODING_ERRORS as error:
@@ -315,13 +291,11 @@ def damage_refused() -> Iterator[None]:
 
 
 def _count_matching(reader: RunReader, query: TableQuery, found: AttemptPage) -> int | None:
-    """Return the number of attempts that meet the conditions of ``query``. The count stops at MAX_COUNTED + 1.
+    """Return how many attempts meet the conditions of ``query``, at most MAX_COUNTED + 1.
 
-    Return None if ``query`` has no conditions, or if it searches for a text, because a search reads every conversation.
-
-    Args:
-        found: the attempts on the page that ``query`` asks for.
+    Return None if ``query`` has no conditions, or searches for a text. ``found`` is the page of the query.
     """
+    # A search for a text is not counted, because it would read every conversation.
     listed = query.listed
     if listed.text is not None or listed.where == AttemptFilter():
         return None
@@ -335,12 +309,12 @@ def _first(page: AttemptPage) -> AttemptId | None:
 
 
 def run_path(run: str) -> str:
-    """Return the path of the page of a run. ``run`` is the name of the run in the catalog."""
+    """Return the URL path of the page of a run."""
     return f"/run/{quote_segment(run)}"
 
 
 def quote_segment(value: object) -> str:
-    """Return a value as one segment of a URL path, with escapes for special characters."""
+    """Return a value as one segment of a URL path."""
     return quote(str(value), safe="", errors="backslashreplace")
 
 
@@ -357,7 +331,7 @@ def attempt_path(attempt: AttemptId) -> str:
 def best_and_worst(group: Sequence[AttemptSummary]) -> list[AttemptSummary]:
     """Return the attempts with the two lowest and the two highest totals of rewards, in the order of ``group``.
 
-    Attempts without rewards are left out. If no attempt has rewards, the result is the first four attempts.
+    If no attempt has a reward, return the first four attempts.
     """
     known = sorted((one for one in group if one.reward is not None), key=lambda one: one.reward or 0.0)
     chosen = {one.attempt for one in [*known[:2], *known[-2:]]} or {one.attempt for one in group[:4]}

@@ -1,4 +1,4 @@
-"""The page of one attempt: its conversation with tokens, tools and rewards, its branches, and its group."""
+"""The page of one attempt: its conversation with tokens, tools and rewards."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ from agent_r1.viewer.tokens import Scale, Token, TokenFigures, figures_of, make_
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A reward as text for the page.
-
-    Attributes:
-        value: the value of the reward. Several values are separated by commas.
-        sign: "plus", "minus" or "zero".
-    """
+    """A reward as text. ``value`` can be a list separated by commas. ``sign`` is "plus", "minus" or "zero"."""
 
     name: str
     value: str
@@ -44,10 +39,9 @@ class CallView:
 
     Attributes:
         arguments: a pair (name, value) for each argument; () if the arguments could not be parsed.
-        raw: the text that the policy wrote, if the arguments could not be parsed; "" otherwise.
-        error: why the call could not be parsed, or the kind of the tool's error; "" if the call succeeded.
-        result: the text of the tool result; None if there is no result.
-        images: the images of the tool result.
+        raw: the sampled text, if the arguments could not be parsed; otherwise "".
+        error: why the call could not be parsed, or the kind of the tool's error; otherwise "".
+        result: the text of the tool result, or None.
     """
 
     name: str
@@ -65,15 +59,13 @@ class TurnView:
     """A turn, as text for the page.
 
     Attributes:
-        parent: the index of the turn that this turn continues; None for a turn without a parent.
-        branch: the number of the turn's branch in the trajectory tree, from 0.
-        versions: the numbers of the weights that sampled the action, such as "3" or "3, 4".
-        context: the number of tokens that the policy saw before the action.
-        state: the messages before the action, if no other part of the page shows them: a rewritten context, or the
-            conversation of a sub-agent. Otherwise ().
-        num_tokens: the number of tokens of the action.
-        tokens: the tokens of the action; () if the page does not show them one by one.
-        timing: how long the engine and the environment took; "" if the times were not measured.
+        parent: the index of the turn that this turn continues, or None.
+        branch: the index of the turn's branch in the trajectory tree.
+        versions: the versions of the weights that sampled the action, such as "3" or "3, 4".
+        context: how many tokens the policy saw before the action.
+        state: the messages before the action if they are new: a rewritten context, or the conversation of a sub-agent.
+        tokens: the tokens of the action; () if they are not shown one by one.
+        timing: how long the engine and the environment took, or "".
     """
 
     index: int
@@ -98,11 +90,9 @@ class Conversation:
     """The conversation of an attempt, as text for the page.
 
     Attributes:
-        start: the messages before the first turn.
-        answer: the answer that an agent program returned; None if the last text of the policy is the answer.
-        rewards: the rewards of the whole trajectory.
+        answer: the answer that an agent program returned, or None.
         branches: the number of branches of the trajectory tree; 1 if no turn rewrote the context.
-        is_shortened: whether a text of the conversation was cut to fit on the page.
+        is_shortened: whether a text was cut.
     """
 
     start: tuple[MessageText, ...]
@@ -115,27 +105,21 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """An attempt: its trajectory, and the numbers that an update computed for its action tokens.
-
-    A :class:`TokenRecord` holds the numbers of one turn. ``records`` is () if no numbers were recorded.
-    """
+    """An attempt with the recorded numbers of its action tokens."""
 
     trajectory: Trajectory
     records: tuple[TokenRecord, ...]
 
     def figures(self) -> list[list[TokenFigures]]:
-        """Return the recorded values of each action token, such as its advantage, by turn and token."""
+        """Return the numbers of each action token, by turn and token."""
         by_turn = {record.turn: record for record in self.records}
         return [figures_of(turn, by_turn.get(turn.index)) for turn in self.trajectory.turns]
 
 
 def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
-    """Return the color scales for the tokens of all ``attempts``. Equal values have equal colors in all attempts.
+    """Return the color scales for the tokens of all ``attempts``.
 
-    Args:
-        group: the token records of all attempts of the group, also of attempts that the page does not show. The largest
-            advantage of the group determines the scale of the advantages, because advantages compare the attempts of a
-            group.
+    ``group`` has the records of the whole group. Its largest advantage determines the scale of the advantages.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):
@@ -149,12 +133,9 @@ def make_conversation(
     """Return the conversation of an attempt for a page.
 
     Args:
-        attempt: the attempt.
-        scales: the color scales of the tokens.
-        tokenizer: decodes the tokens. If it is None, each token is shown as its id.
-        most: the maximum number of characters in each text.
-        most_tokens: the maximum number of tokens of the page that are shown one by one. Earlier turns come first. If
-            a turn has more tokens than remain of this number, the turn is shown only as text.
+        tokenizer: None shows each token as its id.
+        most: the maximum number of characters of each text.
+        most_tokens: the maximum number of tokens shown one by one. A turn that does not fit is shown only as text.
     """
     trajectory, branches = attempt.trajectory, _branches(attempt.trajectory.turns)
     contexts = _context_lengths(trajectory.turns)
@@ -177,7 +158,6 @@ def make_conversation(
 
 
 def _texts(trajectory: Trajectory) -> Iterator[str]:
-    """Yield the texts of a conversation: each message, and each action with the arguments of its calls."""
     for message in trajectory.start:
         yield from (message.text, message.reasoning or "")
     yield trajectory.answer or ""
@@ -241,10 +221,7 @@ def _arguments(arguments: Mapping[str, Any], most: int) -> Iterator[tuple[str, s
 
 
 def _message(message: Message, most: int) -> MessageText:
-    """Return a message as text. Each tool call of the message is added in a line of its own.
-
-    The content, the reasoning and each call are cut after ``most`` characters.
-    """
+    """Return a message as text, with a line for each tool call. Each part is cut after ``most`` characters."""
     reasoning = visible(shortened(message.reasoning or "", most))
     calls = [f"{call.name} {call.raw if call.arguments is None else as_json(call.arguments)}" for call in message.calls]
     lines = [_text_of(message.parts, most), *(visible(shortened(call, most)) for call in calls)]
@@ -266,10 +243,9 @@ def _rewards(rewards: Mapping[str, Any]) -> Iterator[Reward]:
 
 
 def _branches(turns: Sequence[Turn]) -> dict[int, int]:
-    """Return the number of each turn's branch, by the index of the turn.
+    """Return the index of each turn's branch, by the index of the turn.
 
-    A turn continues the branch of its parent if it is the first child of this parent. Every other turn begins a new
-    branch, with the next number.
+    The first child of a turn continues its branch. Every other turn begins a new branch.
 
     Example:
         {0: 0, 1: 0, 2: 1} for three turns with the parents None, 0 and 0
@@ -287,7 +263,7 @@ def _branches(turns: Sequence[Turn]) -> dict[int, int]:
 
 
 def _context_lengths(turns: Sequence[Turn]) -> dict[int, int]:
-    """Return the number of tokens that the policy saw before the action of each turn, by the index of the turn."""
+    """Return how many tokens the policy saw before each turn's action, by the index of the turn."""
     lengths: dict[int, int] = {}
     actions = {turn.index: len(turn.action_ids) for turn in turns}
     for turn in turns:

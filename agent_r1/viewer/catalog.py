@@ -17,39 +17,30 @@ from agent_r1.viewer.charts import sparkline
 from agent_r1.viewer.panels import BEST_BY, Curves, best_step
 
 RunState = Literal["complete", "training", "stopped", "failed"]
-"""The state of a run.
+"""The state of a run. "stopped": a signal or a kill ended the run early.
 
-- complete: all steps were taken.
-- training: a process is writing the run.
-- stopped: a signal or a kill ended the run before its last step.
-- failed: an error or a health check ended the run.
+"failed": an error or a health check ended it.
 """
 
 _SIGNALS = ("SIGINT", "SIGTERM")
-"""The names of signals. If the recorded reason of a run's end is one of these names, the run was stopped."""
+"""The recorded reasons of a stopped run. Any other reason means that the run failed."""
 
 
 class Catalog:
-    """The runs that the viewer shows.
-
-    Args:
-        folders: each folder is the folder of a run, or contains folders of runs. A folder that contains folders of runs
-            is searched again at each request, so that new runs appear.
-    """
+    """The runs that the viewer shows. Each of the ``folders`` is a run, or contains folders of runs."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The folders in which the catalog looks for runs, as text."""
         return tuple(map(str, self._folders))
 
     def runs(self) -> Mapping[str, Path]:
-        """Return the folder of each run, by the name of the run.
+        """Return the folder of each run, by the name of the run. New runs appear at the next call.
 
-        The name of a run is the name of its folder. If several runs have the name ``demo``, the second is named
-        ``demo-2``, the third ``demo-3``, and so on.
+        The name of a run is the name of its folder. If several folders have the name ``demo``, the second run is
+        ``demo-2``.
         """
         runs: dict[str, Path] = {}
         for folder in self._all():
@@ -79,7 +70,6 @@ def _inside(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[RunReader]:
-    """Return a context manager that opens a run for reading, and closes it at the end of the block."""
     with closing(RunReader(folder)) as reader:
         yield reader
 
@@ -92,19 +82,18 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A row in the list of runs. The page of a run shows the same values at its top.
+    """A row in the list of runs.
 
     Attributes:
-        detail: why the run stopped; "" if the run did not stop or the reason is not known.
-        step: the number of steps taken.
-        steps: the number of steps that the run should take.
-        reward: the mean reward of the last step; None if no step is recorded.
-        best: the best validation; None if there was no validation.
+        detail: why the run stopped, or "".
+        step: how many steps were taken.
+        steps: how many steps the run should take.
+        reward: the mean reward of the last step, or None.
+        best: the best validation, or None.
         seconds: the time from the start of the run to its last event.
         updated: the time of the last change, in seconds since 1970.
         spark: the curve of the mean reward, as an SVG path.
-        error: why the run cannot be read; "" if the run can be read. If there is an error, only ``name``, ``folder``
-            and ``error`` are known.
+        error: why the run cannot be read, or "". With an error, only ``name`` and ``folder`` are known.
     """
 
     name: str
@@ -127,10 +116,7 @@ class RunSummary:
 
 
 def summarize(name: str, folder: Path) -> RunSummary:
-    """Return the summary of the run in ``folder``, which the viewer shows under ``name``.
-
-    If the run cannot be read, only ``name``, ``folder`` and ``error`` of the summary are filled in.
-    """
+    """Return the summary of the run in ``folder``. It has an ``error`` if the run cannot be read."""
     try:
         with opened(folder) as reader:
             return summarize_reader(name, folder, reader)
@@ -170,7 +156,7 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
 
 
 def read_curves(reader: RunReader) -> Curves:
-    """Return the curve of each metric of a run, by the name of the metric. A curve holds one value per step."""
+    """Return the curve of each metric of a run."""
     curves: dict[str, dict[int, float]] = {}
     for metrics in reader.metrics():
         for name, value in metrics.values.items():

@@ -1,4 +1,4 @@
-"""Line charts: convert curves to the coordinates that the template ``_chart.html`` draws as SVG."""
+"""Line charts: convert curves to SVG coordinates for the template ``_chart.html``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from agent_r1.viewer.text import number, one_line
 
 WIDTH, HEIGHT = 420, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 24
-"""The widths of the four margins around the plot area of a chart, in units of the SVG."""
+"""The margins around the plot area of a chart, in SVG units."""
 
 MAX_POINTS = 300
-"""The largest number of points of one line.
-
-A longer curve is divided into intervals. The smallest and the largest value of each interval are drawn, so that no peak
-disappears.
-"""
+"""The largest number of points of one line."""
 
 NUM_COLORS = 8
 
 MAX_COVERED = 3
-"""A line that covers earlier lines of a chart is dashed. There is a pattern of dashes for each number of covered lines,
-from 1 to this number. A line that covers more lines has the last pattern."""
+"""The number of dash patterns for lines that cover earlier lines."""
 
 Curve = Mapping[int, float]
 """The values of one curve, by optimizer step."""
@@ -31,13 +26,11 @@ Curve = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The values and the look of one line of a chart.
+    """A line of a chart.
 
     Attributes:
-        label: the text in the legend.
-        curve: the values, by step.
-        color: the number of the color, from 0. Colors repeat after NUM_COLORS lines.
-        marked: the step whose point gets a mark, such as the best validation; None for no mark.
+        color: the index of the color. Colors repeat after NUM_COLORS lines.
+        marked: the step whose point gets a mark, or None.
     """
 
     label: str
@@ -58,14 +51,11 @@ class DrawnLine:
 
     Attributes:
         path: the attribute ``d`` of the SVG path.
-        dots: the points (x, y) that are drawn as dots; () if the line has more than 40 points, or covers another line.
-        covered: the number of earlier lines that this line covers, at most MAX_COVERED. An earlier line
-            is covered if it has the same value as this line at each step of this line. If the number is above 0, this
-            line is dashed, so that the covered lines are visible in the gaps.
-        mark: the point (x, y) that gets a mark; None for no mark.
-        values: (x, step, y, value) of each point, for the text that appears at the pointer.
-        last: the last value, as text.
-        summary: the last, smallest and largest value, in one line of text.
+        covered: how many earlier lines this line covers, at most MAX_COVERED. A covering line is dashed.
+        dots: the points (x, y) drawn as dots; () for a long or covering line.
+        mark: the point (x, y) that gets a mark, or None.
+        values: (x, step, y, value) of each point, for the text at the pointer.
+        summary: the last, smallest and largest value.
     """
 
     label: str
@@ -81,10 +71,10 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart, ready to be drawn by the HTML template. If no line has a finite value, the chart has no lines.
+    """A chart for the HTML template. Without finite values, it has no lines.
 
     Attributes:
-        note: a remark on the vertical axis, beside the unit.
+        note: a remark on the vertical axis.
         missing: the text in place of a chart without lines; "" for the usual text.
     """
 
@@ -103,7 +93,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """A map from values in [low, high] to coordinates in [start, end]. If ``log`` is True, the map is logarithmic."""
+    """A linear or logarithmic map from [low, high] to coordinates in [start, end]."""
 
     low: float
     high: float
@@ -123,10 +113,7 @@ def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, fro
     """Return a chart of ``lines``. Values that are NaN or infinite are left out.
 
     Args:
-        title: the title of the chart.
-        unit: the unit of the values, as text.
-        log: make the vertical axis logarithmic, and leave zeros out. If a value is negative, or all values are 0, the
-            axis is linear.
+        log: make the vertical axis logarithmic and leave zeros out. Ignored if a value is negative or all values are 0.
         from_zero: make the vertical axis contain 0.
     """
     title = one_line(title, 120)
@@ -154,11 +141,7 @@ def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, fro
 
 
 def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
-    """Return a small curve without axes, as the attribute ``d`` of an SVG path.
-
-    ``width`` and ``height`` are the size of the drawing, in units of the SVG image. Return "" if the curve has fewer
-    than two finite values.
-    """
+    """Return a small curve without axes, as the attribute ``d`` of an SVG path; "" for fewer than two finite values."""
     points = [(step, value) for step, value in sorted(curve.items()) if math.isfinite(value)]
     if len(points) < 2:
         return ""
@@ -168,10 +151,7 @@ def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
 
 
 def _count_covered(curve: Curve, earlier: Sequence[Curve]) -> int:
-    """Return how many of the curves that are drawn earlier will be covered by ``curve``, but at most MAX_COVERED.
-
-    An earlier curve is covered if it is equal to ``curve`` at all steps of ``curve``.
-    """
+    """Return how many earlier curves equal ``curve`` at all its steps, at most MAX_COVERED."""
     equal = [other for other in earlier if all(other.get(step) == value for step, value in curve.items())]
     return min(len(equal), MAX_COVERED)
 
@@ -202,11 +182,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return at most MAX_POINTS of the points (step, value), in the order of steps.
-
-    A longer curve is divided into intervals of equally many points. Of each interval, the point with the smallest value
-    and the point with the largest value are kept. The first and the last point of the curve are kept too.
-    """
+    """Return at most MAX_POINTS of the points (step, value). Peaks are kept: the extreme points of each interval."""
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(2 * len(points) / (MAX_POINTS - 2))
@@ -218,9 +194,7 @@ def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _marks(low: float, high: float, from_zero: bool) -> list[float]:
-    """Return 4 to 7 round numbers with equal distances, from at most ``low`` to at least ``high``.
-
-    If ``from_zero`` is True, the numbers also cover 0.
+    """Return 4 to 7 round numbers with equal distances that cover ``low`` to ``high``, and 0 if ``from_zero`` is True.
 
     Example:
         [0.0, 0.2, 0.4, 0.6, 0.8] for low = 0.1 and high = 0.75
@@ -238,7 +212,7 @@ def _marks(low: float, high: float, from_zero: bool) -> list[float]:
 
 
 def _log_marks(low: float, high: float) -> list[float]:
-    """Return at most 7 powers of ten, from at most ``low`` to at least ``high``.
+    """Return at most 7 powers of ten that cover ``low`` to ``high``.
 
     Example:
         [0.01, 0.1, 1.0] for low = 0.02 and high = 0.5

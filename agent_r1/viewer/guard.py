@@ -1,4 +1,4 @@
-"""The guard of the viewer. It accepts only GET and HEAD requests from a browser that knows a secret text, the token."""
+"""The guard of the viewer: it lets only browsers pass that know a secret text, the token."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
-"""The pattern of the host names that a browser on this machine uses, with an optional port.
+"""The pattern of accepted host names, with an optional port. It prevents DNS rebinding.
 
-A web page of another host cannot reach the viewer by DNS rebinding, because its requests name this other host. Any port
-is accepted, because the port of a tunnel can differ from the port of the viewer.
+Any port is accepted, because the port of a tunnel can differ from the port of the viewer.
 """
 
 MAX_URL = 4096
@@ -34,26 +33,18 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""The headers of every response.
-
-These headers forbid a browser to load resources, such as scripts, from another origin, and to run scripts that are
-written inside a page.
-"""
+"""The headers of every response. They forbid resources from another origin, and scripts inside a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
     """ASGI middleware that passes on the requests of the user's own browser, and refuses all other requests.
 
-    A request is passed on if it is a GET or HEAD request without a body, to a host name of this machine, with the token
-    in its cookie. The browser gets the cookie when the user opens the address of any page with ``token=TOKEN`` in its
-    query. The guard then redirects the browser to the same address without the token. Every other request gets an error
-    response.
+    A request needs the token in its cookie, a host name of this machine, and the method GET or HEAD without a body. The
+    user gets the cookie from an address with ``token=TOKEN`` in its query. The guard then redirects the browser to the
+    address without the token.
 
-    Attributes:
-        app: the application that answers the requests that are passed on.
-        token: the secret text.
-        cookie: the name of the cookie. It contains the port, because browsers send a cookie to all ports of a host.
+    ``cookie`` is the name of the cookie. It contains the port, because browsers send a cookie to all ports of a host.
     """
 
     app: ASGIApp
@@ -70,7 +61,7 @@ class Guard:
         await (self.app if answer is None else answer)(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the response that refuses or redirects the request; None if the request is passed on."""
+        """Return the response that refuses or redirects the request; None to pass the request on."""
         headers = Headers(scope=scope)
         if not HOST.fullmatch(headers.get("host", "")):
             return _refusal(400, "this host name is not served; open the address that agent-r1 view printed")
@@ -97,11 +88,8 @@ class Guard:
 
 
 def _address_without_token(scope: Scope) -> str:
-    """Return the path and the query of a request, without the token.
-
-    The result begins with exactly one slash, because a browser takes the beginning of "//name/" or "/\\name/" for the
-    name of another host.
-    """
+    """Return the path and the query of a request, without the token. The path begins with exactly one slash."""
+    # A browser takes the beginning of "//name/" or "/\name/" for the name of another host.
     path = "/" + quote(scope["raw_path"], safe="/%:@!$&'()*+,;=").lstrip("/")
     rest = [pair for pair in parse_qsl(scope["query_string"].decode("latin-1"), True) if pair[0] != "token"]
     return path + ("?" + urlencode(rest) if rest else "")

@@ -1,4 +1,4 @@
-"""The charts of a run: which metrics each chart shows, and with which unit."""
+"""The charts of a run: their metrics and units."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from agent_r1.core.trajectory import Status
 from agent_r1.viewer.charts import NUM_COLORS, Chart, Curve, Line, draw
 
 VALIDATION = "validation_"
-"""The prefix of the metrics of a validation. The best checkpoint is chosen by ``validation_em``."""
+"""The prefix of the metrics of a validation."""
 
 BEST_BY = f"{VALIDATION}em"
 
 Curves = Mapping[str, Curve]
-"""The curves of a run by the name of the metric."""
+"""The curves of a run, by metric."""
 
 Named = Sequence[tuple[str, Curve]]
 """The curves of one chart, as pairs (label, curve)."""
@@ -26,16 +26,11 @@ class Panel:
     """The description of a chart.
 
     Attributes:
-        title: the title of the chart.
-        unit: the unit of the values, as text.
-        select: returns the curves of the chart with their labels. Its argument holds all curves of a run.
+        select: takes all curves of a run, and returns the curves of the chart with their labels.
         log: whether the vertical axis is logarithmic, if the values allow it.
         from_zero: whether the vertical axis must contain 0.
-        missing: the text that replaces the chart if a run has no values for it. If ``missing`` is "", the chart is left
-            out.
-        are_parts: whether the curves are parts of a whole, such as the parts of a step. If there are more parts than
-            colors, the chart of a run shows the sum of the smallest parts. A comparison of runs has one chart for each
-            part.
+        missing: the text in place of a chart without values. "": the chart is left out.
+        are_parts: whether the curves are parts of a whole, such as the parts of a step.
     """
 
     title: str
@@ -48,10 +43,7 @@ class Panel:
 
 
 def best_step(curves: Curves) -> int | None:
-    """Return the step with the best validation; None if no step was validated.
-
-    If several steps are equally good, return the last of them.
-    """
+    """Return the step with the best validation; None if no step was validated. Of equal steps, return the last one."""
     validated = curves.get(BEST_BY, {})
     return max(validated, key=lambda step: (validated[step], step)) if validated else None
 
@@ -129,11 +121,6 @@ def _label(name: str) -> str:
 
 
 def _unless_zero(select: Callable[[Curves], Named]) -> Callable[[Curves], Named]:
-    """Return a function like ``select`` that returns no curves if all values are 0.
-
-    For example, a synchronous run gets no chart of the staleness, because its staleness is always 0.
-    """
-
     def select_others(curves: Curves) -> Named:
         selected = select(curves)
         return selected if any(any(curve.values()) for _, curve in selected) else []
@@ -199,10 +186,7 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
 
 
 def _largest(parts: Named) -> Named:
-    """Return ``parts``. If there are more than ``NUM_COLORS`` parts, add up the smallest parts to one curve, "rest".
-
-    The largest parts stay in their order, and "rest" comes last.
-    """
+    """Return ``parts``. If there are more than ``NUM_COLORS``, add up the smallest parts to a last curve, "rest"."""
     if len(parts) <= NUM_COLORS:
         return parts
     by_size = sorted(parts, key=lambda part: sum(part[1].values()), reverse=True)
@@ -212,10 +196,7 @@ def _largest(parts: Named) -> Named:
 
 
 def draw_other(curves: Curves) -> tuple[Chart, ...]:
-    """Return one chart for each metric of a run that no chart of :func:`draw_run` shows.
-
-    Metrics with the same value in all steps are left out.
-    """
+    """Return a chart for each metric that :func:`draw_run` does not show. Constant metrics are left out."""
     drawn = {id(curve) for panel in PANELS for _, curve in panel.select(curves)}
     return tuple(
         draw(name, "", [Line(name, curve, 0)])
@@ -225,19 +206,14 @@ def draw_other(curves: Curves) -> tuple[Chart, ...]:
 
 
 def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return the charts that compare several runs. Each chart shows one metric, with one line per run.
-
-    Args:
-        runs: the curves of each run, by the name of the run.
-    """
+    """Return the charts that compare several runs: one metric per chart, one line per run."""
     return tuple(chart for panel in PANELS if not panel.are_parts for chart in _compare(panel, runs))
 
 
 def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return the charts that compare the parts of the runs' steps: one chart for each part, with one line per run.
+    """Return the charts that compare parts of the runs' steps, such as the time of the forward passes.
 
-    For example, one chart shows the time of the forward passes in each run. A part gets no chart if one of the runs
-    lacks the part.
+    Each chart has one line per run. Parts that a run lacks are left out.
     """
     charts = []
     for panel in PANELS:
@@ -247,7 +223,6 @@ def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
 
 
 def _compare(panel: Panel, runs: Mapping[str, Curves]) -> Iterator[Chart]:
-    """Yield one chart for each curve of ``panel``, with one line for each run that has the curve."""
     selected = {run: dict(panel.select(curves)) for run, curves in runs.items()}
     labels = dict.fromkeys(label for named in selected.values() for label in named)
     for label in labels:

@@ -1,4 +1,4 @@
-"""Results of a run on its page: the final table of methods, and validations as text."""
+"""Results on the page of a run: the table of methods, and its events as text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from agent_r1.store.results import ResultKind, read_results
 from agent_r1.viewer.text import number
 
 SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "hardware"})
-"""The kinds of results that the list of events leaves out, because another part of the page shows them."""
+"""The kinds of events that the list of events leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
     """A row of the result table.
 
-    Attributes:
-        cells: for each split, the exact match and its interval, such as "0.95 (0.92 to 0.98)"; "" for a split on which
-            the method was not evaluated.
+    ``cells`` has the exact match and its interval for each split, such as "0.95 (0.92 to 0.98)", or "".
     """
 
     method: str
@@ -36,7 +34,7 @@ class ResultTable:
 
 
 def read_table(reader: RunReader) -> ResultTable | None:
-    """Return the newest result table that the run recorded; None if there is no table, or if it cannot be read."""
+    """Return the newest result table of a run; None if there is no table, or if it cannot be read."""
     try:
         tables = [result["table"] for result in read_results(reader, "table")]
         if not tables:
@@ -52,9 +50,9 @@ def read_table(reader: RunReader) -> ResultTable | None:
 
 
 def listed_events(reader: RunReader, most: int) -> Sequence[RecordedEvent]:
-    """Return the last ``most`` events of a run, newest first. Events that the page shows elsewhere are left out.
+    """Return the last events of a run, newest first, with their details as text for people.
 
-    The details of validations are converted from JSON to text for people.
+    Events that the page shows elsewhere are left out.
     """
     found = [event for event in reversed(reader.recent_events(most)) if event.event.kind not in SHOWN_ELSEWHERE]
     return [RecordedEvent(one.segment, one.time, _readable(one.event)) for one in found]

@@ -1,4 +1,4 @@
-"""The server of the viewer: uvicorn on the loopback address, until a signal stops it."""
+"""The server of the viewer, on the loopback address."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from agent_r1.web import ThreadedServer, listen
 
 HOST = "127.0.0.1"
 DRAIN_SECONDS = 2
-"""Seconds that a stopped server waits for the requests in progress."""
+"""How long a stopped server waits for the requests in progress."""
 
 
 class ViewerServer(ThreadedServer):
-    """A server on the loopback address of this machine. It answers only browsers that know a secret text, the token.
+    """A server on loopback. It answers only browsers that know a secret text, the token.
 
-    Args:
-        app: the application to serve.
-        port: the port to listen on; 0 for any free port.
+    Raise InvalidInput if ``port`` cannot be used; 0 stands for any free port.
 
     Attributes:
         port: the port that the server listens on.
-        url: the address with which a browser opens the first page. The address contains the token.
-
-    Raises:
-        InvalidInput: the port cannot be used.
+        url: the address of the first page, with the token.
     """
 
     def __init__(self, app: ASGIApp, port: int = 0) -> None:
@@ -47,5 +42,5 @@ class ViewerServer(ThreadedServer):
         super().__init__(listening, config, "viewer")
 
     def address(self, path: str) -> str:
-        """Return the address with which a browser opens the page at ``path``. The address contains the token."""
+        """Return the address of the page at ``path``, with the token."""
         return f"http://{HOST}:{self.port}{path}?token={self._token}"

@@ -1,4 +1,4 @@
-"""The settings that pages show: settings that differ from their defaults, or that differ between runs."""
+"""The settings that pages show: those that differ from their defaults or between runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_r1.viewer.text import flatten
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of one run, by its dotted key, with its default. ``default`` is None if there is no default."""
+    """A setting of one run. ``default`` is None if there is no default."""
 
     key: str
     value: Any
@@ -21,11 +21,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class DifferingSetting:
-    """A setting that differs between runs.
-
-    Attributes:
-        values: the value in each run, in the order of the runs; None for a run without the setting.
-    """
+    """A setting that differs between runs. ``values`` has one entry per run; None for a run without the setting."""
 
     key: str
     values: tuple[Any, ...]
@@ -33,15 +29,13 @@ class DifferingSetting:
 
 ALGORITHM = "algorithm."
 DESCRIPTIVE = frozenset({"algorithm.paper", "algorithm.deviations", "run"})
-"""Settings that only describe a run. Their values change nothing in the run."""
+"""Settings that only describe a run."""
 
 
 def own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[Setting, ...]:
     """Return the settings of a run that differ from their defaults, except the settings of the algorithm.
 
-    Args:
-        config: the settings of the run, nested.
-        defaults: the defaults, by dotted key. A setting without a default is returned if its value is not None.
+    ``defaults`` has the defaults by dotted key. The default of a missing key is None.
     """
     found = []
     for key, value in flatten(config).items():
@@ -52,11 +46,11 @@ def own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> tupl
 
 
 def algorithm_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Return the settings of the run's algorithm, except its name and settings with an empty value (0, "", None).
+    """Return the settings of the run's algorithm, without its name and without empty values (0, "", None).
 
-    The keys have no prefix ``algorithm.``. Settings with default values are not left out, because the defaults depend
-    on the algorithm.
+    The keys have no prefix ``algorithm.``.
     """
+    # Default values are included, because they depend on the algorithm.
     flat = flatten(config)
     return tuple(
         Setting(key.removeprefix(ALGORITHM), value)
@@ -66,11 +60,7 @@ def algorithm_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
 
 
 def differing_settings(configs: Mapping[str, Mapping[str, Any]]) -> tuple[DifferingSetting, ...]:
-    """Return the settings that do not have the same value in all runs, in the order of the first run.
-
-    Args:
-        configs: the nested settings of each run, by the name of the run.
-    """
+    """Return the settings that do not have the same value in all runs. ``configs`` has the settings of each run."""
     flat = [flatten(config) for config in configs.values()]
     keys = dict.fromkeys(key for settings in flat for key in settings if key not in DESCRIPTIVE)
     rows = [DifferingSetting(key, tuple(settings.get(key) for settings in flat)) for key in keys]
@@ -78,5 +68,5 @@ def differing_settings(configs: Mapping[str, Mapping[str, Any]]) -> tuple[Differ
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two values have the same JSON text. So the tuple (1, 2) equals the list [1, 2]."""
+    """Return whether two values have the same JSON text: the tuple (1, 2) equals the list [1, 2]."""
     return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)

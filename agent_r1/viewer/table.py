@@ -1,4 +1,4 @@
-"""The query of a URL for the table of attempts: which attempts are listed, in which order, and which page is shown."""
+"""The URL query of the table of attempts: conditions, order and page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_r1.store.attempt_list import AttemptFateName, AttemptOrder
 from agent_r1.store.attempt_search import AttemptList
 
 PAGE = 50
-"""The number of attempts on one page."""
+"""The number of attempts per page."""
 
 MAX_TEXT = 200
 """The largest number of characters of a text to search for."""
@@ -28,9 +28,7 @@ ORDERS: Sequence[AttemptOrder] = get_args(AttemptOrder)
 class TableQuery:
     """The page of the table of attempts that a request asks for.
 
-    Attributes:
-        listed: the conditions and the order of the attempts.
-        after: the id of the last attempt on the previous page; "" for the first page.
+    ``after`` is the id of the last attempt on the previous page; "" for the first page.
     """
 
     listed: AttemptList = field(default_factory=AttemptList)
@@ -38,10 +36,7 @@ class TableQuery:
 
     @classmethod
     def read(cls, query: Mapping[str, str]) -> TableQuery:
-        """Parse the query of an address, such as ``status=completed&order=reward``.
-
-        Values that cannot be parsed are ignored.
-        """
+        """Parse a URL query, such as ``status=completed&order=reward``. Ignore values that cannot be parsed."""
         where = AttemptFilter(
             status=next((one for one in Status if one.value == query.get("status")), None),
             fate=next((one for one in FATES if one == query.get("fate")), None),
@@ -55,12 +50,9 @@ class TableQuery:
         return cls(AttemptList(where, order, query.get("direction") != "up", text), query.get("after", ""))
 
     def write(self, after: str | None = None) -> str:
-        """Return the query for an address, such as ``?status=completed&after=..``. :meth:`read` parses this query.
+        """Return the URL query, such as ``?status=completed&after=..``, without default values. It can be "".
 
-        Values that equal their defaults are left out. If all values equal their defaults, return "".
-
-        Args:
-            after: replaces the attribute ``after``, to get another page; None for this page.
+        ``after`` replaces the attribute ``after``.
         """
         where, listed = self.listed.where, self.listed
         values = {
@@ -79,10 +71,9 @@ class TableQuery:
         return f"?{urlencode(given)}" if given else ""
 
     def sorted_by(self, order: AttemptOrder) -> str:
-        """Return the query for the link in a heading: the first page of the table, sorted by ``order``.
+        """Return the URL query of the first page sorted by ``order``, largest values first.
 
-        If the table is sorted by ``order`` already, the link reverses the order. Otherwise the largest values come
-        first.
+        If the table already has this order, the direction is reversed.
         """
         descending = not self.listed.descending if order == self.listed.order else True
         return TableQuery(replace(self.listed, order=order, descending=descending)).write()

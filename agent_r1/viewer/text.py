@@ -1,7 +1,6 @@
-"""Prepare texts of trajectories for a page: make every character visible, and shorten long texts.
+"""Prepare texts of trajectories for a page. Models and tools write them, so they can contain anything.
 
-Models and tools write these texts, so a text can contain anything: terminal control sequences, characters that reverse
-the direction of the text, and lines of a megabyte. Characters of HTML are escaped later, by the templates.
+The templates escape HTML.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import Any
 from agent_r1.core.trajectory import TurnTiming
 
 MAX_SHOWN = 20_000
-"""A page shows at most this number of characters of a text. A link leads to a page that shows texts as a whole."""
+"""The largest number of characters of a text on a page. A link leads to the whole text."""
 
 MAX_WHOLE = 2_000_000
-"""The number of characters after which a text is cut off even on a page that shows texts as a whole."""
+"""The largest number of characters of a text on a page that shows whole texts."""
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
-"""Characters that control a terminal, have no width, reverse the direction of text, or cannot be encoded as UTF-8."""
+"""Characters that control a terminal, have no width, reverse the text, or cannot be encoded as UTF-8."""
 
 
 def visible(text: str) -> str:
-    r"""Return a text in which each hidden character is replaced by its code point.
+    r"""Return a text with the code point in place of each hidden character.
 
     Example:
         >>> visible("a\x1b[31m b\u202e c")
@@ -36,9 +35,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, most: int = MAX_SHOWN) -> str:
-    r"""Return the first ``most`` characters of a text, then a note with the number of characters that were left out.
-
-    A text of at most ``most`` characters is returned unchanged.
+    r"""Return the first ``most`` characters of a text, and a note with the number of missing characters.
 
     Example:
         >>> shortened("abcdef", most=4)
@@ -48,7 +45,7 @@ def shortened(text: str, most: int = MAX_SHOWN) -> str:
 
 
 def one_line(text: object, most: int = 200) -> str:
-    r"""Return the text of a value in one line of at most ``most`` characters. Hidden characters are made visible.
+    r"""Return the text of a value in one line of at most ``most`` characters, with hidden characters made visible.
 
     Example:
         >>> one_line("first line\nsecond line", most=15)
@@ -59,7 +56,7 @@ def one_line(text: object, most: int = 200) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as indented JSON. Objects of types that JSON does not have become strings."""
+    """Return a value as indented JSON. Objects that JSON does not have become strings."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (ValueError, RecursionError, TypeError):
@@ -91,7 +88,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration such as ``12 ms``, ``0.8 s``, ``63 s``, ``12 min`` or ``3 h 20 min``."""
+    """Return a duration as text, such as ``12 ms``, ``0.8 s``, ``63 s``, ``12 min`` or ``3 h 20 min``."""
     if 0 < seconds < 0.1:
         return f"{1000 * seconds:.2g} ms"
     if seconds < 10:
@@ -119,9 +116,7 @@ def timing_text(timing: TurnTiming) -> str:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings with dotted keys.
-
-    ``prefix`` is put in front of each key. Only the recursive calls give a prefix, such as "trainer.".
+    """Return nested settings with dotted keys. Each key begins with ``prefix``.
 
     Example:
         >>> flatten({"steps": 6, "trainer": {"dtype": "float32"}})

@@ -1,4 +1,4 @@
-"""The action tokens of an attempt: the numbers of each token, and the colors in which a page shows these numbers."""
+"""The action tokens of an attempt: their numbers, and the colors of these numbers."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ from agent_r1.viewer.text import number, visible
 Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
 
 TokenFigures = Mapping[str, float | None]
-"""The numbers of one token, by name.
+"""The numbers of one token, by name. None: the number is not known.
 
-The names are ``advantage``, ``logprob`` (the log-probability in the engine), ``trainer`` (the log-probability in the
-trainer), ``gap`` (trainer minus engine), ``entropy``, ``value`` (of the critic) and ``weight`` (the loss weight). A
-value is None if the number is not known.
+- ``logprob``: the log-probability in the engine; ``trainer``: in the trainer; ``gap``: trainer minus engine
+- ``advantage``, ``entropy``, ``value`` (of the critic), ``weight`` (the loss weight)
 """
 
 MAX_TOKENS = 20_000
-"""The largest number of tokens of a page that are shown one by one. Further turns are shown only as text."""
+"""The largest number of tokens that a page shows one by one. After them, turns are shown only as text."""
 
 TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scale of one coloring. It maps the value of a token to a level, and each level is shown as a color.
+    """The scale of one coloring: it maps the value of a token to a level, which has a color.
 
     Attributes:
-        code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale with the letter ``a``.
+        code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``.
         meaning: the explanation in the legend.
-        diverging: if True, the levels are 0 to 8, and 4 is the level of the value 0. If False, the levels are 0 to 4,
-            and only the absolute value counts.
-        largest: the largest absolute value on the scale. Values beyond the scale get the first or the last level.
+        diverging: True: levels 0 to 8, with 4 for the value 0. False: levels 0 to 4 for the absolute value.
+        largest: the largest absolute value on the scale. Larger values get the first or the last level.
     """
 
     coloring: Coloring
@@ -51,7 +49,7 @@ class Scale:
     largest: float
 
     def level(self, value: float | None) -> int | None:
-        """Return the level of a value, which determines its color; None if the value is None or not finite."""
+        """Return the level of a value; None if the value is None or not finite."""
         if value is None or not math.isfinite(value):
             return None
         share = value / self.largest if self.largest else 0.0
@@ -61,7 +59,7 @@ class Scale:
 
     @property
     def marks(self) -> tuple[tuple[int, str], ...]:
-        """The entries of the legend: pairs (level, text). The text is a value that is shown in the level's color."""
+        """The entries of the legend: pairs (level, value as text)."""
         if not self.largest:
             return ((4 if self.diverging else 0, "0"),)
         if self.diverging:
@@ -75,9 +73,9 @@ class Token:
     """A token on a page.
 
     Attributes:
-        text: the text of the token. Hidden characters are made visible.
-        classes: the CSS classes of the token, separated by spaces, such as "a7 e2".
-        figures: the numbers of the token as text, in the order of ``FIGURES``; "" for a number that is not known.
+        text: the text of the token, with hidden characters made visible.
+        classes: the CSS classes, such as "a7 e2".
+        figures: the numbers of the token as text, in the order of ``FIGURES``; "" for an unknown number.
     """
 
     text: str
@@ -97,13 +95,9 @@ _SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
 
 
 def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
-    """Return the path of a run's ``tokenizer.json``; None if there is no such file.
+    """Return the path of a run's ``tokenizer.json``, or None.
 
-    These folders are searched in this order: the run's final model, the newest checkpoint, the folder ``model``.
-
-    Args:
-        folder: the folder of the run.
-        model: the folder of the model with which the run began; None if this folder is not known.
+    Look in the run's final model, then in its newest checkpoint, then in the folder ``model``.
     """
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{TOKENIZER}"))
     candidates = [folder / "model" / TOKENIZER, *checkpoints[-1:], *([model / TOKENIZER] if model else [])]
@@ -111,7 +105,7 @@ def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
 
 
 def load_tokenizer(file: Path) -> Tokenizer | None:
-    """Load the tokenizer in the file ``tokenizer.json``. Return None if the file cannot be read."""
+    """Load a tokenizer. Return None if the file cannot be read."""
     try:
         return Tokenizer.from_file(str(file))
     except Exception:  # the package raises Exception if a file cannot be read
@@ -119,16 +113,18 @@ def load_tokenizer(file: Path) -> Tokenizer | None:
 
 
 def read_tokenizer(folder: Path, model: Path | None) -> Tokenizer | None:
-    """Load the tokenizer of a run. Return None if it is not found or cannot be read. See :func:`find_tokenizer`."""
+    """Load the tokenizer of a run.
+
+    Return None if :func:`find_tokenizer` finds no file, or if the file cannot be read.
+    """
     file = find_tokenizer(folder, model)
     return None if file is None else load_tokenizer(file)
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """Return the text of each token.
+    """Return the text of each token. Without a tokenizer, and for unknown ids, the text is the id, such as "⟨151⟩".
 
-    If several tokens make one character, the last of these tokens has the character as its text, and the other tokens
-    have the text "·". Without a tokenizer, and for unknown ids, the text is the id, such as "⟨151⟩".
+    If several tokens make one character, the last token has the character, and the others have "·".
     """
     if tokenizer is None:
         return [f"⟨{one}⟩" for one in ids]
@@ -144,12 +140,7 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
-    """Return the numbers of each action token of a turn, by name; None for a number that is not known.
-
-    Args:
-        record: the numbers that an update computed for the action tokens. If None, only ``logprob``, the
-            log-probability in the engine, is known.
-    """
+    """Return the numbers of each action token of a turn. Without a ``record``, only ``logprob`` is known."""
     count = len(turn.action_ids)
     unknown: tuple[None, ...] = (None,) * count
     columns: dict[str, Sequence[float | None]] = {"logprob": turn.logprobs}
@@ -164,11 +155,7 @@ def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
 
 
 def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
-    """Return a color scale for each kind of number (``Coloring``) that has a finite value in ``figures``.
-
-    Args:
-        figures: the numbers of all tokens that the scales are for.
-    """
+    """Return a color scale for each kind of number (``Coloring``) that has a finite value in ``figures``."""
     scales = []
     for coloring, (code, title, meaning, diverging) in _SCALES.items():
         known = [abs(value) for one in figures if (value := one.get(coloring)) is not None and math.isfinite(value)]
@@ -180,13 +167,7 @@ def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
 def make_tokens(
     turn: Turn, figures: Sequence[TokenFigures], scales: Sequence[Scale], texts: Sequence[str]
 ) -> Iterator[Token]:
-    """Yield the action tokens of a turn for the page.
-
-    Args:
-        figures: the numbers of each action token (see :func:`figures_of`).
-        scales: the scales that determine the colors.
-        texts: the text of each action token (see :func:`token_texts`).
-    """
+    """Yield the action tokens of a turn. ``figures`` and ``texts`` have one entry per token."""
     for token_id, text, own in zip(turn.action_ids, texts, figures, strict=True):
         levels = ((scale.code, scale.level(own.get(scale.coloring))) for scale in scales)
         classes = " ".join(f"{code}{level}" for code, level in levels if level is not None)

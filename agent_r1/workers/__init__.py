@@ -1,8 +1,7 @@
 """Environment workers: processes, often on other machines, in which environments and their tools run.
 
-:class:`EnvironmentWorker` serves the environments of a task set over HTTP. :class:`RemoteEnv` is an environment whose
-episodes run on workers, and :class:`WorkerPool` chooses a worker for each episode. Each name is imported when it is
-first used. So an import of ``agent_r1.workers.config`` does not load a server.
+:class:`EnvironmentWorker` serves environments over HTTP. The episodes of a :class:`RemoteEnv` run on workers.
+:class:`WorkerPool` chooses a worker for each episode. Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

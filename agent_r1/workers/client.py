@@ -1,4 +1,4 @@
-"""The client of environment workers: a pool of workers, and an environment whose episodes run on the workers."""
+"""The client of environment workers: a pool of workers, and an environment whose episodes run on these workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ANSWER: TypeAdapter[Opened | Stepped | ModelQuery] = TypeAdapter(Opened | Stepp
 
 
 class WorkerError(AgentR1Error):
-    """Raised if a worker cannot be reached, hangs, or refuses a request. The attempt then fails, and is repeated."""
+    """Raised if a worker cannot be reached, hangs, or refuses a request. The attempt is then repeated."""
 
 
 class RemoteEnvironmentError(AgentR1Error):
@@ -91,7 +91,7 @@ def _error_line(response: httpx.Response) -> str:
 
 
 def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
-    """Return how a worker differs from ``expected``, such as "with other tasks"; "" if it does not differ."""
+    """Return how a worker differs from ``expected``, such as "with other tasks", or ""."""
     if found.version != expected.version:
         return f"with agent-r1 {found.version} instead of {expected.version}"
     if found.taskset != expected.taskset:
@@ -105,9 +105,8 @@ class WorkerConnection:
     """The connection to a worker.
 
     Attributes:
-        url: the address of the worker.
         num_episodes: the number of episodes that use the worker.
-        failure: the reason why the worker failed; None if the worker is live. A failed worker gets no requests.
+        failure: why the worker failed; None if it is live. A failed worker gets no requests.
         checked: the time of the last failure or check, on the clock of the event loop.
     """
 
@@ -129,8 +128,7 @@ class WorkerConnection:
     async def post(self, path: str, body: BaseModel) -> Opened | Stepped | ModelQuery:
         """Send a request, and return the worker's answer.
 
-        Raise RemoteEnvironmentError if the environment raised an error. Raise WorkerError in all other cases without an
-        answer.
+        Raise RemoteEnvironmentError if the environment raised an error, and WorkerError for any other failure.
         """
         response = await self._request("POST", path, json.dumps(body.model_dump(mode="python")).encode())
         if response.status_code == ENVIRONMENT_FAILED:
@@ -143,15 +141,13 @@ class WorkerConnection:
             raise WorkerError(f"{self.url} answered something else than an environment worker") from error
 
     async def delete(self, path: str) -> None:
-        """Send a request to close an episode. Do nothing if the worker has failed.
-
-        A worker that still runs closes idle episodes itself.
-        """
+        """Send a request to close an episode. Do nothing if the worker has failed."""
+        # A worker that still runs closes idle episodes itself.
         if self.failure is None:
             await self._request("DELETE", path, b"")
 
     async def check(self, expected: WorkerDescription) -> None:
-        """Ask a failed worker for its description. If the description is ``expected``, the worker is live again."""
+        """Check the description of a failed worker. If it equals ``expected``, the worker is live again."""
         self.checked = asyncio.get_running_loop().time()
         try:
             difference = _difference(await self._describe(), expected)
@@ -169,10 +165,7 @@ class WorkerConnection:
         return _read_description(await self._client.get("/health", timeout=self._stall_seconds / 2))
 
     async def _request(self, method: str, path: str, content: bytes) -> httpx.Response:
-        """Send a request, and return the response.
-
-        Raise WorkerError if the worker has failed, or fails during the request.
-        """
+        """Send a request, and return the response. Raise WorkerError if the worker has failed, or fails meanwhile."""
         headers = {"Content-Type": "application/json"}
         if self.failure is not None:
             raise WorkerError(f"{self.url} failed: {self.failure}")
@@ -194,10 +187,8 @@ class WorkerConnection:
             self._requests.discard(request)
 
     async def _watch(self) -> None:
-        """Check the health of the worker regularly while requests are in progress.
-
-        A worker reports its health even while a tool is slow, so a worker without a report has failed.
-        """
+        """Check the health of the worker regularly while requests are in progress."""
+        # A worker reports its health even while a tool is slow.
         while self._requests:
             await asyncio.sleep(self._stall_seconds / 2)
             if not self._requests:
@@ -205,9 +196,8 @@ class WorkerConnection:
             await self._check_health("it does not report its health")
 
     async def _check_health(self, reason: str) -> None:
-        """Ask the worker for its health. If the worker does not answer, mark it as failed and end its requests.
-
-        ``reason`` is the beginning of the text that explains the failure.
+        """If the worker does not report its health, mark it as failed and end its requests. ``reason`` begins the
+        message.
         """
         try:
             await self._describe()
@@ -228,11 +218,7 @@ class WorkerPool:
     """The workers of a run. A new episode is opened on the live worker with the fewest episodes.
 
     A worker fails if it cannot be reached, or does not report its health for ``config.stall_seconds``. Then all its
-    episodes fail. A failed worker gets no new episodes until it answers again with the expected description.
-
-    Args:
-        config: the addresses of the workers, and their limits.
-        expected: the description that each worker must have.
+    episodes fail. A failed worker gets no episodes until it answers with the description ``expected``.
     """
 
     def __init__(self, config: EnvironmentConfig, expected: WorkerDescription) -> None:
@@ -242,7 +228,7 @@ class WorkerPool:
         self._checking: asyncio.Task[None] | None = None
 
     async def acquire(self) -> WorkerConnection:
-        """Return a worker for a new episode. Wait if all live workers have their maximum number of episodes.
+        """Return a worker for a new episode. Wait while all live workers have their maximum number of episodes.
 
         Raise WorkerError if no worker is live.
         """
@@ -273,11 +259,7 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def _check_failed(self) -> asyncio.Task[None] | None:
-        """Return the asyncio task that checks failed workers again; None if no such task is running or needed.
-
-        If no task is running, the function starts one for the failed workers whose last check is more than
-        ``RECHECK_SECONDS`` ago.
-        """
+        """Check failed workers whose last check is ``RECHECK_SECONDS`` ago. Return the task that checks, or None."""
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
         if due and (self._checking is None or self._checking.done()):
@@ -292,11 +274,8 @@ class WorkerPool:
 class RemoteEnv:
     """An environment whose episodes run on the workers of a pool.
 
-    Args:
-        env: the object of this environment in this process. Only its descriptions of tools are used; it opens no
-            episode.
-        name: the name of the environment on the workers.
-        pool: the workers.
+    ``env`` is the environment in this process. Only its descriptions of tools are used. ``name`` is its name on the
+    workers.
     """
 
     def __init__(self, env: Env, name: str, pool: WorkerPool) -> None:
@@ -326,7 +305,7 @@ class RemoteEnv:
 
 @dataclass(slots=True)
 class RemoteEpisode:
-    """An episode on a worker. Its requests all go to this worker, which holds the state of the episode."""
+    """An episode on a worker."""
 
     start: tuple[Message, ...]
     name: str
@@ -349,11 +328,7 @@ class RemoteEpisode:
 async def _converse(
     worker: WorkerConnection, path: str, request: OpenRequest | StepRequest, models: Mapping[str, ModelClient]
 ) -> Opened | Stepped:
-    """Send a request to a worker, and return the final answer of the worker.
-
-    Before the final answer, the worker can query models of the run. The function sends the answers of the models to the
-    worker.
-    """
+    """Send a request to a worker, answer the worker's queries to models, and return its final answer."""
     answer = await worker.post(path, request)
     while isinstance(answer, ModelQuery):
         reply = await _ask(answer, models)
@@ -362,7 +337,7 @@ async def _converse(
 
 
 async def _ask(query: ModelQuery, models: Mapping[str, ModelClient]) -> ModelAnswer:
-    """Send a worker's query to a model, and return the answer of the model. An error of the model is also an answer."""
+    """Send a worker's query to a model, and return the answer. An error of the model is also an answer."""
     try:
         messages = with_images(decode_messages(query.messages), query.images)
         reply = await models[query.role](messages)

@@ -1,4 +1,4 @@
-"""Settings of the environment workers that a run uses. Importing this module imports no web server."""
+"""Settings of the environment workers that a run uses. This module imports no web server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOKEN_VARIABLE = "AGENT_R1_WORKER_TOKEN"
 
 
 class EnvironmentConfig(BaseModel):
-    """The workers that run the environments of a run, instead of the process of the run.
+    """The workers that run the environments of a run.
 
     Example:
         EnvironmentConfig(workers=("http://10.0.0.5:8200", "http://10.0.0.6:8200"))
@@ -22,13 +22,14 @@ class EnvironmentConfig(BaseModel):
     Empty: environments and tools run in the process of the run."""
 
     episodes: int = Field(default=256, ge=1)
-    """Maximum number of episodes that a worker has at the same time. Further attempts wait. The waiting time counts
-    towards their time limit, episode_seconds."""
+    """Maximum number of episodes of one worker at the same time. More attempts wait. Their time limit, episode_seconds,
+    includes the wait.
+    """
 
     stall_seconds: float = Field(default=60.0, gt=0)
-    """Time limit for a report of a worker's health while the worker has requests, in seconds. If the report is missing,
-    the attempts on the worker fail, and are repeated on another worker. The worker gets no more requests until it
-    reports its health again."""
+    """Seconds in which a worker with requests must report its health. Otherwise, its attempts fail, and are repeated on
+    another worker. The worker gets no requests until it reports its health again.
+    """
 
     @field_validator("workers")
     @classmethod

@@ -6,11 +6,11 @@
     POST   /episodes/{episode}/answer    ModelAnswer -> Opened or Stepped, or another ModelQuery
     DELETE /episodes/{episode}           Closed
 
-An environment can query models (``RolloutContext.models``), which only the run has. The worker then answers a request
-with a ModelQuery. The run sends the answer of the model as a ModelAnswer, and the worker continues with the request.
+If an environment queries a model of the run, the worker answers with a ModelQuery. The run then sends a ModelAnswer,
+and the worker continues with the request.
 
-Status 422 means that the environment raised an error. The worker itself still works. Messages are encoded as in the
-database of a run (``store.codec``). The files of the images in the messages are sent in a separate field, ``images``.
+Status 422 means that the environment raised an error. Messages are encoded as in the database of a run
+(``store.codec``), with the files of images in a separate field.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ENVIRONMENT_FAILED = 422
 """The HTTP status of an answer if the environment raised an error."""
 
 Images = dict[str, str]
-"""The files of images in base64, by the sha256 of the file. An image that occurs several times is sent once."""
+"""The files of images in base64, by the sha256 of the file."""
 
 
 class _Body(BaseModel):
@@ -56,14 +56,9 @@ class _Body(BaseModel):
 
 
 class WorkerDescription(_Body):
-    """A description of the environments of a worker, or of the environments that a run needs.
+    """A description of the environments of a worker, or of the environments that a run needs. Both must agree.
 
-    A run can use a worker only if the two descriptions agree.
-
-    Attributes:
-        version: the version of agent-r1.
-        taskset: the name of the task set.
-        fingerprints: hashes by name: of all tasks, of the tools of all environments, and of files.
+    ``fingerprints`` has hashes by name: of all tasks, of the tools of all environments, and of files.
     """
 
     version: str
@@ -83,10 +78,7 @@ class TaskContent(_Body):
 class TaskReference(_Body):
     """A reference to a task whose data cannot be sent.
 
-    The worker must have a task with the same id, split and hash.
-
-    Attributes:
-        sha256: the hash of the whole task.
+    The worker must have a task with the same id, split and hash. ``sha256`` is the hash of the whole task.
     """
 
     id: str
@@ -95,12 +87,12 @@ class TaskReference(_Body):
 
 
 class OpenRequest(_Body):
-    """A request to open an episode of the environment ``environment``.
+    """A request to open an episode of an environment.
 
     Attributes:
         attempt: the fields of the AttemptId.
-        seconds: how long the attempt can take from now on; None without a limit.
-        models: the names of the models that the environment can query, such as "user" and "judge".
+        seconds: how long the attempt can take from now on; None for no limit.
+        models: the roles of the models that the environment can query, such as "user" and "judge".
     """
 
     environment: str
@@ -139,9 +131,9 @@ class ModelQuery(_Body):
 
     Attributes:
         episode: the name of the episode.
-        query: the number of the query. The ModelAnswer to this query has the same number.
+        query: the index of the query. The ModelAnswer has the same index.
         role: the role of the model, such as "user".
-        messages: the conversation that the model answers, encoded.
+        messages: the conversation that the model answers.
     """
 
     kind: Literal["query"] = "query"
@@ -153,13 +145,7 @@ class ModelQuery(_Body):
 
 
 class ModelAnswer(_Body):
-    """The answer of a model to a ModelQuery: one message, or an error.
-
-    Attributes:
-        query: the number of the query.
-        messages: a list with the encoded message; [] if the model raised an error.
-        error: the error of the model; None if the model answered.
-    """
+    """The answer of a model to a ModelQuery. ``messages`` has one message, or none after an error."""
 
     query: int
     messages: list[Any]
@@ -198,7 +184,7 @@ def _filled(parts: Sequence[ContentPart], images: Mapping[str, str]) -> tuple[Co
 
 
 def encode_task(task: Task) -> TaskContent | TaskReference:
-    """Return the task as JSON values, or a reference to the task if its data cannot be sent."""
+    """Return the task as JSON values, or a reference if its data cannot be sent."""
     data = dict(task.data)
     try:
         check_sendable("the data", data)
@@ -251,14 +237,10 @@ def decode_transition(answer: Stepped) -> Transition:
 
 
 def check_sendable(what: str, value: object, depth: int = 0) -> None:
-    """Raise TypeError if a value would change when it is sent to another process as JSON.
+    """Raise TypeError if a value would change when it is sent as JSON.
 
-    Numbers, texts, None, and lists, tuples and dictionaries of these values can be sent.
-
-    Args:
-        what: the name of the value in the error.
-        value: the value.
-        depth: the number of containers around the value.
+    Numbers, texts, None, and lists, tuples and dictionaries of these values can be sent. ``what`` is the name of the
+    value in the error.
     """
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise TypeError(f"{what} has an integer of {value.bit_length()} bits; the limit is {MAX_INTEGER_BITS}")

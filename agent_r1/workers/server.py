@@ -1,8 +1,7 @@
-"""An environment worker: episodes of the environments of a task set, for runs on other machines, over HTTP.
+"""An environment worker: it runs episodes of environments over HTTP, for runs on other machines.
 
-The worker is a Starlette application on uvicorn (see ``protocol``). Everyone who can reach the worker and has its token
-can run the tools of its environments. So a worker needs a token, unless it listens only on a loopback address. The
-worker has no TLS.
+Everyone who can reach the worker and has its token can run the tools of its environments. So a worker needs a token,
+unless it listens only on a loopback address. The worker has no TLS.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 SHORTEST_TOKEN = 8
 BODY_SECONDS = 60.0
-"""The time limit for the body of a request, in seconds."""
+"""The time limit for the arrival of a request's body, in seconds."""
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -68,7 +67,7 @@ class WorkerLimits:
 
     Attributes:
         episodes: the largest number of episodes at the same time.
-        idle_seconds: the time after which an episode without a request is closed, because its run no longer exists.
+        idle_seconds: the time without a request after which an episode is closed.
     """
 
     episodes: int = 1024
@@ -86,17 +85,14 @@ class _RefusedRequest(AgentR1Error):
 class EnvironmentWorker:
     """A server for episodes of environments. It runs in the event loop of the caller.
 
+    Raise InvalidInput if ``token`` is too short, or "" although ``host`` is not a loopback address.
+
     Args:
         envs: the environments, by the names with which runs open their episodes.
-        tasks: returns the tasks of a split. These tasks are used if a run sends only a reference to a task.
-        description: the description of the worker. A run compares it with the description that the run needs.
-        limits: how many episodes are open at a time, and for how long.
-        token: the token that requests must have. "": requests need no token, which is allowed on loopback addresses
-            only.
-        host: the address to listen on.
+        tasks: returns the tasks of a split, for runs that send only references to tasks.
+        description: must agree with the description that a run needs.
+        token: the token that requests must have.
         port: the port to listen on; 0 for any free port.
-
-    Raises InvalidInput if the address cannot be used, or if ``host`` needs a token and ``token`` is "".
 
     Example:
         worker = EnvironmentWorker({"env": taskset.env}, taskset.tasks, description)
@@ -134,7 +130,7 @@ class EnvironmentWorker:
         return len(self._sessions)
 
     def start(self) -> None:
-        """Listen, and answer requests in the event loop of the caller. Raise InvalidInput if the port is in use."""
+        """Start to answer requests in the event loop of the caller. Raise InvalidInput if the port is in use."""
         self._server = HttpServer(self._app(), self._host, self._port)
         self._sweeper = shared_task(self._close_idle())
 
@@ -160,9 +156,9 @@ class EnvironmentWorker:
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
 
     def _endpoint(self, handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-        """Return an HTTP endpoint that checks the token of a request, and answers with ``await handler(request)``.
+        """Return an HTTP endpoint that checks the token, and answers with the result of ``handler``.
 
-        If the handler raises an error, the endpoint answers with an error status and one line of text.
+        If the handler fails, the answer is an error status and one line of text.
         """
 
         async def endpoint(request: Request) -> Response:
@@ -182,7 +178,7 @@ class EnvironmentWorker:
         return endpoint
 
     def _authenticate(self, request: Request) -> None:
-        """Raise _RefusedRequest if a request has a wrong token, or if a web page in a browser may have sent it."""
+        """Raise _RefusedRequest if the token is wrong, or if a web page in a browser may have sent the request."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise _RefusedRequest(401, f"the token is missing or wrong: set {TOKEN_VARIABLE}")
@@ -253,7 +249,7 @@ class EnvironmentWorker:
             await session.close()
 
     async def _close_idle(self) -> None:
-        """Close episodes that had no request for ``idle_seconds``, again and again, until this task is cancelled."""
+        """Close episodes without a request for ``idle_seconds``, until this task is cancelled."""
         limit = self._limits.idle_seconds
         while True:
             await asyncio.sleep(min(limit / 4, 30.0))

@@ -1,4 +1,4 @@
-"""An episode on a worker. While the episode works on a request, the environment can query models of the run."""
+"""An episode on a worker. During a request, the environment can query models of the run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class EnvironmentFailure(AgentR1Error):
 
 @dataclass(slots=True)
 class WorkerSession:
-    """An episode on a worker. At most one request at a time uses the episode.
+    """An episode on a worker.
 
     Attributes:
         name: the name of the episode in requests.
-        used: the time at which the last request ended, on the clock of the event loop.
-        lock: a lock that is held while a request uses the episode.
+        used: when the last request ended, on the clock of the event loop.
+        lock: held while a request uses the episode.
     """
 
     name: str
@@ -52,7 +52,7 @@ class WorkerSession:
     _work: asyncio.Task[Answer] | None = None
 
     def models(self, roles: tuple[str, ...]) -> Mapping[str, ModelClient]:
-        """Return the models that the environment can query, by role. Each model forwards its queries to the run."""
+        """Return the models that the environment can query, by role. They forward the queries to the run."""
         return {role: self._model(role) for role in roles}
 
     async def open(self, env: Env, task: Task, context: RolloutContext) -> Answer | ModelQuery:
@@ -79,7 +79,7 @@ class WorkerSession:
     async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
         """Pass a model's answer to the environment, which then continues the interrupted :meth:`open` or :meth:`step`.
 
-        Return the result of this :meth:`open` or :meth:`step`, or the environment's next query to a model.
+        Return the result of this call, or the environment's next query to a model.
         """
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:
@@ -108,10 +108,7 @@ class WorkerSession:
         return await self._advance()
 
     async def _advance(self) -> Answer | ModelQuery:
-        """Wait until the environment queries a model, or completes the current :meth:`open` or :meth:`step`.
-
-        Return the query, or the result of :meth:`open` or :meth:`step`.
-        """
+        """Return the environment's next query to a model, or the result of the current :meth:`open` or :meth:`step`."""
         assert self._work is not None
         query = asyncio.ensure_future(self._queries.get())
         try:

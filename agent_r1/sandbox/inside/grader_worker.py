@@ -1,10 +1,8 @@
 """The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
 
-Values are sent as JSON. None, booleans, numbers, text, bytes, dates and containers are sent as data. A value of a
-subclass becomes a value of the plain type, because an object of a subclass could claim to equal every value. The types
-and pure functions of Python are sent by name. Any other object stays in its process, and a number is sent instead. Each
-process creates the received values itself, from a fixed list of types. The arguments of tests must arrive unchanged;
-otherwise the candidate would be tested with different values.
+Values are sent as JSON. Plain values, dates and containers are sent as data, and types and pure functions by name. A
+subclass becomes the plain type, because its objects could claim to equal every value. Any other object stays in its
+process, and a number is sent instead. Each process creates the received values itself, from a fixed list of types.
 """
 
 import builtins
@@ -33,7 +31,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object of the tested code. The tests can only pass the placeholder back in a call."""
+    """A placeholder for an object of the candidate. The tests can only pass it back in a call."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,11 +55,11 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 class AlteredArgument(Exception):
-    """Raised if a test calls the candidate's function with an argument that cannot be transferred unchanged."""
+    """Raised if a test calls the candidate with an argument that cannot be sent unchanged."""
 
 
 def encode_exactly(value: Any) -> Any:
-    """Return a value as JSON data. Raise AlteredArgument if the tested code would receive a different value."""
+    """Return a value as JSON data. Raise AlteredArgument if a different value would arrive."""
     if value is None or type(value) is bool:
         return value
     encoder = find_encoder(value)
@@ -72,11 +70,11 @@ def encode_exactly(value: Any) -> Any:
 
 
 Encoder = Callable[[Any, Callable[[Any], Any]], Any]
-"""A function that encodes a value. Its second argument is a function that encodes the values inside the value."""
+"""A function that encodes a value. Its second argument encodes the values inside the value."""
 
 
 def find_encoder(value: Any) -> Encoder | None:
-    """Return the encoder for the type of the value or for one of its parent types; None if no encoder exists."""
+    """Return the encoder for the type of a value or for a parent type, or None."""
     if type(value) in (type, type(len)):
         return (lambda value, inner: {"builtin": NAMED[value]}) if value in NAMED else None
     if type(value) in PLAIN:
@@ -114,7 +112,7 @@ FUNCTIONS: tuple[Any, ...] = (
 )
 TYPES = {kind: name for name, kind in vars(builtins).items() if isinstance(kind, type) and name[0] != "_"}
 NAMED: dict[Any, str] = TYPES | {function: function.__name__ for function in FUNCTIONS}
-"""Names of builtin types and of pure functions. The tests' and the candidate's process exchange only the names."""
+"""Names of builtin types and of pure functions. The processes exchange only the names."""
 
 
 def factory_name(value: Any) -> str | None:
@@ -122,13 +120,13 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a defaultdict as JSON data; as a plain dictionary if its factory is unknown. ``inner`` encodes items."""
+    """Return a defaultdict as JSON data; as a plain dictionary if its factory is unknown."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a numpy scalar as a Python number, encoded by ``inner``. A ``longdouble`` is rounded to a float."""
+    """Return a numpy scalar as an encoded Python number. A ``longdouble`` is rounded to a float."""
     # item() would return a longdouble unchanged
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
@@ -138,13 +136,13 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type that is given by its name. Its module is not imported, because the type may never be needed."""
+    """A type that is given by its name. Its module is not imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
 
     def resolve(self) -> Any:
-        """Return the type. Return () if its module is not imported: ``isinstance(value, ())`` is always false."""
+        """Return the type; () if its module is not imported, so that ``isinstance`` is false."""
         return vars(sys.modules[self.module]).get(self.name, ()) if self.module in sys.modules else ()
 
 
@@ -166,7 +164,7 @@ ITERATORS = (
     *(itertools.pairwise, itertools.permutations, itertools.product, itertools.starmap, itertools.takewhile),
     itertools.zip_longest,
 )
-"""Iterators that end if their input ends. ``count``, ``cycle`` and ``repeat`` are left out, as they can be endless."""
+"""Iterators that end if their input ends. ``count``, ``cycle`` and ``repeat`` can be endless."""
 
 KEYS, VALUES, ITEMS = type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items())
 
@@ -195,7 +193,7 @@ SPECIFIC_ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bytearray, lambda value, inner: {"bytearray": bytes(value).hex()}),
     (memoryview, lambda value, inner: {"bytes": bytes(value).hex()}),
 )
-"""Pairs (type, encoder) that are tried before ENCODERS. For example, dict in ENCODERS would also match a Counter."""
+"""Pairs (type, encoder) that are tried before ENCODERS: dict in ENCODERS would also match a Counter."""
 
 ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bool, lambda value, inner: bool(value)),
@@ -223,7 +221,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value that ``data`` encodes. ``{"kept": 3}`` encodes ``kept(3)``, an object of this process."""
+    """Return the value that ``data`` encodes. ``{"kept": 3}`` is ``kept(3)``, an object of this process."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()
@@ -310,7 +308,7 @@ def read_exactly(connection: int, size: int) -> bytes:
 
 
 def serve(connection: int, source: str) -> None:
-    """Run the candidate's source, then execute calls of the candidate's functions that the tests' process requests."""
+    """Run the candidate's source, then execute the calls of its functions that the tests' process requests."""
     kept: list[Any] = []
 
     def keep(value: Any) -> int:
@@ -338,8 +336,8 @@ def serve(connection: int, source: str) -> None:
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
     """Run the tests. They can call the candidate's functions ``calls``, which run in the candidate's process.
 
-    If all tests pass, the output on stderr ends with ``nonce``, a secret text. If the tests are faulty, the output ends
-    with ``nonce`` and a reason. If the candidate fails, ``nonce`` is not written.
+    If all tests pass, stderr ends with ``nonce``, a secret text. If the tests are faulty, a reason follows it. If the
+    candidate fails, ``nonce`` is not written.
     """
     defined = receive(connection)["defined"]
     missing = [name for name in calls if name not in defined]
@@ -381,10 +379,9 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
 def make_exception(reply: dict[str, Any]) -> Exception:
-    """Return a builtin exception of the same type as the candidate's exception, or of the nearest builtin parent type.
+    """Return a builtin exception of the candidate's type, or of the nearest builtin parent type.
 
-    An exception that would end the process (SystemExit) or a loop of the tests (StopIteration inside ``map``) becomes
-    RuntimeError.
+    SystemExit and StopIteration become RuntimeError, because they would end the process or a loop of the tests.
     """
     known = (vars(builtins).get(name) for name in reply["raised"])
     kind = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), BaseException)

@@ -1,8 +1,8 @@
-"""Attacks on each isolation layer. They are attempted inside the sandbox, before the first use of the sandbox.
+"""Attacks on each isolation layer, attempted inside the sandbox before its first use.
 
-Each attack is a function. The attack was blocked if the function raises an exception or returns False. The argument
-``targets`` of an attack has the path of a secret file outside the sandbox, an open port outside the sandbox, and the
-limits of the sandbox. The full list of attacks is in tests/sandbox/attacks.py.
+Each attack is a function. The attack was blocked if the function raises an exception or returns False. ``targets`` has
+the keys "secret" (the path of a file outside the sandbox), "port" (an open port outside the sandbox), and one key for
+each limit. The full list of attacks is in tests/sandbox/attacks.py.
 """
 
 import ctypes
@@ -71,8 +71,7 @@ def exceed_memory(targets: Any) -> bool:
 def exceed_memory_together(targets: Any) -> bool:
     """Return whether three processes together get more memory than the cgroup allows.
 
-    If the kernel enforces the limit, it kills one of the three processes or the calling process.
-    ``targets["memory"]`` is the limit in bytes.
+    If the kernel enforces the limit, it kills one of these processes or the calling process.
     """
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()
@@ -105,12 +104,7 @@ ATTEMPTS: dict[str, tuple[Callable[[Any], bool], ...]] = {
 
 
 def probe(targets: Any) -> None:
-    """Attempt all attacks of this module, and print one line per isolation layer, for example ``network holds``.
-
-    The second word is "broken" if an attack on the layer succeeded, and "holds" if all attacks were blocked.
-    ``targets`` has the keys "secret" (a path outside of the sandbox) and "port" (an open port), and one key for each
-    limit of the sandbox.
-    """
+    """Attempt all attacks, and print a line for each isolation layer: ``network holds`` or ``network broken``."""
     for layer, attempts in ATTEMPTS.items():
         result = "holds"
         for attempt in attempts:

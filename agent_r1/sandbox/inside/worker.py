@@ -2,12 +2,12 @@
 
     python worker.py CONTROL UID LIMITS        e.g. worker.py 5 2000000001 RLIMIT_AS=536870912,RLIMIT_CORE=0
 
-A request on the socket CONTROL consists of a letter (c: a cell, whose last expression is printed; p: a whole program),
-the length of the source in 8 bytes, and the source. A report consists of a letter (r: ready, o: ok, e: raised, m: out
-of memory), the length of a text in 4 bytes, and the text. With the UID "-" the process keeps its user. This file
-imports few modules, because the start of each process includes the imports.
+CONTROL is a socket. A request is a letter (c: a cell, whose last expression is printed; p: a whole program), the length
+of the source in 8 bytes, and the source. A report is a letter (r: ready, o: ok, e: raised, m: out of memory), the
+length of a text in 4 bytes, and the text. With the UID "-" the process keeps its user.
 """
 
+# This file imports few modules, because each start of a process includes the imports.
 import _ast
 import os
 import resource
@@ -19,9 +19,7 @@ MAX_ERROR = 8000  # characters
 def drop_privileges(uid: str, limits: str) -> None:
     """Set the resource limits and change the user id. Call this function before the process reads untrusted data.
 
-    Args:
-        uid: the new user id; "-" to keep the user id.
-        limits: the limits, such as "RLIMIT_AS=536870912,RLIMIT_CORE=0".
+    ``uid`` is "-" to keep the user id. ``limits`` is a text such as "RLIMIT_AS=536870912,RLIMIT_CORE=0".
     """
     for limit in filter(None, limits.split(",")):
         name, _, value = limit.partition("=")
@@ -72,10 +70,7 @@ def end_program() -> None:
 
 
 def format_error(error: BaseException, source: str, name: str) -> str:
-    """Return the traceback of ``error`` in the format of Python, without the frames of this file.
-
-    ``name`` is the file name of the program in the traceback, and ``source`` is its text.
-    """
+    """Return the traceback of ``error``, without the frames of this file. ``name`` is the program's file name."""
     import linecache
     import traceback
 
@@ -87,16 +82,10 @@ def format_error(error: BaseException, source: str, name: str) -> str:
 
 
 def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
-    """Run source code and return its report as (letter, text).
+    """Run source code and return its report as (letter, text). The text is the error, or "".
 
-    The letter is ``o`` if the code ended normally, ``e`` if it raised an exception, and ``m`` if memory ran out. The
-    text is the error, or "" without an error.
-
-    Args:
-        kind: ``c`` for a cell, ``p`` for a whole program.
-        source: the source code.
-        name: the file name of the code in tracebacks.
-        names: the global variables of the code.
+    ``kind`` is ``c`` for a cell, ``p`` for a whole program. ``name`` is the file name in tracebacks. ``names`` are the
+    global variables.
     """
     try:
         try:
