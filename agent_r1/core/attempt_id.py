@@ -33,10 +33,10 @@ class AttemptId:
         return (self.group_id, self.sample_index, self.retry)
 
     def seed(self, root: int, *path: int) -> int:
-        """Return a 63-bit seed for the random numbers of the attempt. ``root`` is the seed of the run.
+        """Return a 63-bit seed for the random numbers of the attempt.
 
-        Equal tasks and positions give equal seeds in runs of any name. ``path`` selects one of several seeds:
-        ``seed(root, turn_index)``.
+        The seed depends on ``root`` (the seed of the run), the task and the indices of the attempt, but not on the name
+        of the run. Each ``path`` gives a different seed, such as ``seed(root, turn_index)``.
         """
         text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -20,9 +20,8 @@ Origin = Mapping[str, str | int]
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
     """Return ``folder``. If it is missing, damaged or made from a different ``origin``, call ``make`` first.
 
-    ``make`` gets a temporary folder and writes the files. The temporary folder then becomes ``folder``, so a killed
-    process leaves no incomplete folder. If several processes call this function, only one calls ``make``, and the
-    others wait.
+    ``make`` writes the files to a temporary folder, which then becomes ``folder``. So a killed process leaves no
+    incomplete folder. If several processes call this function, only one calls ``make``, and the others wait.
 
     Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised unchanged.
     """
@@ -47,7 +46,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
 
 def is_valid(folder: Path, origin: Origin) -> bool:
-    """Return whether ``folder`` was made from ``origin`` and is unchanged. Its manifest holds the checksums."""
+    """Return whether ``folder`` was made from ``origin``, and no file has changed since."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         return manifest == {"origin": dict(origin), "files": _checksums(folder)}

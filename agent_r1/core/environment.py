@@ -19,8 +19,7 @@ class Transition:
     Attributes:
         messages: the observation, which is appended to the conversation.
         rewards: process rewards of the action as a whole, by name.
-        end: None if the episode goes on; "terminal" if the episode is over; "truncated" if the episode was cut off.
-        results: the results of the tool calls that were run.
+        end: None if the episode goes on; "terminal" if it is over; "truncated" if it was cut off.
         call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
 
     Example:
@@ -88,9 +87,8 @@ class Env(Protocol):
 class ExecutesCode(Protocol):
     """An environment, scorer or reward that can execute code written by the policy.
 
-    Attributes:
-        sandbox: the isolation of this code as text, such as "bubblewrap: files user". The text begins with "none" if
-            there is no isolation. None: no code is executed.
+    ``sandbox`` is the isolation of this code, such as "bubblewrap: files user". It begins with "none" if there is no
+    isolation. None: no code is executed.
     """
 
     sandbox: Any
@@ -99,7 +97,7 @@ class ExecutesCode(Protocol):
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
     """Return the first level that begins with "none" (no isolation), or else the first level that is not None.
 
-    Return None if all levels are None. The level None stands for a component that executes no code.
+    Levels that are None belong to components that execute no code. If all levels are None, return None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

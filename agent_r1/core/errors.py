@@ -1,13 +1,5 @@
 """The package's exceptions.
 
-    AgentR1Error
-      InvalidInput      the user's input cannot be used; the command line prints one line and exits with 2
-      EngineError       an engine could not generate; the attempt ends with Status.ENGINE_FAILED
-      RunStopped        a health check stopped the run; the command line prints a diagnosis and exits with 1
-      UnsupportedChat   a chat template cannot render the conversation
-    KeyboardInterrupt
-      Interrupted       a run was stopped by a signal; the command line prints how to resume it
-
 A rollout never raises an error for a failure inside an episode. The trajectory gets a ``Status`` and a reason instead.
 """
 
@@ -20,8 +12,7 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The maximum length of a value and of a remedy in an error message, in characters."""
 
 MAX_ADDRESS = 10_000
-"""The maximum length, in characters, of a value that is redacted before it is shortened. Longer values are redacted
-afterwards."""
+"""A value of at most this many characters is redacted before it is shortened. A longer value is redacted afterwards."""
 
 
 class AgentR1Error(Exception):
@@ -48,7 +39,7 @@ class InvalidInput(AgentR1Error):
 
 
 class EngineError(AgentR1Error):
-    """Raised if an engine could not complete a generation."""
+    """Raised if an engine cannot complete a generation. The attempt ends with ``Status.ENGINE_FAILED``."""
 
 
 class RunStopped(AgentR1Error):
@@ -70,7 +61,7 @@ class Interrupted(KeyboardInterrupt):
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
     """Return ``value`` as text for an error message.
 
-    Of a text of more than ``most`` characters, only the first ``most // 2`` characters and the length are returned.
+    A text of more than ``most`` characters is cut to ``most // 2`` characters, and its length is appended.
     """
     try:
         text = str(value)

@@ -18,9 +18,7 @@ FateName = Literal["trained", "dropped", "superseded"]
 class AttemptStarted:
     """An event: an attempt started.
 
-    Attributes:
-        split: the split of the task.
-        version: the version of the policy's weights when the attempt's group was allowed to start.
+    ``version`` is the version of the policy's weights when the attempt's group was allowed to start.
     """
 
     attempt: AttemptId
@@ -37,10 +35,8 @@ class AttemptFinished:
 class AttemptFate:
     """An event: an attempt was trained at ``step``, or was dropped for ``reason``.
 
-    Each attempt has at most one fate per segment of a run (a stretch of training without a stop).
-
-    Attributes:
-        credit: the sum of the advantages of the attempt's action tokens; None if the attempt was not trained.
+    Each attempt has at most one fate per segment of a run (a stretch of training without a stop). ``credit`` is the sum
+    of the advantages of its action tokens; None if the attempt was not trained.
 
     Example:
         AttemptFate(attempt, "dropped", step=3, reason="advantage 0 on every token")
@@ -89,9 +85,7 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Measured times, speeds and sizes of one optimizer step, by name. Every repetition of the run gives
-    other values.
-    """
+    """Measured times, speeds and sizes of one optimizer step, by name. A repetition of the run gives other values."""
 
     step: int
     values: Mapping[str, float]

@@ -10,10 +10,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading bytes.
-
-    Raise OSError for any other file, such as a FIFO, which could block forever.
-    """
+    """Open a regular file for reading bytes. Raise OSError for other files, such as a FIFO."""
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # the path has a NUL character, or cannot be encoded

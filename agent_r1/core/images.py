@@ -1,7 +1,7 @@
 """Check, read and convert image files.
 
-A file is checked before it is decoded: it must be complete, have no bytes after its end, and declare a limited number
-of pixels. So decoding never needs much memory, and an accepted file contains only an image.
+A file is checked before it is decoded: it must be complete, and declare a limited number of pixels. So decoding never
+needs much memory.
 """
 
 from __future__ import annotations
@@ -55,13 +55,8 @@ def without_trailing_bytes(data: bytes) -> bytes:
 def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
     """Check an image file, and return its format and size.
 
-    Args:
-        data: the bytes of the file.
-        mime: the declared MIME type; None: any known format.
-
-    Raises:
-        InvalidInput: the file is too large, truncated or damaged, has bytes after its end, has too many pixels, is too
-            narrow, or is not of the declared type.
+    Raise InvalidInput if the file is too large, truncated or damaged, has too many pixels or a too large aspect ratio,
+    has bytes after its end, or is not of the type ``mime``. None: any known type.
 
     Example:
         read_header(png) == ImageHeader("image/png", 64, 48)
@@ -98,8 +93,7 @@ def _format_of(data: bytes) -> str:
 def decode_data_url(url: str) -> tuple[bytes, str]:
     """Return (bytes, MIME type) of a data URL such as ``data:image/png;base64,iVBOR..``.
 
-    Raise InvalidInput for any other URL, for another encoding than base64, and for a URL that is too long. No URL is
-    fetched.
+    Raise InvalidInput if the URL is not a data URL in base64, or is too long. No URL is fetched.
     """
     if not url.startswith("data:"):
         do = "send the image itself as data:image/png;base64,.. (addresses are not fetched)"
@@ -126,8 +120,7 @@ def decode_image(data: bytes) -> Any:
 
     The image is rotated as its EXIF data say. A transparent image is put on white. 16-bit gray is scaled to 8 bits.
 
-    Raises:
-        InvalidInput: pillow is not installed, or the file cannot be decoded.
+    Raise InvalidInput if pillow is not installed, or if the file cannot be decoded.
     """
     pillow, operations = import_extra("PIL.Image", "images"), import_extra("PIL.ImageOps", "images")
     try:
@@ -147,12 +140,10 @@ def decode_image(data: bytes) -> Any:
 
 
 def encode_picture(picture: Any) -> bytes:
-    """Return a ``PIL.Image.Image`` as the bytes of a PNG.
+    """Return a ``PIL.Image.Image`` as the bytes of a PNG. Modes that PNG does not support, such as CMYK, become RGB or
+    RGBA.
 
-    An image whose mode PNG does not support, such as CMYK, is first converted to RGB or RGBA.
-
-    Raises:
-        InvalidInput: the range of the pixel values is unknown (modes I and F), or pillow cannot convert the image.
+    Raise InvalidInput if the range of the pixel values is unknown (modes I and F), or if the conversion fails.
     """
     do = "convert it to the mode RGB, L or RGBA"
     if picture.mode in ("I", "F"):
@@ -183,8 +174,9 @@ def _little(data: bytes, start: int, count: int) -> int:
 
 
 def _parse_png(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end). A PNG consists of chunks: length, type, content and
-    checksum.
+    """Return (width, height, offset of the file's end).
+
+    A PNG consists of chunks: length, type, content and checksum.
     """
     position = 8
     if _take(data, 12, 4) != b"IHDR":

@@ -16,8 +16,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class PromptMedia:
     """An image in a prompt, and the ranges of its placeholder tokens.
 
-    The model reads one image feature at each placeholder token. There are several ranges if other tokens stand between
-    the placeholders, such as a separator after each row of the image.
+    The model reads one image feature at each placeholder token. There are several ranges if the model puts other tokens
+    between the placeholders.
 
     Example:
         PromptMedia(image, (range(4, 8), range(9, 13)))
@@ -41,7 +41,7 @@ class PromptMedia:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens that a completion continues, and the images among these tokens.
+    """The tokens that a completion continues, and their images.
 
     Example:
         Prompt(token_ids=(1, 17, 4))
@@ -55,11 +55,10 @@ class Prompt:
 class StopCondition:
     """The condition that ends a generation at one of the stop strings ``strings``.
 
-    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far, and stops if the result is
-    true. A stop string inside a thought does not count.
+    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. True ends the generation. A
+    stop string inside a thought gives False.
 
-    An engine may search for ``strings`` itself. At each find it must call ``is_met``, and continue if the result is
-    false.
+    An engine may search for ``strings`` itself, but must continue the generation if ``is_met`` then gives False.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
@@ -75,8 +74,7 @@ class SamplingParams:
 
     Attributes:
         temperature: 0 is greedy.
-        top_p: sample only from the smallest set of most probable tokens whose total probability is at least ``top_p``.
-            1: no limit.
+        top_p: the probability mass of nucleus sampling. 1: no limit.
         top_k: sample only from the ``top_k`` most probable tokens. 0: no limit.
         max_tokens: the maximum number of new tokens.
         stop_token_ids: tokens that end the generation. The completion includes the stop token.
@@ -119,11 +117,11 @@ class Completion:
     """The sampled tokens of one generation, with their log-probabilities.
 
     Attributes:
-        logprobs: log-softmax(logits / temperature) over the full vocabulary. At temperature 0, the formula uses 1.
+        logprobs: log-softmax(logits / temperature) over the full vocabulary, with temperature 1 for greedy sampling.
         version_spans: which version of the weights sampled each token.
-        top_logprobs: the most likely tokens at each position; () if ``SamplingParams.top_logprobs`` is 0.
-        first_token_seconds: the time from the request to the first token; None if the engine does not report it.
-        prefilled_tokens: the number of prompt tokens that were not in the KV cache; None if not reported.
+        top_logprobs: the most likely tokens at each position; () if not requested.
+        first_token_seconds: the time from the request to the first token; None if not measured.
+        prefilled_tokens: the number of prompt tokens that were not in the KV cache; None if not measured.
 
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
@@ -154,8 +152,9 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` as ScoredTokens. The common prefix keeps its log-probabilities, and all later tokens get
-        0.
+        """Return ``token_ids`` as ScoredTokens.
+
+        The prefix that ``token_ids`` shares with this object keeps its log-probabilities. All later tokens get 0.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))

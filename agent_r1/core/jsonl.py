@@ -16,9 +16,7 @@ from agent_r1.core.files import open_regular
 class JsonRecord:
     """One JSON object of a data file.
 
-    Attributes:
-        number: the row, counted from 1: the position in a JSON list, or the line in a JSONL file.
-        values: the object.
+    ``number`` is counted from 1: the position in a JSON list, or the line in a JSONL file.
 
     Example:
         JsonRecord(Path("dev.jsonl"), 17, {"question": "Who rules Alba?", "answer": "Bruno"})
@@ -37,12 +35,10 @@ class JsonRecord:
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
-        """Return the stripped text of the first field in ``names`` that the record has.
+        """Return the stripped text of the first field in ``names`` that the record has: ``get_text("question",
+        "problem")``.
 
         Raise InvalidInput if the record has none of these fields, or if the found field is blank or not text.
-
-        Example:
-            record.get_text("question", "problem")
         """
         value = next((self.values[name] for name in names if name in self.values), None)
         if isinstance(value, str) and value.strip():

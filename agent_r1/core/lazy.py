@@ -11,7 +11,7 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` function for the package with the name ``package``.
+    """Return a ``__getattr__`` function for a package.
 
     The function imports a submodule when one of its public names is first used. ``modules`` maps each submodule to its
     public names.

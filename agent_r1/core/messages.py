@@ -28,8 +28,6 @@ class Image:
     Attributes:
         sha256: the hash of the file, in hexadecimal.
         mime: the format of the file, such as "image/png".
-        width: in pixels.
-        height: in pixels.
         data: the bytes of the file; empty in messages that were read from a run.
 
     Example:
@@ -84,7 +82,7 @@ class Image:
 
 ContentPart = Text | Image
 ReadImage = Callable[[bytes, str | None], Image]
-"""A function (bytes of a file, declared MIME type) -> image. It raises InvalidInput if the file is not an image."""
+"""A function (bytes of a file, declared MIME type) -> image. The function raises InvalidInput for other files."""
 
 
 def _trimmed_image(data: bytes, mime: str | None) -> Image:
@@ -106,7 +104,7 @@ def parts_text(parts: Iterable[ContentPart]) -> str:
 class ToolCall:
     """One tool call as the policy wrote it.
 
-    ``raw`` is the text of the call, without the markers around it. If the text cannot be parsed, ``arguments`` is None
+    ``raw`` is the text of the call, without the markers around it. If this text cannot be parsed, ``arguments`` is None
     and ``error`` gives the reason.
 
     Example:
@@ -173,8 +171,7 @@ def to_openai(message: Message) -> dict[str, Any]:
     """Return a message as an OpenAI-style dictionary for a chat template.
 
     The arguments of a call are a mapping, as the templates of transformers expect. If a call could not be parsed, no
-    calls are listed, and ``content`` is the whole text of the action. With images, ``content`` is a list of parts, and
-    each image is a data URL.
+    calls are listed. With images, ``content`` is a list of parts, and each image is a data URL.
 
     Example:
         >>> to_openai(Message.user("hello"))

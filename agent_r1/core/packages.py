@@ -10,13 +10,10 @@ from agent_r1.core.errors import InvalidInput
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import and return the module ``name`` of an optional dependency.
+    """Import and return the module ``name`` of an optional dependency: ``import_extra("textarena",
+    extra="textarena")``.
 
-    Raise InvalidInput if the module is not installed. The message names the extra to install: ``pip install
-    'agent-r1[textarena]'``.
-
-    Example:
-        textarena = import_extra("textarena", extra="textarena")
+    Raise InvalidInput with the command that installs ``extra`` if the module is not installed.
     """
     require_extra(name, extra)
     return import_module(name)

@@ -1,7 +1,6 @@
 """Measure how much time each part of a training step takes.
 
-Several parts can be active at the same time, in different threads. They share each moment of wall time. So the times of
-the parts add up to the time of the step.
+Parts that are active at the same time share the wall time. So the times of the parts add up to the time of the step.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Part(Enum):
     TOOLS = "tools"
     """Work of environments, of their tools, and of agent programs."""
     REWARDS = "rewards"
-    """Computation of rewards by scorers."""
     RENDERING = "rendering"
     """Conversion of messages to tokens, and of sampled tokens to messages."""
     PACKING = "packing"
@@ -37,9 +35,7 @@ class Part(Enum):
     FORWARD = "forward"
     """Forward passes of the trainer, with the loss."""
     BACKWARD = "backward"
-    """Backward passes."""
     OPTIMIZER = "optimizer"
-    """Optimizer steps."""
     RANKS = "ranks"
     """Requests to a trainer that consists of several processes (ranks)."""
     PUBLISH = "publish"

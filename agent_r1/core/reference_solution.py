@@ -32,8 +32,8 @@ class ReferenceSolutions:
     Attributes:
         gold: right solutions. Each must reach every number in ``expected_rewards``.
         wrong: wrong solutions. Each must stay below every number in ``expected_rewards``.
-        expected_rewards: the smallest sum that a right solution earns in an episode, by the name of the reward. Leave
-            out rewards that a wrong solution can also earn, such as a reward for any search.
+        expected_rewards: the smallest sum of each reward over an episode, by name. Leave out rewards that a wrong
+            solution can also earn, such as a reward for any search.
 
     Example:
         ReferenceSolutions(

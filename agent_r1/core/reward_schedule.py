@@ -12,8 +12,8 @@ from itertools import pairwise
 class RewardSchedule:
     """A factor for the weight of a reward, which changes with the step.
 
-    ``points`` are pairs (step, factor) in the order of steps. Between two points, the factor is interpolated linearly.
-    Before the first point and after the last point, the factor is constant.
+    ``points`` are pairs (step, factor). Between two points, the factor is interpolated linearly. Before the first point
+    and after the last point, it is constant.
 
     Example:
         >>> RewardSchedule.parse("1:0, 11:1").factor(6)
@@ -24,10 +24,7 @@ class RewardSchedule:
 
     @classmethod
     def parse(cls, text: str) -> RewardSchedule:
-        """Parse a list of STEP:FACTOR. Raise ValueError if ``text`` is not such a list.
-
-        Example: ``1:0,50:1`` raises the factor from 0 at step 1 to 1 at step 50.
-        """
+        """Parse a list of STEP:FACTOR, such as ``1:0,50:1``. Raise ValueError if ``text`` is not such a list."""
         points = []
         for part in text.split(","):
             step, colon, factor = part.partition(":")

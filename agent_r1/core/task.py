@@ -19,11 +19,11 @@ class Task:
         messages: the opening of the conversation. The constructor also accepts text (one user message) and OpenAI-style
             dictionaries.
         data: values for tools and scorers, never shown to the agent.
-        split: the split of the task, for example "train".
+        split: such as "train".
 
     Raises:
-        InvalidInput: the messages or their images cannot be read, ``data`` is not a mapping, ``id`` or ``split`` is not
-            text, or a text contains a lone surrogate (half a character).
+        InvalidInput: the messages cannot be read, ``data`` is not a mapping, ``id`` or ``split`` is not text, or a text
+            contains a lone surrogate (half a character).
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
@@ -60,9 +60,7 @@ class Task:
 
 
 def check_text(what: str, text: object) -> None:
-    """Raise InvalidInput if ``text`` is not text, or contains a lone surrogate. ``what`` names the text in
-    the error.
-    """
+    """Raise InvalidInput, which names ``what``, if ``text`` is not text or contains a lone surrogate."""
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
     try:

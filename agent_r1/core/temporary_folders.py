@@ -2,8 +2,6 @@
 
 A process holds a lock on a file in each of its temporary folders. The kernel releases the lock when the process ends.
 The next process that makes a folder with the same prefix removes the folders whose lock is free.
-
-Process ids would not be enough: on two machines or in two containers, two processes can have equal ids.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ class TemporaryFolder:
     """A new folder for the files of this process. Other processes may remove the folder after this process has ended.
 
     Args:
-        prefix: the first part of the folder's name, such as "agent-r1-vllm-". The process id and a random text follow.
+        prefix: the first part of the folder's name, such as "agent-r1-vllm-".
         parent: the folder that contains the new folder. None: the system's folder for temporary files.
 
     Raises OSError if the folder cannot be made.

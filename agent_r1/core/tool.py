@@ -30,7 +30,7 @@ class ToolResult:
     Attributes:
         parts: the text and media that the agent sees.
         error: the kind of the failure; None if the call succeeded.
-        data: any value for the rewards. The agent does not see this value.
+        data: any value for the rewards, not shown to the agent.
         seconds: the duration of the call.
     """
 

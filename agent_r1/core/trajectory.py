@@ -47,11 +47,10 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
 """Whether an attempt with each status is trained, retried or dropped.
 
 - train: the attempt is used for training.
-- retry: the attempt is dropped, and a new attempt replaces it in its group, at most ``retries`` times.
+- retry: a new attempt replaces it in its group, at most ``retries`` times.
 - drop: the attempt is dropped without a new attempt, which would probably fail in the same way.
 
-The circuit breaker counts "retry" and "drop" as failures. Metrics count every attempt by its status, including retried
-attempts.
+The circuit breaker counts "retry" and "drop" as failures.
 """
 
 
@@ -66,12 +65,9 @@ class TurnTiming:
     Attributes:
         start_seconds: when the action was requested from the engine.
         end_seconds: when the engine returned the action.
-        first_token_seconds: when the engine had sampled the first token; None if the engine does not report this time.
+        first_token_seconds: when the first token was sampled; None if the engine does not report this time.
         env_seconds: how long the environment took to respond, including moves of other players in a game. For an agent
             program, the time until its next request.
-
-    Example:
-        TurnTiming(start_seconds=0.5, end_seconds=0.8, first_token_seconds=0.6, env_seconds=1.2)
     """
 
     start_seconds: float
@@ -92,19 +88,18 @@ class Turn:
     parent turn, then ``new_ids``.
 
     Attributes:
-        parent: the index of the turn that this turn continues. None if this turn starts a new branch: it is the first
-            turn, or its context was rewritten.
+        parent: the index of the turn that this turn continues. None for the first turn, and for a turn whose context
+            was rewritten.
         new_ids: the tokens of the state after the parent's action; the whole state without a parent.
-        new_messages: the messages of the state after the parent's action; the whole conversation without a parent.
+        new_messages: the messages of ``new_ids``.
         tools: the tools that an agent program named in its request; None without an agent program.
         action_ids: the sampled tokens.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
         call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
-        call_ends: for each call, the index in ``action_ids`` of the token that completes the call. This token gets the
-            rewards of the call.
+        call_ends: for each call, the index in ``action_ids`` of its last token, which gets the rewards of the call.
         media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
-        timing: None if the time was not measured. Comparisons (``==``) ignore the timing.
+        timing: None if not measured. Comparisons (``==``) ignore the timing.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
@@ -136,8 +131,8 @@ class Turn:
 class Conversation:
     """One branch of a trajectory: a conversation as the policy saw it.
 
-    Each turn in ``turns`` continues the turn before it. ``messages`` ends with the observation after the last action,
-    which the policy did not see. ``tools`` is None if the tools of the environment are used.
+    Each turn continues the turn before it. ``messages`` ends with the observation after the last action, which the
+    policy did not see. ``tools`` is None if the tools of the environment are used.
     """
 
     turns: tuple[Turn, ...]
@@ -187,10 +182,9 @@ class Trajectory:
         truncated: whether the episode was cut off, for example because turns or tokens ran out.
         reason: why the episode failed, or why a reward could not be computed.
         start: the opening messages of the episode.
-        seconds: the duration of the attempt.
         answer: the answer of an agent program. None: the answer is the last text of the policy.
-        start_time: when the attempt started, in seconds since 1970; 0.0 if the time was not measured.
-        wait_seconds: how long the attempt waited before its start because of the limit ``concurrency``.
+        start_time: when the attempt started, in seconds since 1970; 0.0 if not measured.
+        wait_seconds: how long the limit ``concurrency`` delayed the start.
     """
 
     attempt: AttemptId
@@ -222,10 +216,7 @@ class Trajectory:
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return the new messages of ``turn`` if they differ from :meth:`known_messages`; () otherwise.
-
-        A display that has shown the known messages only adds the returned messages.
-        """
+        """Return the new messages of ``turn`` if they differ from :meth:`known_messages`; () otherwise."""
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property
@@ -256,11 +247,11 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns to which a tuple of ``count`` rewards belongs, one reward per turn; None if no choice has
-        ``count`` turns.
+        """Return the turns that ``count`` rewards belong to, one reward per turn: all turns, or else ``env_turns``, or
+        None.
 
-        The choices are all turns, then ``env_turns``. In a trajectory with the turns act, summary, act, three rewards
-        belong to all turns. Two rewards belong to the two act turns.
+        Example: in a trajectory with the turns act, summary, act, three rewards belong to all turns. Two rewards belong
+        to the two act turns.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
@@ -284,11 +275,11 @@ class Group:
 
     Attributes:
         group_id: the index of the group in the run.
-        greedy: an additional attempt that was sampled greedily, or None. Its return is the baseline of ReMax
-            (arXiv:2310.10505). It can have failed, and it is not in ``trajectories``.
-        retried: failed attempts. A new attempt with a higher ``retry`` replaced each of them.
-        role: the role of the attempts in a game of several agents, such as ``nim/first``. The algorithm RAE has one
-            baseline per role.
+        greedy: an additional attempt that was sampled greedily, not in ``trajectories``. Its return is the baseline of
+            ReMax (arXiv:2310.10505). It can have failed.
+        retried: failed attempts, each replaced by an attempt with a higher ``retry``.
+        role: the role of the attempts in a game of several agents, such as ``nim/first``. RAE has one baseline per
+            role.
     """
 
     group_id: int
@@ -300,10 +291,10 @@ class Group:
 
 
 class Scorer(Protocol):
-    """An object that computes the rewards of the trajectories of a group.
+    """An object that computes the rewards of a group.
 
-    ``score`` returns one mapping per trajectory, in the order of the group: the rewards by name. A reward that cannot
-    be computed is Unscored or None.
+    ``score`` returns the rewards of each trajectory by name, in the order of the group. A reward that cannot be
+    computed is Unscored or None.
     """
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...

@@ -20,8 +20,8 @@ class WeightedReward:
     """A reward, multiplied by its weight.
 
     Attributes:
-        turn: the index of the turn of the reward; None for a reward of the whole trajectory.
-        call: the index of the tool call in the turn; None if the reward does not belong to a single call.
+        turn: the index of the turn; None for a reward of the whole trajectory.
+        call: the index of the tool call in the turn; None for a reward of the whole turn or trajectory.
     """
 
     name: str

@@ -55,11 +55,8 @@ Canary = tuple[CanaryPrompt, ...]
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolders:
-    """A LoRA adapter and its base model, as folders of safetensors files.
-
-    Attributes:
-        adapter: the adapter in the format of peft, different in each version.
-        base: the frozen weights of the model, equal in all versions.
+    """A LoRA adapter in the format of peft, and the frozen weights of its base model, as folders of
+    safetensors files.
     """
 
     adapter: Path
@@ -72,7 +69,6 @@ class WeightUpdate:
 
     Attributes:
         version: the version that an engine serves after the update.
-        transport: how the engine obtains the tensors.
         handle: the module ("shared_memory"), the folder ("safetensors"), the :class:`AdapterFolders` ("lora") or the
             name of the process group ("nccl").
         canary: prompts that test whether the engine has these weights; () if the engine reports a checksum.
