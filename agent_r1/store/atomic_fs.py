@@ -1,4 +1,4 @@
-"""Atomic changes of the file system: a folder or a file appears complete or not at all, and survives a power loss."""
+"""Atomic changes of files and folders, which survive a power loss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 
 
 class Disk:
-    """The file system operations with which files are saved. Tests replace single methods by methods that
-    raise errors.
-    """
+    """File system operations. Tests replace single methods by methods that raise errors."""
 
     def make(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -44,8 +42,8 @@ DISK = Disk()
 def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
     """Yield a hidden temporary folder, which is renamed to ``folder`` at the end of the ``with`` block.
 
-    All files are synced before the rename. After an exception in the block, the temporary folder is removed. A killed
-    process can leave it behind (see :func:`remove_leftovers`). Raises OSError if ``folder`` exists and is not empty.
+    After an exception in the block, the temporary folder is removed. A killed process can leave it behind (see
+    :func:`remove_leftovers`). Raises OSError if ``folder`` exists and is not empty.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -58,8 +56,7 @@ def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
     """Yield a hidden temporary folder, which replaces ``folder`` at the end of the ``with`` block.
 
-    Unlike :func:`atomic_dir`, this function accepts an existing ``folder``. After an exception in the block, ``folder``
-    is unchanged.
+    ``folder`` may exist. After an exception in the block, ``folder`` is unchanged.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary
@@ -72,7 +69,7 @@ def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 
 def mark_for_removal(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename a folder to a hidden name, so that no reader finds a partly removed folder. Return the new path."""
+    """Rename a folder to a hidden name before its removal. Return the new path."""
     hidden = hidden_path(folder)
     disk.rename(folder, hidden)
     return hidden

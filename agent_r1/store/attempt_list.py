@@ -13,7 +13,7 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store.rows import decode_number
 
 AttemptFateName = FateName | Literal["pending"]
-"""The fate of an attempt. superseded: made invalid when the run was resumed. pending: no fate so far."""
+"""superseded: the attempt became invalid when the run was resumed. pending: the attempt has no fate so far."""
 
 AttemptOrder = Literal["started", "step", "reward", "credit", "turns", "tokens", "calls", "errors", "seconds"]
 """The column by which a list of attempts is sorted. "credit" is the sum of the advantages of an attempt's tokens."""
@@ -36,9 +36,9 @@ class AttemptFilter:
     """The conditions that the attempts of a list must meet. A field that is None sets no condition.
 
     Attributes:
-        step: the attempt was trained or dropped at this optimizer step.
+        step: the optimizer step that trained or dropped the attempt.
         task: the id of the task.
-        has_reward: whether the reward is known. It is unknown if the attempt has not ended, or if a reward failed.
+        has_reward: whether the reward is known.
         reward_below: the reward is known and below this number.
         reward_from: the reward is known and at least this number.
         reward_to: the reward is known and at most this number.
@@ -72,11 +72,10 @@ class AttemptSummary:
         status_reason: why the attempt failed, or why a reward could not be computed.
         calls: the number of tool calls.
         call_errors: the number of tool calls whose result is an error.
-        reward: the weighted sum of all rewards; None if the sum is not known.
-        fate: "trained" or "dropped"; None if this is not decided yet.
-        step: the optimizer step at which the attempt was trained or dropped.
+        reward: the weighted sum of all rewards; None if not known.
+        fate: "trained" or "dropped"; None if not decided yet.
+        step: the optimizer step that trained or dropped the attempt.
         credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
-        has_token_records: whether the attempt has token records (:class:`TokenRecord`).
     """
 
     attempt: AttemptId
@@ -115,8 +114,7 @@ class Query:
 def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit: int, offset: int) -> Query:
     """Return the query of one page of a sorted list: at most ``limit`` attempts after the first ``offset`` attempts.
 
-    Attempts without a value in the column ``sort`` come last. Attempts with equal values are sorted by their start.
-    :func:`read_summary` reads a row of the result.
+    Attempts without a value in the column ``sort`` come last. :func:`read_summary` reads a row of the result.
     """
     condition = condition_query(where)
     order = f"{ORDERS[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"

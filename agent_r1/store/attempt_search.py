@@ -1,7 +1,4 @@
-"""Read a page of a list of attempts, or search in the conversations of a list.
-
-A page is identified by the last attempt of the page before it, because new attempts would shift page numbers.
-"""
+"""Read a page of a list of attempts, or search in the conversations of a list."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class AttemptPage:
     """A page of a list of attempts.
 
     Attributes:
-        last: the last attempt that was read. The next page begins after this attempt. None: there is no next page.
+        last: the last attempt that was read, after which the next page begins. None: there is no next page.
         searched: the number of attempts whose conversations were searched.
     """
 
@@ -51,13 +48,10 @@ class AttemptPage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptList:
-    """A sorted list of attempts that meet conditions.
-
-    Attempts without a value in the column ``order`` come last. Attempts with equal values are sorted by their start.
+    """A sorted list of attempts that meet the conditions ``where``.
 
     Attributes:
-        where: the conditions.
-        order: the column by which the list is sorted, such as "reward".
+        order: the column by which the list is sorted, such as "reward". Attempts without a value come last.
         descending: whether the largest value comes first.
         text: a text that the conversation of each attempt contains. None: no search.
     """
@@ -75,9 +69,9 @@ def read_page(
     limit: int,
     backwards: bool = False,
 ) -> AttemptPage:
-    """Return a page of ``listed``: at most ``limit`` attempts that follow the attempt ``after``. None: the first page.
+    """Return a page of ``listed``: at most ``limit`` attempts after the attempt ``after``. None: the first page.
 
-    With ``backwards``, the page holds the attempts before ``after``, in reverse order, nearest to ``after`` first.
+    With ``backwards``, the page holds the attempts before ``after``, in reverse order.
 
     If ``listed.text`` is given, the search ends after SEARCH_SECONDS, and the page can have fewer attempts.
     """
@@ -103,7 +97,7 @@ def read_page(
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
     """Return the query for the row ids of a list, beginning after the attempt ``after``. None: from the first row.
 
-    If ``after`` is not recorded, the query finds no row.
+    An unknown ``after`` gives no rows.
     """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending
@@ -131,10 +125,9 @@ def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: Atte
 
 
 def _after(keys: Sequence[tuple[str, bool]], place: Sequence[Any]) -> Query:
-    """Return the SQL condition for the rows that come after a row in a sorted list.
+    """Return the SQL condition for the rows after a given row of a sorted list.
 
-    ``keys`` are pairs (column, whether the order is descending). ``place`` has the row's value in each of these
-    columns.
+    ``keys`` are pairs (column, whether the order is descending). ``place`` has the given row's values of these columns.
     """
     (key, descends), value, rest = keys[0], place[0], keys[1:]
     further = f"{key} {'<' if descends else '>'} ?"
@@ -151,9 +144,7 @@ def _summaries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[Atte
 
 
 def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]:
-    """Yield all stored texts of an attempt: its id and reasons as strings, its messages and turns as packed
-    documents.
-    """
+    """Yield the stored texts of an attempt: id and reasons as strings, messages and turns as packed documents."""
     sql = f"SELECT attempt, outcomes.reason, attempts.reason, start FROM {TABLES} WHERE attempts.id = ?"
     *texts, start = connection.execute(sql, (row_id,)).fetchone()
     yield from filter(None, texts)
@@ -166,7 +157,7 @@ def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]
 def _text_matcher(text: str) -> Callable[[str | bytes], bool]:
     """Return a function that finds ``text`` in a string or in a packed document (see :func:`pack_document`).
 
-    Case is ignored. A document is parsed only if its bytes contain ``text``.
+    Case is ignored.
     """
     wanted = text.casefold()
     # Documents are ASCII JSON, in which letters outside ASCII are escapes whose case cannot be compared.

@@ -13,16 +13,14 @@ MAX_DEPTH = 100
 TOO_DEEP = f"(nested deeper than {MAX_DEPTH} levels)"
 
 MAX_INTEGER_BITS = 4096
-"""The maximum number of bits of an integer that is stored as a number. Larger integers are stored as
-hexadecimal text."""
+"""The maximum bit length of an integer that is stored as a number. Larger integers are stored as hexadecimal text."""
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
     """Convert a value to a JSON value that :func:`decode_value` converts back.
 
-    Tuples, and mappings with other keys than plain text, are stored with a tag. Values that JSON cannot represent
-    (objects, sets, very long integers) become text, and stay text when decoded. Collections at depth ``MAX_DEPTH`` are
-    replaced by ``TOO_DEEP``, because a policy can generate any number of nested brackets.
+    Values that JSON cannot represent (objects, sets, very long integers) become text, and stay text when decoded.
+    Collections at depth ``MAX_DEPTH`` are replaced by ``TOO_DEEP``.
 
     Example:
         >>> encode_value({"titles": ("Alba", "Bruno")})
@@ -34,7 +32,7 @@ def encode_value(value: Any, depth: int = 0) -> Any:
         return value
     if not isinstance(value, list | tuple | Mapping):
         return _safe_repr(value)
-    if depth == MAX_DEPTH:
+    if depth == MAX_DEPTH:  # a policy can generate any number of nested brackets
         return TOO_DEEP
     if isinstance(value, list):
         return [encode_value(item, depth + 1) for item in value]
@@ -96,7 +94,7 @@ def decode_media(data: Sequence[Any]) -> tuple[PromptMedia, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object, including the raw text of calls, which the OpenAI format lacks.
+    """Encode a message, including the raw text of calls, which the OpenAI format lacks.
 
     Example:
         {"role": "user", "parts": ["Who rules Alba?"], "calls": [], "reasoning": None, "call_id": None}

@@ -12,10 +12,10 @@ LEVEL = 1  # The blobs are short, so higher levels take more time and save almos
 
 
 class TurnTokens(NamedTuple):
-    """The token arrays of one turn: new prompt tokens, sampled tokens, and the log-probabilities of the sampled tokens.
+    """The tokens that a turn adds to the prompt, the sampled tokens, and their log-probabilities.
 
-    :meth:`pack` returns a blob that zlib compressed. The layout before compression is little-endian: the number of new
-    ids and the number of action ids as uint32, all ids as int32, and the log-probabilities as float64.
+    The packed blob is compressed by zlib. Its layout is little-endian: the number of new ids and the number of action
+    ids as uint32, all ids as int32, and the log-probabilities as float64.
 
     Example:
         >>> TurnTokens.unpack(TurnTokens((5, 6), (9, 2), (-0.3, -0.1)).pack())
@@ -44,7 +44,7 @@ _COUNTS = struct.Struct("<2I")
 
 
 def pack_columns(columns: Sequence[Sequence[float]]) -> bytes:
-    """Return columns of numbers with equal lengths as one compressed blob. Every number is stored exactly, also NaN.
+    """Return columns of equal length as one compressed blob, in which every number is exact, also NaN.
 
     The layout is little-endian: the number of columns as uint32, then the columns as float64.
     """

@@ -18,8 +18,8 @@ def run_digest(reader: RunReader) -> str:
     Covered: attempts with their policy versions, tokens, log-probabilities, rewards, fates and credits; metrics; the
     checksums of all weights.
 
-    Not covered: times, reasons, log events, the run's name and configuration, rewards of weight 0, and superseded rows,
-    which became invalid when the run was resumed. The order in which attempts ended does not matter.
+    Not covered: times, reasons, log events, the run's name and configuration, rewards of weight 0, superseded rows
+    (which became invalid when the run was resumed), and the order in which attempts ended.
 
     If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
     """

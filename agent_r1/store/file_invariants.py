@@ -1,4 +1,4 @@
-"""Invariants of the files of a run: the files are intact and agree with the database of the run."""
+"""Invariants of the files of a run: the files are intact and agree with the database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def last_step(connection: sqlite3.Connection) -> int:
 def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
     """Return the step of the last saved checkpoint, or None.
 
-    A checkpoint does not count if the run was later resumed from an earlier checkpoint.
+    A checkpoint after the step from which the run was resumed does not count.
     """
     sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
               WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
@@ -62,10 +62,7 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run.
-
-    The files are listed before the database is read. So the database has a record of each listed file, even if the run
-    is being written.
+    """The files of a run, listed before the database is read. So the database has a record of each listed file.
 
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
@@ -97,7 +94,7 @@ def _inode(folder: Path) -> int | None:
 def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield one message for each checkpoint that :func:`check_checkpoint` refuses.
 
-    A checkpoint that is removed during the check is skipped, because a run in progress removes old checkpoints.
+    A checkpoint that a run in progress removes during the check is skipped.
     """
     for checkpoint in reversed(files.checkpoints):
         try:
@@ -121,8 +118,7 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the final model is corrupt or has weights that the run never published.
 
-    A run that is not complete can have saved the model before it was resumed, so superseded weights are accepted too. A
-    model that is replaced during the check is skipped.
+    A model that is replaced during the check is skipped.
     """
     if files.model is None:
         return
@@ -138,6 +134,7 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
         return str(error)
     if manifest.seal is not None and (problem := contradicts(connection, manifest.seal)) is not None:
         return f"{model} does not fit the ledger: {problem}"
+    # A run that is not complete can have saved this model before it was resumed.
     table = "current_versions" if _is_complete(connection) else "versions"
     # Versions without a checksum cannot be compared.
     weights = manifest.fingerprint.weights
@@ -157,7 +154,9 @@ def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[
 
 
 def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if ``seal.json`` is unreadable, or if its seal is not in the database."""
+    """Yield a message if ``seal.json`` is unreadable, or if its seal (a hash of the run's rows) is not in
+    the database.
+    """
     if files.seal is None:
         return
     try:
@@ -171,8 +170,8 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 def last_closed_row(files: RunFiles) -> int:
     """Return the number of the last row that a seal outside of the database covers; 0 if there is no such seal.
 
-    These seals are in ``seal.json`` and in the manifests of the checkpoints and the model. All these files must be
-    valid.
+    A seal is a hash of one row and all rows before it. It is in ``seal.json`` or in the manifest of a checkpoint or
+    model. All these files must be valid.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
@@ -181,12 +180,12 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the run is complete, but no seal outside of the database covers its last rows.
+    """Yield a warning if the run is complete, but no seal outside of the database covers its last rows.
 
-    The message is only a warning, because a run that is killed at its very end leaves no ``seal.json``.
+    A seal is a hash of one row and all rows before it.
     """
     rows = read_head(connection).row - last_closed_row(files)
-    if rows and _is_complete(connection):
+    if rows and _is_complete(connection):  # only a warning: a run that is killed at its very end leaves no seal file
         yield (
             f"{files.folder / SEAL_FILE} is missing or old: the run is complete, and no seal outside of the database "
             f"covers its last {rows} rows, so a change of these rows and of all later seals would not be noticed"

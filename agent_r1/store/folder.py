@@ -63,12 +63,8 @@ def is_run(folder: Path) -> bool:
 def create_run(folder: Path, config: Mapping[str, Any], profiler: Profiler = NO_PROFILER) -> RunWriter:
     """Create the folder of a new run, completely or not at all. Return the writer of the run.
 
-    Args:
-        config: the resolved configuration, JSON values only.
-        profiler: measures the time of writing.
-
-    Raises:
-        InvalidInput: if the folder exists or cannot be written.
+    ``config`` is the resolved configuration, JSON values only. Raise InvalidInput if the folder exists or cannot be
+    written.
     """
     require_new_run(folder)
     text = json.dumps(config, indent=2)

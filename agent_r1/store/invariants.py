@@ -1,8 +1,4 @@
-"""Invariants of the run database, as queries. A query that returns a row has found a violation.
-
-The main invariant: every attempt is trained once, dropped for a reason, superseded (made invalid when the run was
-resumed), or pending.
-"""
+"""Invariants of the run database, as queries. A query that returns a row has found a violation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The ledger: the rows of all tables in one order, each with a seal.
 
-Rows are numbered over all tables (``id``). The seal of a row is a hash of the previous seal and of the row's table,
-number and values. So any later change, removal, addition or move of a row is detected, and one seal covers all rows up
-to its own row.
+The seal of a row is a hash of the previous seal and of the row's table, number and values. So one seal covers all rows
+up to its own row, and any later change of these rows is detected.
 
 The last seal is in the table ``head``, in the manifest of each checkpoint and model, and in ``seal.json``, which is
 written when a run is closed.
@@ -66,9 +65,7 @@ def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> 
 
 
 def _encode(value: Any) -> bytes:
-    """Return a column value as bytes: type, length (of text and bytes) and content. Different values have different
-    bytes.
-    """
+    """Return a column value as bytes: type, length (of text and bytes) and content."""
     if isinstance(value, str):
         content = value.encode("utf-8", "surrogateescape")
         return b"t%d:%b" % (len(content), content)
@@ -87,10 +84,9 @@ _FLOAT = struct.Struct("<d")
 
 
 class Ledger:
-    """A writer that appends rows to a database, and gives each row its seal: a hash of this row and all earlier rows.
+    """A writer that appends rows to a database, each with a seal: a hash of this row and all earlier rows.
 
-    Attributes:
-        head: the seal of the last row.
+    ``head`` is the seal of the last row.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -117,10 +113,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the rows that the ``with`` block appends, and the seal of the last row.
-
-        If the block raises an error, no row is committed.
-        """
+        """Commit the rows that the ``with`` block appends, or no row if the block raises an error."""
         with self._undo_after_error("ROLLBACK"):
             self._connection.execute("BEGIN IMMEDIATE")
             yield
@@ -131,7 +124,7 @@ class Ledger:
     def savepoint(self) -> Iterator[None]:
         """Run the ``with`` block as a part of the open transaction.
 
-        If the block raises an error, its rows are undone, and the transaction continues.
+        If the block raises an error, only its rows are undone.
         """
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
@@ -151,7 +144,7 @@ class Ledger:
 
 
 def read_head(connection: sqlite3.Connection) -> Seal:
-    """Return the seal of the last row, which the table ``head`` holds.
+    """Return the seal of the last row (a hash of all rows) from the table ``head``.
 
     Raises sqlite3.DatabaseError if the table does not hold exactly one seal.
     """
@@ -162,7 +155,7 @@ def read_head(connection: sqlite3.Connection) -> Seal:
 
 
 def read_latest_seal(database: Path) -> Seal | None:
-    """Return the seal of the last row of a run; None if the file ``database`` does not exist."""
+    """Return the seal of the last row (a hash of all rows) of a run; None if the file ``database`` does not exist."""
     if not database.exists():
         return None
     with closing(connect_reader(database)) as connection:
@@ -175,7 +168,9 @@ def write_seal_file(folder: Path, seal: Seal) -> None:
 
 
 def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
-    """Return why a recorded seal is not the seal of its row in the database; None if it is."""
+    """Return why the database contradicts a recorded seal (the hash of a row and all earlier rows); None if it does
+    not.
+    """
     for table in KEYS:
         found = connection.execute(f"SELECT seal FROM {table} WHERE id = ?", (seal.row,)).fetchone()
         if found is not None:
@@ -184,10 +179,7 @@ def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
 
 
 def broken_rows(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each row that was added or changed, and for each gap from which rows were removed.
-
-    Each seal is computed again. The last seal must be equal to the seal in the table ``head``.
-    """
+    """Yield one line for each row that was added or changed, and for each gap from which rows were removed."""
     last = START
     for table, row, seal, *values in merge(*(_read_rows(connection, table) for table in KEYS), key=itemgetter(1)):
         if row <= last.row:
@@ -206,11 +198,7 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any
 
 
 def _describe(connection: sqlite3.Connection, table: str, row: int, values: Sequence[Any]) -> str:
-    """Return a text that names a row for a message.
-
-    Example:
-        "row 8123, in rewards (attempt 'demo:3.1.0:style-a/3', turn 1, call None, name 'format', after step 3)"
-    """
+    """Return a text such as "row 8123, in rewards (attempt 'demo:3.1.0:style-a/3', turn 1, .., after step 3)"."""
     columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
     key = {name: value for name, value in zip(columns[2:], values, strict=True) if name in KEYS[table]}
     if "attempt_id" in key:

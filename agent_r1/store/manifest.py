@@ -1,12 +1,11 @@
-"""Manifests: the list of files in a saved folder with their hashes, so that every later change is detected.
+"""Manifests: the files of a saved folder with their hashes, so that every later change is detected.
 
 A manifest is the file ``manifest.json`` of the folder:
 
 {"format": 5, "model": "9f86..", "tokenizer": "60ba..", "template": "2c26..", "weights": "fcde..",
  "ledger": {"row": 8123, "seal": "9f86.."}, "files": {"model.safetensors": {"size": 843008, "sha256": "d7a8.."}}}
 
-The entries "model" to "weights" are the fields of a :class:`ModelFingerprint`. "ledger" is the last seal of the run
-when the folder was saved.
+The entries "model" to "weights" are the fields of a :class:`ModelFingerprint`. "ledger" is the last seal of the run.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ class ModelFingerprint:
 class Manifest:
     """The content of a manifest.
 
-    Attributes:
-        fingerprint: identifies the model.
-        seal: the last seal (a hash of all rows) of the run when the folder was saved. None: the folder belongs to no
-            run.
-        files: the files of the folder, by name.
+    ``seal`` is the last seal (a hash of all rows) of the run when the folder was saved; None without a run.
     """
 
     fingerprint: ModelFingerprint
@@ -76,8 +71,7 @@ class Manifest:
 def write_manifest(folder: Path, fingerprint: ModelFingerprint, seal: Seal | None, disk: Disk = DISK) -> None:
     """Write the manifest of the files that are in a folder now.
 
-    Args:
-        seal: the last seal of the run; None if the folder belongs to no run.
+    ``seal`` is the last seal (a hash of all rows) of the run; None if the folder belongs to no run.
     """
     files = {path.relative_to(folder).as_posix(): asdict(_hash_entry(path)) for path in sorted(_list_files(folder))}
     ledger = None if seal is None else seal.to_json()
@@ -89,8 +83,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a folder.
 
     Raises:
-        CorruptCheckpoint: if the manifest cannot be read.
-        InvalidInput: if this version of agent-r1 does not read the manifest's format.
+        CorruptCheckpoint: the manifest cannot be read.
+        InvalidInput: this version of agent-r1 does not read the manifest's format.
     """
     try:
         data: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -110,8 +104,8 @@ def check_manifest(folder: Path) -> Manifest:
     """Compare every file of a folder with the manifest, and return the manifest.
 
     Raises:
-        CorruptCheckpoint: if a file is missing, additional or changed, or the manifest cannot be read.
-        InvalidInput: if this version of agent-r1 does not read the manifest's format.
+        CorruptCheckpoint: a file is missing, additional or changed, or the manifest cannot be read.
+        InvalidInput: this version of agent-r1 does not read the manifest's format.
     """
     manifest = read_manifest(folder)
     try:
@@ -133,10 +127,7 @@ def check_manifest(folder: Path) -> Manifest:
 
 
 def sizes_match(folder: Path) -> bool:
-    """Return whether all files in the manifest exist and have the recorded sizes. No file is hashed.
-
-    Return False if the manifest cannot be read.
-    """
+    """Return whether all files in the manifest exist and have the recorded sizes. Return False without a manifest."""
     try:
         entries = read_manifest(folder).files.items()
         return all((folder / name).stat().st_size == entry.size for name, entry in entries)
@@ -161,7 +152,7 @@ def hash_file(path: Path) -> str:
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a saved folder without the manifest, and without hidden files, which file managers can add."""
+    """Yield the files of a saved folder, without the manifest and hidden files."""
     found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return (path for path in found if not path.name.startswith("."))
 

@@ -76,7 +76,7 @@ class SegmentStart:
     Attributes:
         segment: the number of the segment, from 1.
         step: the step of the checkpoint from which training continues; 0 at the beginning of a run.
-        time: the time of the start, in seconds since 1970.
+        time: in seconds since 1970.
     """
 
     segment: int
@@ -87,9 +87,8 @@ class SegmentStart:
 class RunReader:
     """A reader of the attempts, metrics and events of a run.
 
-    If a run is resumed from a checkpoint, later rows are superseded: they become invalid. The reader leaves out
-    superseded rows, except log events. Attempts, trajectories and fates are returned in the order in which the attempts
-    were started.
+    Rows that became invalid when the run was resumed from a checkpoint are left out, except log events. Attempts,
+    trajectories and fates are returned in the order in which the attempts were started.
 
     Raises:
         InvalidInput: if ``folder`` holds no run, or a run whose schema version is not ``SCHEMA_VERSION``.
@@ -127,7 +126,7 @@ class RunReader:
     def last_checkpoint_step(self) -> int | None:
         """Return the step of the last saved checkpoint, or None.
 
-        A checkpoint does not count if the run was later resumed from an earlier checkpoint.
+        A checkpoint after the step from which the run was resumed does not count.
         """
         return last_checkpoint_step(self._connection)
 
@@ -135,8 +134,8 @@ class RunReader:
         """Compare a checkpoint with its manifest and with this run. Return the manifest.
 
         Raises:
-            CorruptCheckpoint: if the checkpoint is not intact, or does not belong to this run.
-            InvalidInput: if this version of agent-r1 does not read the checkpoint's format.
+            CorruptCheckpoint: the checkpoint is not intact, or does not belong to this run.
+            InvalidInput: this version of agent-r1 does not read the checkpoint's format.
         """
         return check_checkpoint(self._connection, checkpoint)
 
@@ -192,10 +191,7 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return at most ``limit`` attempts that meet the conditions ``where``, after the first ``offset`` attempts.
-
-        With ``descending``, the largest value of the column ``sort`` comes first.
-        """
+        """Return at most ``limit`` attempts that meet the conditions ``where``, after the first ``offset`` attempts."""
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
@@ -207,16 +203,14 @@ class RunReader:
     def page_attempts(
         self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
     ) -> AttemptPage:
-        """Return a page of a list: at most ``limit`` attempts that follow the attempt ``after``. None: the first page.
+        """Return a page of a list: at most ``limit`` attempts after the attempt ``after``. None: the first page.
 
-        With ``backwards``, the page holds the attempts before ``after``, in reverse order, nearest to ``after`` first.
+        With ``backwards``, the page holds the attempts before ``after``, in reverse order.
         """
         return read_page(self._connection, listed, after, limit, backwards)
 
     def find_attempt(self, name: str) -> AttemptSummary | None:
-        """Return the attempt with the id ``name``, such as ``3.0.0:style-a/7`` (without the name of the
-        run), or None.
-        """
+        """Return the attempt with the id ``name``, such as ``3.0.0:style-a/7``, or None."""
         sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
         row = next(self._rows(sql, name), None)
         return None if row is None else read_summary(row)

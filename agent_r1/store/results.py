@@ -13,11 +13,11 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.store.reader import RunReader
 
 ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
-"""The kind of a log event with a fact or a result.
+"""The kind of a log event with a fact or a result. The first three kinds are recorded at every start of the run.
 
-- tools: the tools of the training environment in the OpenAI format, recorded at every start and resumption.
-- file: the absolute path of the Python file that defines the task set, recorded at every start and resumption.
-- hardware: processor, cores, GPUs and the version of torch, recorded at every start and resumption.
+- tools: the tools of the training environment in the OpenAI format.
+- file: the absolute path of the Python file that defines the task set.
+- hardware: processor, cores, GPUs and the version of torch.
 - validation: the figures of one validation: step, split, em, f1, n, and the interval from low to high.
 - table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
 """

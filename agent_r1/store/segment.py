@@ -43,7 +43,7 @@ def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, conf
     - attempts that were trained or dropped after ``step``
     - pending attempts that did not finish, sampled no token, or used weights that are newer than the checkpoint
 
-    All other pending attempts stay valid, and the new segment can train on them.
+    The new segment can train on all other pending attempts.
 
     Raises:
         InvalidInput: if the run has no metrics or no weights up to ``step``. Step 0 is always allowed.

@@ -28,9 +28,7 @@ DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, In
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each attempt with an unreadable or inconsistent trajectory. The line names the
-    first problem.
-    """
+    """Yield the first problem of each attempt with an unreadable or inconsistent trajectory."""
     columns = "attempts.id, attempt, status, start, newest_version, turns, action_tokens, calls, call_errors"
     sql = f"SELECT {columns} FROM attempts JOIN outcomes ON attempt_id = attempts.id ORDER BY attempts.id"
     for key, attempt, status, start, newest, *counts in connection.execute(sql):
@@ -85,9 +83,8 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int, cou
 
 
 def _decode_content(content: bytes) -> tuple[list[ToolResult], tuple[PolicyVersionSpan, ...]]:
-    """Return (tool results, version spans) from the stored content of a turn.
-
-    The messages, tools and images are decoded only to find damage, which raises an error.
+    """Return (tool results, version spans) from the stored content of a turn. Damage raises one of
+    ``DECODING_ERRORS``.
     """
     action, observation, results, version_spans, (_call_ends, _calls_with_rewards), state, media = unpack_document(
         content

@@ -30,12 +30,6 @@ class VerificationReport:
             if there are violations.
         violations: one line for each invariant that does not hold.
         warnings: one line if the run is complete, but ``not_closed`` is not 0.
-
-    Example:
-        VerificationReport(
-            attempts={"trained": 5120, "dropped": 0, "superseded": 256, "pending": 0},
-            segments=2, steps=20, checkpoints=3, rows=61440, not_closed=0, violations=(), warnings=(),
-        )
     """
 
     attempts: Mapping[str, int]
@@ -73,11 +67,11 @@ def verify(folder: Path) -> VerificationReport:
 
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""The errors of a damaged file. If a message of SQLite quotes damaged text, Python raises UnicodeDecodeError."""
+"""Errors of a damaged file. Python raises UnicodeDecodeError if a message of SQLite quotes damaged text."""
 
 
 def _decode_text(text: bytes) -> str:
-    """Return stored text. Bytes that are not UTF-8 become lone surrogates, so damaged text never equals valid text."""
+    """Decode stored text. Bytes that are not UTF-8 become lone surrogates, so damaged text never equals valid text."""
     return text.decode("utf-8", "surrogateescape")
 
 
@@ -98,11 +92,7 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line about the violations ``offenders`` of the invariant ``name``, or nothing if there are none.
-
-    Example:
-        "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"
-    """
+    """Yield one line about an invariant with violations: "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"."""
     found: list[str] = []
     try:
         found.extend(offenders)
@@ -120,10 +110,7 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each damage of the whole database: a changed schema, damaged pages, or changed rows.
-
-    If the schema has changed, the other two checks are left out.
-    """
+    """Yield a line for a changed schema, or else a line for damaged pages and a line for changed rows."""
     schema = list(_violation("schema", changed_schema(connection)))
     yield from schema
     if not schema:

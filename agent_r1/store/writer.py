@@ -1,4 +1,4 @@
-"""Writing of a run in one thread, with one transaction for all events that wait at the same time."""
+"""Writing of a run in one thread. All events that wait at the same time are written in one transaction."""
 
 from __future__ import annotations
 
@@ -40,20 +40,17 @@ class _Submission:
 class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    All events that arrive during a transaction are written in the next transaction.
-
     The start of an attempt must be recorded before other events about the attempt. An attempt finishes at most once and
     gets at most one fate. A ``record`` call that violates these rules raises RunWriteError and records nothing. After a
     failed commit, all later events are refused. So the disk holds exactly the events for which ``record`` returned.
 
-    Events belong to the latest segment (a stretch of training without a stop). Only one process can write a run at a
-    time.
+    Only one process can write a run at a time.
 
     Attributes:
-        run: the name with which the run was created, which does not change if the folder is moved.
+        run: the name with which the run was created, even if the folder was renamed.
 
     Raises:
-        InvalidInput: if another process is writing the run, if ``path`` is damaged, or if its schema version is not
+        InvalidInput: another process is writing the run, ``path`` is damaged, or its schema version is not
             ``SCHEMA_VERSION``.
     """
 
@@ -78,9 +75,7 @@ class RunWriter:
         )
 
     def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
-        """Start a new segment from the checkpoint of ``step``, before any event is recorded.
-
-        Attempts that the checkpoint does not include no longer count (see :func:`agent_r1.store.segment.open_segment`).
+        """Start a new segment (see :func:`agent_r1.store.segment.open_segment`), before any event is recorded.
 
         Raises:
             InvalidInput: if the run never reached ``step``.
@@ -100,7 +95,7 @@ class RunWriter:
     async def record(self, *events: Event) -> None:
         """Record all events in order, and return when the events are on the disk.
 
-        Raises RunWriteError if the events are refused or the disk fails. Then no event of the call is recorded.
+        Raises RunWriteError if the events are refused or the disk fails. Then none of them is recorded.
         """
         submission = _Submission(events)
         self._waiting.append(submission)
@@ -155,7 +150,7 @@ class RunWriter:
 
 
 def _subject(event: Event) -> str:
-    """Return the key of the event's attempt, or the name of the event's type if there is no single attempt."""
+    """Return the key of the event's attempt, or the name of the event's type."""
     match event:
         case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
             return attempt_key(attempt)
@@ -165,9 +160,8 @@ def _subject(event: Event) -> str:
 
 
 def _lock(folder: Path) -> int:
-    """Lock the folder of a run, and return its file descriptor. Raises InvalidInput if another process holds the lock.
-
-    Closing the descriptor releases the lock.
+    """Lock the folder of a run until the returned file descriptor is closed. Raises InvalidInput if the folder is
+    locked.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -182,7 +176,7 @@ def _lock(folder: Path) -> int:
 
 
 def writing_process(folder: Path) -> int | None:
-    """Return the id of the process that writes a run; None if no process writes it, or if the id is not known."""
+    """Return the id of the process that writes a run; None if there is no such process, or if the id is not known."""
     found = folder.stat()
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError):
