@@ -1,6 +1,6 @@
 """The command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (143 by SIGTERM).
 
-Errors are printed on stderr in one line, except the diagnosis of RunStopped.
+Errors are printed on stderr in one line, except RunStopped, whose message has several lines.
 
 Modules that import torch are imported inside the commands, after all checks that do not need torch.
 """
@@ -117,10 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return (name, keyword arguments) of the command in ``arguments``, without running the command.
+    """Return (name, keyword arguments) of the command in ``arguments``, such as ["verify", "demo", "--digest"].
 
-    ``arguments`` are the words after ``agent-r1``, such as ["verify", "demo", "--digest"]. Raise click.UsageError if
-    they cannot be parsed.
+    The command is not run. Raise click.UsageError if the arguments cannot be parsed.
     """
     name, *rest = arguments
     command = cli.commands.get(name)
@@ -131,10 +130,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def run_command(command: click.Command, arguments: Sequence[str], program: str) -> int:
-    """Run a command and return its exit code. If the command fails, print the error on stderr.
-
-    ``program`` is the name of the program in help texts.
-    """
+    """Run a command and return its exit code. If the command fails, print the error on stderr."""
     try:
         with command.make_context(program, list(arguments), **CONTEXT_SETTINGS) as context:
             command.invoke(context)
@@ -159,11 +155,7 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
 
 
 def enter() -> NoReturn:
-    """Run the program, and exit with its exit code.
-
-    After a signal, exit without waiting for other threads. If the shell requests completions, only print the
-    completions.
-    """
+    """Run the program, and exit with its exit code. After a signal, exit without waiting for other threads."""
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         sys.exit(shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, instruction))
     code = main()
@@ -179,9 +171,7 @@ def _print_error(line: object, code: int) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Return one line that explains why the arguments cannot be parsed. For an unknown option, suggest a similar
-    option.
-    """
+    """Return one line that explains why the arguments cannot be parsed."""
     context = error.ctx
     see = f"see {context.command_path if context else PROGRAM} --help"
     if isinstance(error, click.NoSuchOption) and context is not None:

@@ -1,8 +1,8 @@
 """Configurations made from layers of settings.
 
 The layers are the command line, a TOML file, the defaults of the task set, and the defaults of the settings classes. A
-value in an earlier layer has priority. Every setting has a dotted key (``trainer.learning_rate``). Each error is one
-line that names the key, the layer that set the key, and the remedy.
+value in an earlier layer has priority. Each error is one line that names the dotted key (``trainer.learning_rate``),
+the layer, and the remedy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NESTED_BY_NAME: Final = NestedByName()
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Settings from one source, with dotted keys or in nested tables. Error messages name the ``source``.
+    """Settings from one source, with dotted keys or in nested tables.
 
     Example:
         Layer("config.toml", {"steps": 20, "trainer": {"learning_rate": 1e-3}})
@@ -69,11 +69,8 @@ class Layer:
 def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
     """Return a configuration of the class ``cls``, made from layers. A value in an earlier layer has priority.
 
-    A setting that no layer sets keeps its default. Values are validated strictly: text is not accepted as a number.
-
-    Raises:
-        InvalidInput: if a key is unknown, or if a value is missing, has a wrong type or is out of range. The error
-            describes the first problem.
+    Values are validated strictly: text is not accepted as a number. Raise InvalidInput for the first problem: a key is
+    unknown, or a value is missing, has a wrong type or is out of range.
     """
     settings, sources = _merge(cls, layers)
     try:
@@ -86,12 +83,9 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
 
 
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the merged settings of the layers by dotted key, without validating their values.
+    """Return the merged settings of the layers by dotted key, such as ``{"trainer.learning_rate": 1e-3}``.
 
-    Raise InvalidInput for a key that ``cls`` does not have.
-
-    Example:
-        {"steps": 20, "trainer.learning_rate": 1e-3}
+    The values are not validated. Raise InvalidInput for a key that ``cls`` does not have.
     """
     return _merge(cls, layers)[0]
 
@@ -99,8 +93,7 @@ def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
     """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
 
-    So several commands can use the same file. Raise InvalidInput for a key that neither ``cls`` nor the larger class
-    ``whole`` has.
+    Settings that only the larger class ``whole`` has are left out. Raise InvalidInput for all other keys.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:
@@ -142,7 +135,7 @@ def _is_too_deep(values: Mapping[str, Any]) -> bool:
 def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMMAND_LINE) -> Layer:
     """Return a layer of settings, each converted from text to the type of the setting.
 
-    A text that cannot be converted stays text, so that :func:`resolve` reports it as a wrong value.
+    A text that cannot be converted stays text, so that :func:`resolve` reports the wrong value.
 
     Example:
         from_text(cls, {"steps": "20", "betas": "0.9,0.95"}).values == {"steps": 20, "betas": [0.9, 0.95]}
@@ -175,9 +168,8 @@ def has_setting(cls: type[BaseModel], key: str) -> bool:
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field that a dotted key names; None if there is no such setting.
-
-    For the entry of a table, such as ``algorithm.loss``, return the field of the table.
+    """Return the field that a dotted key names, or None. The entry of a table, such as ``algorithm.loss``, names the
+    table.
     """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
@@ -201,11 +193,9 @@ def is_table(field: FieldInfo) -> bool:
 
 
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for an unknown key. The error suggests a similar key.
+    """Return the error for an unknown key, which suggests a similar key of ``known``.
 
-    Args:
-        source: where the key was given, such as "command line".
-        known: the dotted keys of all settings.
+    ``source`` is where the key was given, such as "command line".
     """
     known = list(known)
     table, _, _ = key.partition(".")
@@ -219,7 +209,7 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
 
 
 def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (values, sources), both by dotted key. A source is the name of the layer that set the value."""
+    """Return (values, names of the layers that set the values), both by dotted key."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -244,10 +234,7 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting in a nested mapping.
-
-    Each entry of a table has its own key. So a layer can replace one entry, and keep the other entries of a later
-    layer.
+    """Yield (dotted key, value) of each setting in a nested mapping, also of each entry of a table.
 
     Example:
         {"steps": 20, "trainer": {"learning_rate": 1e-3}} -> ("steps", 20), ("trainer.learning_rate", 1e-3)
@@ -277,9 +264,7 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert dotted keys to nested dictionaries with one dictionary per settings class.
-
-    A table, such as ``algorithm``, becomes one dictionary. Its keys, such as ``loss.clip_high``, stay dotted.
+    """Convert dotted keys to nested dictionaries. The keys of a table, such as ``loss.clip_high``, stay dotted.
 
     Example:
         {"steps": 20, "trainer.learning_rate": 1e-3} -> {"steps": 20, "trainer": {"learning_rate": 1e-3}}
@@ -298,9 +283,8 @@ def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_type(cls: type[BaseModel], key: str) -> Any:
-    """Return the type of a setting, such as ``int``.
-
-    Return ``str`` if the key is unknown, or if the setting has a validator that reads text.
+    """Return the type of a setting, or ``str`` for an unknown key and for a setting with a validator that
+    reads text.
     """
     field = find_field(cls, key)
     if field is None or NESTED_BY_NAME in field.metadata:
@@ -311,9 +295,7 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 
 
 def _convert(annotation: Any, text: str) -> Any:
-    """Convert ``text`` to the type ``annotation``. If the conversion fails, return the text itself.
-
-    For a tuple type, the items are separated by commas, and the result is a list.
+    """Convert ``text`` to the type ``annotation``, or return the text if this fails.
 
     Example:
         _convert(tuple[float, ...], "0.9,0.95") == [0.9, 0.95]
@@ -353,8 +335,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
     """Return the name of the layer that set ``key``, such as "config.toml"; None if no layer set it.
 
-    For an item of a list, return the source of the list. For a group of settings, return the source of the first
-    setting in the group that a layer set.
+    For an item of a list, this is the source of the list. For a group, this is the source of its first setting.
     """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))

@@ -60,16 +60,13 @@ def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
 
 
 def _config_for(name: str, settings: Layer) -> TrainConfig:
-    """Return the configuration of a training run with the algorithm ``name`` and the user's options ``settings``."""
     layers = [settings, Layer("NAME", {"algorithm": name})]
     config = resolve(TrainConfig, layers)
     return config.model_copy(update={"algorithm": corrected_algorithm(config, layers)})
 
 
 def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
-    """Return the description of an algorithm for the terminal. ``inactive`` has a line for each setting
-    without effect.
-    """
+    """Return the description of an algorithm for the terminal."""
     from agent_r1.algorithms.objective import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
@@ -82,11 +79,8 @@ def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
     """Yield (option, explanation) for each parameter of a component and of the components in it.
 
-    An example of an option is ``--algorithm.loss.clip_low FLOAT``.
-
-    Args:
-        prefix: the beginning of each option, such as ``--algorithm.loss.``.
-        is_on: False if the algorithm does not use the component. The explanations then show default values.
+    ``prefix`` is the beginning of each option, such as ``--algorithm.loss.``. If ``is_on`` is false, the explanations
+    show default values.
     """
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices

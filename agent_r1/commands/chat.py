@@ -96,7 +96,7 @@ def chat(
 
 
 def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary:
-    """Return the attempt ``name`` of the run in ``folder``.
+    """Return an attempt of the run in ``folder``.
 
     Raise InvalidInput if there is no such run or attempt, or if ``config`` also sets ``split`` or ``number``.
     """
@@ -110,9 +110,7 @@ def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary
 
 
 def _with_task(config: ChatConfig, taskset: TaskSet, chosen: AttemptSummary) -> ChatConfig:
-    """Return a copy of ``config`` that chooses the task of an attempt. Raise InvalidInput if the task set lacks the
-    task.
-    """
+    """Return ``config`` with the task of an attempt. Raise InvalidInput if the task set does not have the task."""
     name = chosen.attempt.task
     number = next((index for index, task in enumerate(taskset.tasks(chosen.split)) if task.id == name), None)
     if number is None:

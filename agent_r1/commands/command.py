@@ -39,7 +39,7 @@ ENTRIES = f"{__name__}.entries"
 class EncodableText(click.ParamType):
     """The type of an option whose text is looked up in the database of a run.
 
-    Raise InvalidInput if the text contains a lone surrogate (half a character).
+    Raise InvalidInput if the text contains a lone surrogate.
     """
 
     name = "text"
@@ -69,9 +69,7 @@ quiet_option = click.option("--quiet", is_flag=True, help="Print no progress.")
 
 
 class SettingOption(click.Option):
-    """The click option for one setting. Its text is stored in click's context until :class:`SettingsCommand` converts
-    it.
-    """
+    """The click option for one setting."""
 
     def __init__(self, key: str, field: FieldInfo, section: str, *, name: str, hidden: bool = False) -> None:
         text = first_line(field.description)
@@ -98,7 +96,7 @@ class SettingOption(click.Option):
 class SettingsCommand(click.Command):
     """A command with one option for every setting of the class ``config``, or only for the dotted keys ``keys``.
 
-    The callback has an argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be
+    The callback gets the settings that the user typed in the argument ``settings``, a :class:`Layer`. Options can be
     spelled with underscores or with hyphens.
     """
 
@@ -161,10 +159,9 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 
 
 def _section(config: type[BaseModel], key: str) -> str:
-    """Return the heading under which ``--help`` lists a setting.
+    """Return the heading under which ``--help`` lists a setting: the name and description of its group.
 
-    In a group, such as ``trainer.learning_rate``, this is the name and the description of the group. Otherwise it is
-    the attribute ``section`` of the class that declares the setting.
+    A setting outside of groups has the heading ``section`` of the class that declares the setting.
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]
@@ -230,7 +227,7 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return layers of settings, the highest priority first: the command line, then the TOML file if there is one."""
+    """Return the layers of settings of a command: the command line, then the TOML file if there is one."""
     return [settings] if file is None else [settings, read_toml(file)]
 
 

@@ -22,7 +22,7 @@ def with_unseen_questions(
     - If the model's run was trained on the data file ``config.data``, return the task set unchanged: its test splits
       hold no training questions.
     - If the run was trained on a different data file, remove the training questions of the run.
-    - If the model belongs to no run, remove no questions.
+    - Otherwise, remove no questions.
 
     In the last two cases, evaluate the split with all tasks if all tasks come from one file.
 

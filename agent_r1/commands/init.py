@@ -33,7 +33,7 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write the files of a new project to ``folder``, and return their names.
+    """Write the files of a new project to ``folder``, and return the names of the files.
 
     Raise InvalidInput if the folder exists or cannot be written.
     """

@@ -15,8 +15,8 @@ RUNS = Path("runs")
 def named_folder(run: str) -> Path:
     """Return the folder that the argument ``run`` means.
 
-    A path, such as ``/data/demo``, is this folder. A name, such as ``demo``, is the folder ``runs/demo``, or the folder
-    ``demo`` if only that one exists.
+    A path, such as ``/data/demo``, is this folder. A name, such as ``demo``, is the folder ``runs/demo``. If only the
+    folder ``demo`` exists, the name is this folder.
     """
     folder = run_folder(run)
     return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder
@@ -31,7 +31,7 @@ def find_run(run: str) -> Path:
 
 
 def no_run(run: str, folder: Path) -> InvalidInput:
-    """Return the error for the argument ``run`` if ``folder`` holds no run. It suggests a similar name in runs/."""
+    """Return the error for the argument ``run``, which suggests a similar name in runs/."""
     there = sorted(file.parent.name for file in RUNS.glob("*/run.db"))
     what = f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder}"
     do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()

@@ -102,7 +102,7 @@ def show(
 def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -> bool:
     """Return whether an option such as ``--status`` asks for a list of attempts.
 
-    Raise InvalidInput if such an option is given together with an attempt, a metric or ``--critic``.
+    Raise InvalidInput if such an option is given with an attempt, a metric or ``--critic``.
     """
     source = click.get_current_context().get_parameter_source
     refused = OF_A_LIST if attempt is not None else ("status", *CONDITIONS, *OF_A_LIST)

@@ -44,7 +44,7 @@ class AttemptReport:
         trajectory: None if the attempt has not ended.
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
-        record_tokens: the setting ``record_tokens`` of the run: the number of groups per step with token records.
+        record_tokens: the number of groups per step with token records.
         values: the critic's value of the state before each action, by the index of the turn.
     """
 
@@ -56,10 +56,10 @@ class AttemptReport:
     values: Mapping[int, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object.
+        """Return the report as a JSON object: the keys of :func:`summary_json` and ``siblings``.
 
-        The object has the keys of :func:`summary_json` and ``siblings``, and if the attempt has ended also ``answer``,
-        ``start_time``, ``wait_seconds``, ``rewards``, ``start`` and ``turns``.
+        If the attempt has ended, there are also ``answer``, ``start_time``, ``wait_seconds``, ``rewards``, ``start``
+        and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:
@@ -79,10 +79,9 @@ class AttemptReport:
 def read_attempt(
     folder: Path, reader: RunReader, summary: AttemptSummary, model: Path | None, with_tokens: bool
 ) -> AttemptReport:
-    """Return the report of the attempt ``summary``, read from the database of its run.
+    """Return the report of an attempt.
 
-    Args:
-        model: the folder of the run's model. Its tokenizer is used if the run has saved no tokenizer.
+    ``model`` is the folder of the run's model. Its tokenizer is used if the run has saved no tokenizer.
     """
     trajectory = reader.trajectory(summary.attempt)
     tokens = None
@@ -136,7 +135,7 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptText:
-    """An attempt report that the package ``rich`` can print.
+    """An attempt report for the package ``rich``.
 
     ``prints_all_tokens`` prints long states completely. Otherwise only their first and last tokens are printed.
     """
@@ -205,7 +204,7 @@ def _facts(report: AttemptReport) -> Table:
 
 
 def _times(trajectory: Trajectory) -> str:
-    """Return the start time, the waiting time, and the seconds of engine and environment.
+    """Return a line about the times of an attempt.
 
     Example:
         "from 2026-11-23 01:51:39 on, after 0.2 s of waiting; engine 1.9 s, environment 4.1 s"
@@ -256,7 +255,6 @@ def _turn_title(turn: Turn, context: int, value: float | None) -> str:
 
 
 def _message_lines(messages: Sequence[Message]) -> Iterator[tuple[str, Text]]:
-    """Yield (label, text) of each message and of each tool call in the messages. The label of a message is its role."""
     for message in messages:
         yield message.role, safe(parts_text(message.parts))
         for call in message.calls:
@@ -264,7 +262,6 @@ def _message_lines(messages: Sequence[Message]) -> Iterator[tuple[str, Text]]:
 
 
 def _turn_lines(turn: Turn) -> Iterator[tuple[str, Text]]:
-    """Yield (label, text) of the action, its calls, the observation and the rewards of a turn."""
     text = turn.action.text
     yield "policy", safe(text) if text else Text("(no text)", "dim")
     calls = turn.action.message.calls

@@ -1,4 +1,4 @@
-"""The list of attempts in a terminal, and the search for one attempt by its id or by a word."""
+"""The list of attempts in a terminal, and the search for one attempt."""
 
 from __future__ import annotations
 
@@ -42,17 +42,13 @@ def short_id(attempt: AttemptId) -> str:
 
 
 def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilter) -> AttemptSummary:
-    """Return the attempt that ``name`` names. ``name`` has one of three forms:
+    """Return the attempt that meets the conditions ``where`` and is named by one of:
 
-    - the id of the attempt, such as ``3.0.0:style-a/7``
-    - the beginning of the id, such as ``3.0``, if only one id begins so
+    - its id, such as ``3.0.0:style-a/7``
+    - the beginning of its id, such as ``3.0``, if only one id begins so
     - a word of ``WORDS``, such as ``best`` or ``failed``
 
-    Args:
-        where: further conditions that the attempt must meet.
-
-    Raises:
-        InvalidInput: if no attempt or more than one attempt fits.
+    Raise InvalidInput if no attempt or more than one attempt fits.
     """
     if name in WORDS:
         found = _by_word(reader, name, where)
@@ -120,9 +116,9 @@ _RIGHT = frozenset({"step", "reward", "credit", "turns", "tokens", "calls", "err
 
 @dataclass(frozen=True, slots=True)
 class AttemptTable:
-    """A table of attempts that the package ``rich`` can print. A narrow terminal shows fewer columns.
+    """A table of attempts for the package ``rich``. A narrow terminal shows fewer columns.
 
-    ``total`` is the number of attempts that the user's conditions select, of which ``--limit`` shows only some.
+    ``total`` is the number of attempts before ``--limit`` shortened the list.
     """
 
     attempts: Sequence[AttemptSummary]

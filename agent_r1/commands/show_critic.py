@@ -25,13 +25,7 @@ BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prediction of the critic before an action, and the rewards that followed.
-
-    Attributes:
-        turn: the index of the turn in its attempt.
-        value: the critic's value of the state before the action.
-        reward: the sum of the rewards that followed this state.
-    """
+    """A value that the critic predicted before an action, and the sum of the rewards that followed."""
 
     turn: int
     value: float
@@ -43,12 +37,10 @@ class CriticRow:
     """A summary of several predictions: one row of a table.
 
     Attributes:
-        name: the name of the row, such as "turn 0".
-        count: the number of predictions.
-        value: the mean of the predicted values.
-        reward: the mean of the rewards that followed.
-        explained: the explained variance 1 - Var(G - V) / Var(G) of the following rewards G by the values V. NaN if all
-            G are equal.
+        name: such as "turn 0".
+        value: the mean of the predicted values V.
+        reward: the mean of the sums G of the rewards that followed.
+        explained: the explained variance 1 - Var(G - V) / Var(G). NaN if all G are equal.
     """
 
     name: str
@@ -65,8 +57,7 @@ class CriticReport:
     Attributes:
         rows: summaries of the predictions in all turns, in turn 0, in turn 1, and so on.
         bins: summaries of the predictions in each range of values.
-        calibration_error: the mean distance between ``value`` and ``reward`` of a bin, weighted by the number of
-            predictions.
+        calibration_error: the mean of |value - reward| over the bins, weighted by the number of predictions.
     """
 
     rows: tuple[CriticRow, ...]
@@ -104,11 +95,8 @@ def read_critic(reader: RunReader) -> CriticReport:
 def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
     """Yield a prediction for each turn with a finite value.
 
-    The rewards that followed are the rewards of this turn, of later turns, and of the whole trajectory.
-
-    Args:
-        values: the critic's value of the state before each action, by the index of the turn.
-        weights: weights of rewards by name. A reward without a weight has weight 1.
+    The rewards that followed are the rewards of this turn, of later turns, and of the whole trajectory. ``values`` has
+    the critic's value before each action, by the index of the turn.
     """
     rewards = list(weighted_rewards(trajectory, weights))
     for turn, value in values.items():

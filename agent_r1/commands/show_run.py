@@ -30,16 +30,14 @@ from agent_r1.viewer.text import duration, number, one_line
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
 _RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
-"""The kinds of events that are not listed, because they hold data or are shown elsewhere in the report."""
+"""Events that are not listed, because they hold data or are shown elsewhere in the report."""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The result of one validation: the share of right answers ``em``, and the ends of its 95 % interval if
-    recorded.
-    """
+    """The share of right answers ``em`` in one validation. ``low`` to ``high`` is its 95 % interval if recorded."""
 
     step: int
     em: float
@@ -52,18 +50,16 @@ class RunReport:
     """The content of ``agent-r1 show RUN``.
 
     Attributes:
-        process: the id of the process that writes the run; None if there is no such process or its id is not known.
+        process: the id of the process that writes the run; None if not known.
         seconds: the time from the start of the run to its last event, or to now if the run is still training.
         settings: the settings that differ from their defaults.
         fates: the number of attempts by fate ("trained", "dropped", ..).
         statuses: the number of attempts by status.
-        last: the last validation; None without validation.
-        best: the best validation; None without validation.
         best_checkpoint: the folder with the weights of the best validation; None if the folder does not exist.
         table: the share of right answers at the end of the run, by method and then by split.
-        curves: for each metric and timing, by name, its values by step.
-        file: the Python file that defines the task set; None if the run recorded no such file.
-        hardware: the processor, the GPUs and so on of the last start or resumption; {} if not recorded.
+        curves: the values by step of each metric and timing.
+        file: the Python file that defines the task set, if any.
+        hardware: the processor, the GPUs and so on of the last start; {} if not recorded.
         profile: the time of each part of an average step, empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
         warnings: the number of warnings.
@@ -151,7 +147,7 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
 
 
 def _validations(reader: RunReader, curves: Mapping[str, Curve]) -> Iterator[Validation]:
-    """Yield each validation of the run, the earliest step first. ``curves`` holds the values of each metric by step."""
+    """Yield each validation of the run, the earliest step first."""
     cells = {cell["step"]: cell for cell in read_results(reader, "validation")}
     for step, em in sorted(curves.get("validation_em", {}).items()):
         cell = cells.get(step, {})
@@ -301,7 +297,7 @@ def _hints(report: RunReport) -> Text:
 
 
 def _resume_command(report: RunReport) -> str:
-    """Return the command that continues the run, or the Python call if the run was started in Python."""
+    """Return the command, or the Python call, that continues the run."""
     run = run_argument(report.folder)
     if report.file is not None:
         return f"agent-r1 train {path_argument(report.file)} --run {run} --resume"
@@ -312,7 +308,7 @@ def _resume_command(report: RunReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MetricText:
-    """A table of one metric, which the package ``rich`` can print. Each row has a step, its value, and a bar."""
+    """A table of one metric for the package ``rich``. Each row has a step, its value, and a bar."""
 
     name: str
     curve: Curve

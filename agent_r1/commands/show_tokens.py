@@ -1,4 +1,4 @@
-"""The tokens of a turn in the terminal: the state as text, the action tokens as a table of numbers."""
+"""The tokens of a turn in the terminal: the state as text, the action tokens as a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "wei
 _NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH = 10, 38, 22
 
 MAX_STATE_TOKENS = 200
-"""The maximum number of state tokens that are printed completely. Of longer states, the middle is left out."""
+"""The maximum number of state tokens that are printed completely."""
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
 """The colors of negative advantages (orange), from small to large absolute values."""
@@ -61,9 +61,8 @@ class TokenLine:
 
 
 def token_lines(turn: Turn, record: TokenRecord | None, texts: Sequence[str]) -> Iterator[TokenLine]:
-    """Yield one line for each action token of a turn. ``texts`` holds the text of each token.
-
-    ``record`` is None if the run recorded no numbers for the turn.
+    """Yield one line for each action token of a turn. ``record`` is None if the run recorded no numbers for
+    the turn.
     """
     unknown = (math.nan,) * len(turn.action_ids)
     blank = TokenRecord(AttemptId("", "", 0, 0), turn.index, unknown, unknown, unknown, unknown)
@@ -133,9 +132,7 @@ def state_text(tokens: Sequence[StateToken], prints_all: bool) -> Text:
 def token_table(lines: Sequence[TokenLine], largest: float, width: int) -> Table:
     """Return the table of the action tokens of a turn. The colors show the advantages.
 
-    Args:
-        largest: the absolute advantage that gets the strongest color.
-        width: the width of the terminal. A narrow table has fewer columns.
+    ``largest`` is the absolute advantage that gets the strongest color. A narrow table has fewer columns.
     """
     known = [name for name in _IMPORTANCE if any(line.number(name) is not None for line in lines)]
     fitting = known[: max(1, (width - _OTHER_WIDTH) // _NUMBER_WIDTH)]

@@ -87,10 +87,7 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return the task set ``name``, or the task set that a file ``name`` with the suffix ``.py`` defines.
-
-    ``config`` has the settings of the task set, such as ``data`` and ``seed``.
-    """
+    """Return the task set with the name ``name``, or the task set that the file ``name`` (``.py``) defines."""
     if name.endswith(".py"):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)
@@ -99,10 +96,8 @@ def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
 def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
     """Return the task set that a Python file defines under the names ``env`` and ``tasks``.
 
-    ``model`` is the name of the model; "" if there is no model.
-
-    Raise InvalidInput if the file cannot be used, or if ``config`` sets ``taskset``, ``data``, ``corpus``, ``encoder``
-    or ``sandbox``.
+    ``model`` is the name of the model, or "". Raise InvalidInput if the file cannot be used, or if ``config`` sets
+    ``taskset``, ``data``, ``corpus``, ``encoder`` or ``sandbox``.
     """
     for name in ("taskset", "data", "corpus", "encoder", "sandbox"):
         if name in config.model_fields_set:
@@ -121,9 +116,8 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return the isolation of code that the policy writes, for JSON output; {} if no such code runs.
+    """Return the isolation of code that the policy writes, for JSON output: ``{"sandbox": "bubblewrap: files"}``.
 
-    Example:
-        {"sandbox": "bubblewrap: files limits network"}
+    Return {} if no such code runs.
     """
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}

@@ -1,4 +1,4 @@
-"""Parts of a report in a terminal: sparklines, tables of curves, and text that cannot control the terminal."""
+"""Parts of a report in a terminal: sparklines, tables of curves, and safe text."""
 
 from __future__ import annotations
 
@@ -17,26 +17,23 @@ ASCII_BLOCKS = "_.,-=+*#"
 """The eight levels of a sparkline in a terminal without Unicode, from low to high."""
 
 NAME_WIDTH, WIDE_NAME_WIDTH, VALUE_WIDTH, MAX_BLOCKS = 27, 40, 8, 60
-"""Widths in a table of curves, in characters: the column of names in a narrow and in a wide terminal, each column of
-numbers, and the largest sparkline."""
+"""Widths in a table of curves, in characters: names in a narrow terminal, names in a wide terminal, each number, and
+the largest sparkline."""
 
 Curve = Mapping[int, float]
 """The values of a metric by step."""
 
 
 def safe(text: str, style: str = "") -> Text:
-    """Return ``text`` for the terminal, with each control character replaced by a visible character.
-
-    ``style`` is a style of the package ``rich``, such as "bold".
-    """
+    """Return ``text`` with each control character replaced by a visible character, in a style such as "bold"."""
     return Text(visible(text), style)
 
 
 def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     """Return a line of at most ``width`` blocks. The height of each block shows one value.
 
-    The lowest block is the smallest value, and the highest block is the largest value. If there are more than ``width``
-    values, a block shows the mean of neighboring values. A value that is not finite becomes a space.
+    If there are more than ``width`` values, a block shows the mean of neighboring values. A value that is not finite
+    becomes a space.
 
     Example:
         >>> sparkline([0.0, 1.0, float("nan"), 2.0], 10)
@@ -80,13 +77,10 @@ class CurveTable:
         self._parts: list[RenderableType] = [heading]
 
     def add_panel(self, title: str, unit: str, curves: Sequence[tuple[str, Curve]]) -> None:
-        """Add the curves of one chart: a line with the title, and a line for each curve.
+        """Add the curves of one chart: a line with the title and the unit, and a line for each curve.
 
-        If a single curve has the name of the chart, only the line of the curve is added.
-
-        Args:
-            unit: the unit of the values, such as "tokens". It is printed after the title.
-            curves: (name, values by step) of each curve.
+        If a single curve has the name of the chart, only the line of the curve is added. ``curves`` are pairs (name,
+        curve).
         """
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()
         label = curves[0][0]

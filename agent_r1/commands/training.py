@@ -82,10 +82,7 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
 
 
 def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
-    """Return the configuration and the task set of a new run.
-
-    ``file`` is the Python file that defines the task set. None: the settings name the task set.
-    """
+    """Return the configuration and the task set of a new run. ``file`` is a Python file that defines the task set."""
     # Report invalid settings before anything is built or torch is imported.
     given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
     taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)
@@ -110,10 +107,7 @@ def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainR
 
 
 def require_file(folder: Path, taskset: str) -> None:
-    """Raise InvalidInput if a file of the user defines the task set of the run in ``folder``.
-
-    The error names the file, which the command must name again.
-    """
+    """Raise InvalidInput if a file of the user defines the task set of a run. The command must then name this file."""
     if taskset not in agent_r1.tasksets.TASKSETS:
         with closing(RunReader(folder)) as reader:
             file = read_file(reader)
@@ -160,12 +154,12 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings ``own`` of a run that an evaluation of the run also uses.
+    """Return the settings of a run that an evaluation of the run also uses. ``own`` holds all settings of the run.
 
-    Settings of the data are left out if the evaluation uses a different task set than the run. ``sandbox = "none"`` is
-    left out because only the user can choose to evaluate without a sandbox. ``decode`` is left out because the critic
-    that guided the training need not guide the evaluation.
+    If ``other_taskset`` is true, the evaluation uses a different task set than the run.
     """
+    # Only the user can choose to evaluate without a sandbox. The critic that guided the training (decode) need not
+    # guide the evaluation.
     left_out = ("decode", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ()))
     kept = {key: value for key, value in own.values.items() if key not in left_out}
     return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})

@@ -59,8 +59,8 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
 def _opened_in_browser(address: str) -> Iterator[None]:
     """Open ``address`` in the browser when the ``with`` block begins.
 
-    The browser gets a temporary file that leads to the address, because all users of the machine can read command
-    lines, and the address contains a token.
+    The browser gets a private file that leads to the address, because command lines are visible to all users, and the
+    address contains a token.
     """
     link = html.escape(address)
     with NamedTemporaryFile("w", prefix="agent-r1-view-", suffix=".html") as file:
