@@ -171,7 +171,6 @@ def _print_error(line: object, code: int) -> int:
 
 
 def _explain(error: click.UsageError) -> str:
-    """Return one line that explains why the arguments cannot be parsed."""
     context = error.ctx
     see = f"see {context.command_path if context else PROGRAM} --help"
     if isinstance(error, click.NoSuchOption) and context is not None:

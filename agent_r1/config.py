@@ -35,7 +35,7 @@ RENAMED: Mapping[str, str] = {
     "learner": "trainer",
     "doctor": "monitor",
 }
-"""The names of settings and tables in the first version of this package, each with its present name."""
+"""The names of settings in the first version of this package, each with its present name."""
 
 MAX_FILE, MAX_DEPTH = 1_000_000, 20
 """The maximum size of a TOML file in bytes, and the maximum depth of its tables and lists."""
@@ -168,8 +168,9 @@ def has_setting(cls: type[BaseModel], key: str) -> bool:
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field that a dotted key names, or None. The entry of a table, such as ``algorithm.loss``, names the
-    table.
+    """Return the field that a dotted key names, or None.
+
+    For an entry of a table, such as ``algorithm.loss``, return the field of the table.
     """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
@@ -312,7 +313,6 @@ def _convert(annotation: Any, text: str) -> Any:
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str, str]) -> InvalidInput:
-    """Return an InvalidInput that describes the first problem of a ValidationError."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     source = _source(key, sources)

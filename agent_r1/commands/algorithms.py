@@ -66,7 +66,6 @@ def _config_for(name: str, settings: Layer) -> TrainConfig:
 
 
 def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
-    """Return the description of an algorithm for the terminal."""
     from agent_r1.algorithms.objective import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}

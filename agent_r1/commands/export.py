@@ -42,7 +42,6 @@ def _render(report: ExportReport) -> Text:
 
 
 def _contents(report: ExportReport) -> str:
-    """Return a text such as ``step 40, the best by validation`` or ``30 conversations``."""
     facts = dict(report.facts)
     if report.format in ("model", "adapter"):
         return f"step {facts['step']}" + (", the best by validation" if facts["best"] else "")

@@ -61,7 +61,6 @@ def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_j
 
 
 def _without_effect(has_run: bool, has_gpu: bool) -> dict[str, str]:
-    """Return the settings that have no effect, each with advice for a user who gives the setting."""
     found = dict[str, str]()
     if has_run:
         found |= dict.fromkeys(OF_ATTEMPTS, "leave it out: the attempts are those of the recorded run")

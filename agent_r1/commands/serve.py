@@ -21,7 +21,6 @@ KEYS = tuple(key for key in setting_keys(EvalConfig) if key.partition(".")[0] in
 
 DEFAULT_PORT = 8000
 SHORTEST_KEY = 8
-"""The minimum length of an API key, in characters."""
 
 
 @click.command(cls=SettingsCommand, config=EvalConfig, keys=KEYS)

@@ -301,7 +301,6 @@ def _call_text(call: ToolCall) -> Text:
 
 
 def _labelled(lines: Iterable[tuple[str, Text]]) -> Table:
-    """Return a table of pairs (label, text). Long texts are wrapped."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(style="dim", width=LABEL_WIDTH, no_wrap=True, overflow="ellipsis")
     grid.add_column(overflow="fold")

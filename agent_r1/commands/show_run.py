@@ -54,7 +54,6 @@ class RunReport:
         seconds: the time from the start of the run to its last event, or to now if the run is still training.
         settings: the settings that differ from their defaults.
         fates: the number of attempts by fate ("trained", "dropped", ..).
-        statuses: the number of attempts by status.
         best_checkpoint: the folder with the weights of the best validation; None if the folder does not exist.
         table: the share of right answers at the end of the run, by method and then by split.
         curves: the values by step of each metric and timing.
@@ -62,7 +61,6 @@ class RunReport:
         hardware: the processor, the GPUs and so on of the last start; {} if not recorded.
         profile: the time of each part of an average step, empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
-        warnings: the number of warnings.
     """
 
     folder: Path
@@ -147,7 +145,6 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
 
 
 def _validations(reader: RunReader, curves: Mapping[str, Curve]) -> Iterator[Validation]:
-    """Yield each validation of the run, the earliest step first."""
     cells = {cell["step"]: cell for cell in read_results(reader, "validation")}
     for step, em in sorted(curves.get("validation_em", {}).items()):
         cell = cells.get(step, {})
@@ -163,8 +160,6 @@ def _em_table(recorded: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class RunText:
-    """A run report that the package ``rich`` can print."""
-
     report: RunReport
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

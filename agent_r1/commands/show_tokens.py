@@ -19,7 +19,7 @@ NUMBERS = ("engine", "trainer", "gap", "advantage", "entropy", "value", "weight"
 """The columns with numbers in the token table, from left to right."""
 
 _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "weight")
-"""The columns with numbers, the most important column first. A narrow terminal shows only the first columns."""
+"""The columns with numbers, the most important first. A narrow terminal shows only the first columns."""
 
 _NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH = 10, 38, 22
 
@@ -96,7 +96,7 @@ def largest_advantage(lines: Iterable[TokenLine]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StateToken:
-    """A token that the policy saw and did not sample, such as a token of the prompt or of a tool result."""
+    """A token that the policy saw and did not sample, such as a token of a tool result."""
 
     id: int
     text: str

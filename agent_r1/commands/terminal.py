@@ -14,7 +14,7 @@ from agent_r1.viewer.text import number, visible
 BLOCKS = "▁▂▃▄▅▆▇█"
 """The eight levels of a sparkline, from low to high."""
 ASCII_BLOCKS = "_.,-=+*#"
-"""The eight levels of a sparkline in a terminal without Unicode, from low to high."""
+"""The eight levels of a sparkline without Unicode, from low to high."""
 
 NAME_WIDTH, WIDE_NAME_WIDTH, VALUE_WIDTH, MAX_BLOCKS = 27, 40, 8, 60
 """Widths in a table of curves, in characters: names in a narrow terminal, names in a wide terminal, each number, and
@@ -93,7 +93,6 @@ class CurveTable:
         self._parts.append(grid)
 
     def rendered(self) -> Group:
-        """Return the table as an object that the package ``rich`` can print."""
         return Group(*self._parts)
 
     def _grid(self) -> Table:
@@ -113,6 +112,5 @@ class CurveTable:
 
 
 def _short_number(value: float) -> str:
-    """Return a number as text with at most VALUE_WIDTH characters."""
     text = number(value, 3)
     return text if len(text) <= VALUE_WIDTH else number(value, 2)

@@ -82,7 +82,6 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
 
 
 def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
-    """Return the configuration and the task set of a new run. ``file`` is a Python file that defines the task set."""
     # Report invalid settings before anything is built or torch is imported.
     given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
     taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)

@@ -11,8 +11,6 @@ class AttemptId:
     """The identity of one attempt at one task.
 
     Attributes:
-        run: the name of the run.
-        task: the id of the task.
         group_id: the index of the group in the run.
         sample_index: the index of the attempt in its group.
         retry: the count of failed attempts that this attempt replaces.
@@ -35,8 +33,8 @@ class AttemptId:
     def seed(self, root: int, *path: int) -> int:
         """Return a 63-bit seed for the random numbers of the attempt.
 
-        The seed depends on ``root`` (the seed of the run), the task and the indices of the attempt, but not on the name
-        of the run. Each ``path`` gives a different seed, such as ``seed(root, turn_index)``.
+        ``root`` is the seed of the run. The name of the run has no effect. Each ``path`` gives a different seed:
+        ``seed(root, turn_index)``.
         """
         text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -47,11 +47,11 @@ class RunStopped(AgentR1Error):
 
 
 class UnsupportedChat(AgentR1Error):
-    """Raised if a chat template or a tool format cannot render a conversation. The message names the cause."""
+    """Raised if a chat template or a tool format cannot render a conversation."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised if the signal ``number`` stops the run in ``folder``. The run can be resumed."""
+    """Raised if the signal ``number`` stops the run in ``folder``."""
 
     def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder

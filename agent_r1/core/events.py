@@ -51,7 +51,7 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """An event: an update computed token records. The setting ``record_tokens`` limits how many groups get records."""
+    """An event: an update computed token records, for at most ``record_tokens`` groups."""
 
     records: tuple[TokenRecord, ...]
 

@@ -16,8 +16,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class PromptMedia:
     """An image in a prompt, and the ranges of its placeholder tokens.
 
-    The model reads one image feature at each placeholder token. There are several ranges if the model puts other tokens
-    between the placeholders.
+    The model reads one image feature at each placeholder token.
 
     Example:
         PromptMedia(image, (range(4, 8), range(9, 13)))
@@ -76,7 +75,6 @@ class SamplingParams:
         temperature: 0 is greedy.
         top_p: the probability mass of nucleus sampling. 1: no limit.
         top_k: sample only from the ``top_k`` most probable tokens. 0: no limit.
-        max_tokens: the maximum number of new tokens.
         stop_token_ids: tokens that end the generation. The completion includes the stop token.
         seed: determines the random numbers of the generation, independently of the rest of the batch.
         stop_condition: ends the generation at a stop string. The completion includes the last token of the string.

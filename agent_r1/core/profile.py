@@ -84,7 +84,7 @@ class StepProfile:
         return PartTime(sum(time.seconds for time in times), sum(time.cpu_seconds for time in times))
 
     def timings(self) -> dict[str, float]:
-        """Return the profile as numbers by name, such as ``{"profile/forward": 0.2}``, for the record of a run."""
+        """Return the profile as numbers by name, such as ``{"profile/forward": 0.2}``."""
         wall = {f"{SECONDS}{part.value}": time.seconds for part, time in self.parts.items()}
         return wall | {f"{CPU_SECONDS}{part.value}": time.cpu_seconds for part, time in self.parts.items()}
 

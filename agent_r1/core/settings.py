@@ -8,7 +8,6 @@ from typing import Any
 from agent_r1.core.redaction import redact_values
 
 FIRST_SETTINGS = ("taskset", "model", "algorithm.name", "steps", "seed")
-"""Settings that are shown first."""
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

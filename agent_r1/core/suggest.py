@@ -28,7 +28,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _similarity(name: str, candidate: str) -> float:
-    """Return the similarity of two names, from 0 to 1 (equal)."""
     words = candidate.rpartition(".")[2].split("_")
     part, name_part = "_".join(words), name.rpartition(".")[2]
     by_initials = len(words) > 1 and name_part == "".join(word[:1] for word in words)

@@ -93,7 +93,6 @@ class Turn:
         new_ids: the tokens of the state after the parent's action; the whole state without a parent.
         new_messages: the messages of ``new_ids``.
         tools: the tools that an agent program named in its request; None without an agent program.
-        action_ids: the sampled tokens.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
         call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
@@ -171,7 +170,6 @@ class Unscored:
 
 
 Scores = Mapping[str, RewardValue | Unscored]
-"""The rewards of a trajectory by name, as returned by a scorer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +208,7 @@ class Trajectory:
     def known_messages(self, turn: Turn) -> tuple[Message, ...]:
         """Return the observation of the turn's parent, or the opening messages if there is no parent.
 
-        ``turn.new_messages`` differs from these messages if the context was rewritten, if a sub-agent has its own
-        conversation, or if an agent continues one action in two ways.
+        ``turn.new_messages`` can differ from these messages, for example if the context was rewritten.
         """
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
@@ -221,7 +218,7 @@ class Trajectory:
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
-        """The branches of the trajectory, in the order of their last turns. Branches can share their first turns."""
+        """The branches of the trajectory in the order of their last turns. Branches can share their first turns."""
         continued = {turn.parent for turn in self.turns}
         return tuple(Conversation(self._path_to(turn)) for turn in self.turns if turn.index not in continued)
 
@@ -262,7 +259,7 @@ class Trajectory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The full conversation between policy and environment. The policy may have seen only parts of it."""
+        """The full conversation between policy and environment, of which the policy may have seen only parts."""
         conversation = list(self.start)
         for turn in self.env_turns:
             conversation += (turn.action.message, *turn.observation)

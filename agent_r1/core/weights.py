@@ -50,7 +50,6 @@ class CanaryPrompt:
 
 
 Canary = tuple[CanaryPrompt, ...]
-"""The canary prompts of one version of the weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,6 @@ class AttemptSummary:
         version: the version of the weights with which the attempt started.
         status: how the episode ended. None: the episode has not ended, and all counts are 0.
         status_reason: why the attempt failed, or why a reward could not be computed.
-        calls: the number of tool calls.
         call_errors: the number of tool calls whose result is an error.
         reward: the weighted sum of all rewards; None if not known.
         fate: "trained" or "dropped"; None if not decided yet.

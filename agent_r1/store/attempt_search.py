@@ -26,7 +26,7 @@ from agent_r1.store.compression import unpack_document
 from agent_r1.store.rows import attempt_key
 
 SEARCH_SECONDS = 0.1
-"""The time limit of the search for one page, in seconds. At the limit, the page holds the attempts found so far."""
+"""After this time, the search for one page ends, and the page holds the attempts found so far."""
 
 SEARCHED_AT_LEAST = 100
 """The search for one page reads at least this number of attempts, even after the time limit."""

@@ -44,7 +44,6 @@ def encode_value(value: Any, depth: int = 0) -> Any:
 
 
 def _safe_repr(value: object) -> str:
-    """Return ``repr(value)``, or a text that names the error that ``repr`` raised."""
     try:
         return repr(value)
     except Exception as error:

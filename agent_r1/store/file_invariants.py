@@ -25,7 +25,7 @@ from agent_r1.store.rows import CHECKPOINT_SAVED
 
 
 def last_step(connection: sqlite3.Connection) -> int:
-    """Return the last step with metrics; 0 if no step has metrics."""
+    """Return the last step with metrics, or 0."""
     return int(connection.execute("SELECT coalesce(max(step), 0) FROM current_metrics").fetchone()[0])
 
 

@@ -56,7 +56,6 @@ def path_argument(file: Path) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run."""
     return os.path.isfile(folder / DATABASE)  # also False if the text cannot be a path
 
 

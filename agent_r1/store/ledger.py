@@ -65,7 +65,6 @@ def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> 
 
 
 def _encode(value: Any) -> bytes:
-    """Return a column value as bytes: type, length (of text and bytes) and content."""
     if isinstance(value, str):
         content = value.encode("utf-8", "surrogateescape")
         return b"t%d:%b" % (len(content), content)

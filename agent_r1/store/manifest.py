@@ -33,8 +33,6 @@ class CorruptCheckpoint(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """The size of a file in bytes, and its sha256."""
-
     size: int
     sha256: str
 

@@ -120,7 +120,7 @@ class RunReader:
         return bool(self._connection.execute(f"SELECT {COMPLETED}").fetchone()[0])
 
     def last_step(self) -> int:
-        """Return the last step with metrics; 0 if no step has metrics."""
+        """Return the last step with metrics, or 0."""
         return last_step(self._connection)
 
     def last_checkpoint_step(self) -> int | None:
@@ -237,7 +237,7 @@ class RunReader:
         return int(next(self._rows("SELECT row FROM head"))[0])
 
     def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:
-        """Return all attempts in the group of ``attempt``, including ``attempt``, in the order of sample indices."""
+        """Return all attempts in the group of ``attempt``, in the order of sample indices."""
         found = self.list_attempts(AttemptFilter(group_id=attempt.group_id), limit=-1)
         return tuple(sorted(found, key=lambda summary: summary.attempt.sort_key))
 
@@ -289,7 +289,7 @@ class RunReader:
         return tuple(reversed(found))
 
     def events(self) -> Iterator[LogEvent]:
-        """Yield all log events of the run, in the order in which they were recorded."""
+        """Yield all log events of the run, oldest first."""
         for kind, detail in self._rows("SELECT kind, detail FROM events ORDER BY id"):
             yield LogEvent(kind, detail)
 
@@ -337,7 +337,6 @@ class RunReader:
 
 
 def _totals(counts: Iterable[tuple[Any, int]]) -> Mapping[Any, int]:
-    """Add up the counts of each key. Return the sums that are not 0, the largest first."""
     totals: Counter[Any] = Counter()
     for key, count in counts:
         totals[key] += count

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 
 SCHEMA_VERSION = 11
-"""The version of the tables, increased with every change. A run of a different version is refused, not converted."""
+"""The version of the tables, increased with every change. A run of a different version is refused."""
 
 KEYS: Mapping[str, Sequence[str]] = {
     "meta": ("key",),

@@ -22,7 +22,7 @@ from agent_r1.store.schema import check_schema, close_writer, open_writer, read_
 from agent_r1.store.segment import latest_segment, open_segment, read_reward_weights
 
 LOCKS = Path("/proc/locks")
-"""On Linux, a file with a line for each lock of a process: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
+"""On Linux, a file with one line per lock: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
 
 
 class RunWriteError(AgentR1Error):
@@ -31,8 +31,6 @@ class RunWriteError(AgentR1Error):
 
 @dataclass(slots=True)
 class _Submission:
-    """The events of one ``record`` call, and the error if the events were refused."""
-
     events: tuple[Event, ...]
     error: RunWriteError | None = None
 
