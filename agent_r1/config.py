@@ -194,7 +194,7 @@ def is_table(field: FieldInfo) -> bool:
 
 
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for an unknown key, which suggests a similar key of ``known``.
+    """Return the error for an unknown key. The error suggests a similar key of ``known``.
 
     ``source`` is where the key was given, such as "command line".
     """
@@ -335,7 +335,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
     """Return the name of the layer that set ``key``, such as "config.toml"; None if no layer set it.
 
-    For an item of a list, this is the source of the list. For a group, this is the source of its first setting.
+    For an item of a list, this is the layer of the list. For a group, this is the layer of its first setting.
     """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))

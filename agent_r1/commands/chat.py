@@ -96,7 +96,7 @@ def chat(
 
 
 def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary:
-    """Return an attempt of the run in ``folder``.
+    """Return the attempt ``name`` of the run in ``folder``.
 
     Raise InvalidInput if there is no such run or attempt, or if ``config`` also sets ``split`` or ``number``.
     """

@@ -96,7 +96,7 @@ class SettingOption(click.Option):
 class SettingsCommand(click.Command):
     """A command with one option for every setting of the class ``config``, or only for the dotted keys ``keys``.
 
-    The callback gets the settings that the user typed in the argument ``settings``, a :class:`Layer`. Options can be
+    The callback has an argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be
     spelled with underscores or with hyphens.
     """
 

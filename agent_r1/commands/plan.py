@@ -18,7 +18,7 @@ OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
 """Settings with the sizes of attempts. They have no effect on a recorded run, whose attempts are used."""
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings for measuring the costs of engine and trainer, which need a recorded run without --gpu."""
+"""Settings for measuring the costs of engine and trainer. They need a recorded run, and have no effect with --gpu."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)

@@ -31,7 +31,7 @@ def find_run(run: str) -> Path:
 
 
 def no_run(run: str, folder: Path) -> InvalidInput:
-    """Return the error for the argument ``run``, which suggests a similar name in runs/."""
+    """Return the error for a ``run`` that does not exist. The error suggests a similar name in runs/."""
     there = sorted(file.parent.name for file in RUNS.glob("*/run.db"))
     what = f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder}"
     do = f"{suggest(run, there)} give the name of a run in runs/, or the folder of one".strip()

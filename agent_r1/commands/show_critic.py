@@ -93,7 +93,7 @@ def read_critic(reader: RunReader) -> CriticReport:
 
 
 def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
-    """Yield a prediction for each turn with a finite value.
+    """Yield a prediction for each turn whose value is finite.
 
     The rewards that followed are the rewards of this turn, of later turns, and of the whole trajectory. ``values`` has
     the critic's value before each action, by the index of the turn.

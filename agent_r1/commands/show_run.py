@@ -37,7 +37,7 @@ _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The share of right answers ``em`` in one validation. ``low`` to ``high`` is its 95 % interval if recorded."""
+    """The share of right answers ``em`` in one validation. ``low`` and ``high`` are the ends of its 95 % interval."""
 
     step: int
     em: float

@@ -58,7 +58,7 @@ class TokensRecorded:
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """An event: the run ended at ``step``, and all attempts without a fate were dropped for ``reason``."""
+    """An event: the run ended at ``step``, and all pending attempts were dropped for ``reason``."""
 
     step: int
     reason: str

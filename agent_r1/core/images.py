@@ -17,13 +17,12 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.packages import import_extra
 
 MAX_IMAGE_BYTES = 20 * 2**20
-"""The maximum size of an image file, in bytes."""
 
 MAX_ASPECT_RATIO = 100
-"""The maximum ratio of the longer side of an image to the shorter side. Image processors refuse larger ratios."""
+"""The maximum ratio of the longer side to the shorter side. Image processors refuse larger ratios."""
 
 MAX_IMAGE_PIXELS = 2**25
-"""The maximum number of pixels of an image: 33.5 million (7680 x 4320), which take 100 MB when decoded."""
+"""7680 x 4320 pixels, which take 100 MB when decoded."""
 
 FORMATS = "PNG, JPEG, GIF or WebP"
 
@@ -55,8 +54,8 @@ def without_trailing_bytes(data: bytes) -> bytes:
 def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
     """Check an image file, and return its format and size.
 
-    Raise InvalidInput if the file is too large, truncated or damaged, has too many pixels or a too large aspect ratio,
-    has bytes after its end, or is not of the type ``mime``. None: any known type.
+    Raise InvalidInput if the file is too large, truncated or damaged, has bytes after its end, has too many pixels, has
+    a too large aspect ratio, or is not of the declared type ``mime``.
 
     Example:
         read_header(png) == ImageHeader("image/png", 64, 48)
@@ -227,7 +226,6 @@ def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_gif(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end)."""
     width, height, flags = _little(data, 6, 2), _little(data, 8, 2), data[10]
     position = 13 + (3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0)
     while (block := data[position]) != 0x3B:
@@ -249,7 +247,6 @@ def _parse_gif(data: bytes) -> tuple[int, int, int]:
 
 
 def _parse_webp(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end)."""
     end, kind = 8 + _little(data, 4, 4), _take(data, 12, 4)
     if _take(data, 8, 4) != b"WEBP":
         raise _Damaged("it is a RIFF file of another kind")

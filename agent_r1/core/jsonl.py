@@ -35,8 +35,7 @@ class JsonRecord:
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
-        """Return the stripped text of the first field in ``names`` that the record has: ``get_text("question",
-        "problem")``.
+        """Return the stripped text of the first field in ``names`` that the record has.
 
         Raise InvalidInput if the record has none of these fields, or if the found field is blank or not text.
         """

@@ -10,8 +10,7 @@ from agent_r1.core.errors import InvalidInput
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import and return the module ``name`` of an optional dependency: ``import_extra("textarena",
-    extra="textarena")``.
+    """Import and return the module ``name`` of an optional dependency.
 
     Raise InvalidInput with the command that installs ``extra`` if the module is not installed.
     """

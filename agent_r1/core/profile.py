@@ -90,7 +90,7 @@ class StepProfile:
 
     @classmethod
     def from_timings(cls, timings: Mapping[str, float]) -> StepProfile:
-        """Return the profile for numbers of :meth:`timings`. Other numbers are ignored."""
+        """Convert the result of :meth:`timings` back to a profile. Numbers with other names are ignored."""
         parts = [part for part in Part if f"{SECONDS}{part.value}" in timings]
         return cls(
             {

@@ -13,7 +13,7 @@ class RewardSchedule:
     """A factor for the weight of a reward, which changes with the step.
 
     ``points`` are pairs (step, factor). Between two points, the factor is interpolated linearly. Before the first point
-    and after the last point, it is constant.
+    and after the last point, the factor is constant.
 
     Example:
         >>> RewardSchedule.parse("1:0, 11:1").factor(6)

@@ -244,11 +244,10 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns that ``count`` rewards belong to, one reward per turn: all turns, or else ``env_turns``, or
-        None.
+        """Return the turns of a reward with ``count`` numbers, one number per turn.
 
-        Example: in a trajectory with the turns act, summary, act, three rewards belong to all turns. Two rewards belong
-        to the two act turns.
+        The result is all turns or ``env_turns``, whichever has ``count`` turns, or None. In a trajectory with the turns
+        act, summary, act, three numbers belong to all turns, and two numbers to the two act turns.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 

@@ -135,7 +135,7 @@ def condition_query(where: AttemptFilter) -> Query:
     """Return the conditions of a filter as one SQL expression with its parameters.
 
     Example:
-        Query("split = ? AND reward >= ?", ("train", 0.5)); Query("TRUE", ()) for a filter without conditions
+        Query("split = ? AND reward >= ?", ("train", 0.5))
     """
     conditions = {
         "split = ?": where.split,

@@ -69,11 +69,11 @@ def read_page(
     limit: int,
     backwards: bool = False,
 ) -> AttemptPage:
-    """Return a page of ``listed``: at most ``limit`` attempts after the attempt ``after``. None: the first page.
+    """Return a page of ``listed``: at most ``limit`` attempts after the attempt ``after``.
 
-    With ``backwards``, the page holds the attempts before ``after``, in reverse order.
-
-    If ``listed.text`` is given, the search ends after SEARCH_SECONDS, and the page can have fewer attempts.
+    If ``after`` is None, return the first page. With ``backwards``, the page holds the attempts before ``after``, in
+    reverse order. If ``listed.text`` is given, the search ends after SEARCH_SECONDS, and the page can have fewer
+    attempts.
     """
     query = _rows_query(connection, listed, after, backwards)
     if listed.text is None:
@@ -95,9 +95,9 @@ def read_page(
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
-    """Return the query for the row ids of a list, beginning after the attempt ``after``. None: from the first row.
+    """Return the query for the row ids of a list that follow the attempt ``after``, or for all row ids.
 
-    An unknown ``after`` gives no rows.
+    If ``after`` is not recorded, the query finds no row.
     """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending

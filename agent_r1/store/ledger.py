@@ -123,7 +123,7 @@ class Ledger:
     def savepoint(self) -> Iterator[None]:
         """Run the ``with`` block as a part of the open transaction.
 
-        If the block raises an error, only its rows are undone.
+        If the block raises an error, only the rows of the block are undone.
         """
         with self._undo_after_error("ROLLBACK TO submission"):
             self._connection.execute("SAVEPOINT submission")
@@ -167,8 +167,9 @@ def write_seal_file(folder: Path, seal: Seal) -> None:
 
 
 def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
-    """Return why the database contradicts a recorded seal (the hash of a row and all earlier rows); None if it does
-    not.
+    """Return the reason why the database contradicts a recorded seal, or None.
+
+    A seal is a hash of a row and all earlier rows.
     """
     for table in KEYS:
         found = connection.execute(f"SELECT seal FROM {table} WHERE id = ?", (seal.row,)).fetchone()

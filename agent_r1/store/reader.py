@@ -203,9 +203,10 @@ class RunReader:
     def page_attempts(
         self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
     ) -> AttemptPage:
-        """Return a page of a list: at most ``limit`` attempts after the attempt ``after``. None: the first page.
+        """Return a page of a list: at most ``limit`` attempts after the attempt ``after``.
 
-        With ``backwards``, the page holds the attempts before ``after``, in reverse order.
+        If ``after`` is None, return the first page. With ``backwards``, the page holds the attempts before ``after``,
+        in reverse order.
         """
         return read_page(self._connection, listed, after, limit, backwards)
 
@@ -242,7 +243,7 @@ class RunReader:
         return tuple(sorted(found, key=lambda summary: summary.attempt.sort_key))
 
     def fates(self) -> Iterator[AttemptFate]:
-        """Yield the fate of each attempt. Attempts without a fate so far are left out."""
+        """Yield the fate (trained or dropped) of each attempt. Pending attempts are left out."""
         columns = f"{_ATTEMPT}, fate, step, reason, credit"
         sql = f"SELECT {columns} FROM current_attempts AS attempts WHERE fate IS NOT NULL ORDER BY id"
         for *attempt, fate, step, reason, credit in self._rows(sql):

@@ -26,8 +26,8 @@ class VerificationReport:
     Attributes:
         attempts: the number of attempts by fate.
         rows: the number of rows in the database.
-        not_closed: the number of last rows that no seal (a hash of all earlier rows) outside of the database covers; 0
-            if there are violations.
+        not_closed: the number of rows at the end of the database that no seal in another file covers. A seal is a hash
+            of a row and all earlier rows. 0 if there are violations.
         violations: one line for each invariant that does not hold.
         warnings: one line if the run is complete, but ``not_closed`` is not 0.
     """

@@ -93,7 +93,7 @@ class RunWriter:
     async def record(self, *events: Event) -> None:
         """Record all events in order, and return when the events are on the disk.
 
-        Raises RunWriteError if the events are refused or the disk fails. Then none of them is recorded.
+        Raises RunWriteError if the events are refused or the disk fails. Then no event of the call is recorded.
         """
         submission = _Submission(events)
         self._waiting.append(submission)
