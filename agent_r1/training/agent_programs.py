@@ -1,4 +1,4 @@
-"""Agent programs of users."""
+"""Agent programs: functions of users that act as the agent, and call the model over HTTP."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from agent_r1.training.config import RunConfig
 from agent_r1.training.user_task import check_agent, import_file
 
 AGENT_MODULE = "agent_program"
-"""The module name under which the file of an agent is imported."""
 
 
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return a copy of ``taskset`` whose agent is the agent program ``config.agent``, or else the task set's own.
+    """Return ``taskset`` with the agent program ``config.agent``, or else with its own agent program.
 
     Without an agent program, the task set is returned unchanged. Baselines keep their own environments.
 
@@ -63,7 +62,7 @@ def load_agent(name: str) -> AgentFunction:
 def make_rollout(agent: Agent, env: Env) -> Rollout:
     """Return the rollout in which ``agent`` acts in ``env``.
 
-    In the environment of an agent program, the program acts, and ``agent`` answers its requests.
+    If ``env`` belongs to an agent program, the program acts, and ``agent`` answers its requests.
     """
     if isinstance(env, AgentProgramEnv):
         return AgentProgram(env.function, agent, env.host)

@@ -56,8 +56,7 @@ def train(
 
     Args:
         resume: continue the run that the setting ``run`` names.
-        settings: options of ``agent-r1 train``, for example ``steps=100`` or ``trainer={"learning_rate": 1e-5}``.
-            ``taskset``, ``data``, ``corpus`` and ``sandbox`` are not accepted.
+        settings: options of ``agent-r1 train``, except ``taskset``, ``data``, ``corpus`` and ``sandbox``.
 
     Example:
         train(env, tasks, model="Qwen/Qwen2.5-3B-Instruct", eval_tasks=held_out, steps=100)
@@ -83,15 +82,14 @@ class Trainer:
 
     Args:
         env: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
-        tasks: the tasks. Training uses the split "train". The split "validation" determines the best step, if
-            ``evaluate_every`` is set. Each other split is a column of the result table.
+        tasks: the tasks. Training uses the split "train". If ``evaluate_every`` is set, the split "validation"
+            determines the best step. Each other split is a column of the result table.
         eval_tasks: tasks for the evaluation. A task of the split "train" (the default) gets the split "test".
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
-        agent: an agent program, which calls the model over HTTP and runs its own tools (``docs/gateway.md``): a
-            function of base URL, API key and task, or "FILE.py:NAME".
-        callbacks: functions that take the :class:`StepReport` of each step. An exception in a callback stops the run.
+        agent: an agent program (``docs/gateway.md``): a function of base URL, API key and task, or "FILE.py:NAME".
+        callbacks: functions that take the :class:`StepReport` of each step. An exception stops the run.
         progress: the display of the progress, on stderr by default.
         placement: factories of engine and trainer. Default: as the settings say.
         settings: fields of :class:`~agent_r1.training.config.TrainConfig`, for example ``steps=20,
@@ -138,9 +136,8 @@ class Trainer:
     def train(self, resume: bool = False) -> TrainReport:
         """Train the agent, and return a report that compares the agent with the baselines.
 
-        Args:
-            resume: continue the run that the setting ``run`` names, with its stored settings. Only the settings in
-                :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
+        With ``resume``, continue the run that the setting ``run`` names, with its stored settings. Only the settings in
+        :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
 
         Raises:
             InvalidInput: an argument cannot be used. Nothing was written.
@@ -191,8 +188,6 @@ def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: ob
 
 
 class _CallbackProgress:
-    """A progress display that also calls the callbacks after each step."""
-
     def __init__(self, progress: Progress, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
         self._progress = progress
@@ -206,7 +201,7 @@ class _CallbackProgress:
 
 
 def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Call ``work`` and return its result; in a new thread if this thread runs an event loop (as in a notebook).
+    """Call ``work`` and return its result. If an event loop runs in this thread (as in a notebook), use a new thread.
 
     Ctrl-C during the wait requests a shutdown of the run, as the signal SIGINT does.
     """

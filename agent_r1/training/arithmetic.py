@@ -1,6 +1,6 @@
-"""The implementations that determine the rounding errors of a run, on its machine.
+"""Events that name the implementations on which a run's rounding errors depend, such as PyTorch or C++ code.
 
-They are recorded when a run begins, and compared when it is resumed.
+The events are recorded when a run begins, and compared when the run is resumed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ UPDATE = "update"
 
 
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
-    """Return the events that record which implementation computes the decode steps.
+    """Return the events that name the implementation of the decode steps.
 
-    There are none for PyTorch in a new run, for an unchanged implementation, and for an engine that is not embedded.
-    After a change, a second event reports that results can differ in their last bits.
-
-    ``run`` is the folder of the resumed run, or None for a new run.
+    There is no event if a new run uses PyTorch, if the implementation has not changed, or if the engine is not
+    embedded. After a change, a second event reports that results can differ in their last bits. ``run`` is the resumed
+    run's folder.
     """
     if not isinstance(engine, TorchEngine):
         return ()
@@ -38,12 +37,10 @@ def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEv
 
 
 def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
-    """Return the events that record how the trainer computes updates (:attr:`Trainer.arithmetic`).
+    """Return the events that name the implementation of updates (:attr:`Trainer.arithmetic`).
 
-    There are none if a resumed run computes updates as before. After a change, a second event reports that results can
-    differ in their last bits.
-
-    ``run`` is the folder of the resumed run, or None for a new run.
+    There is no event if the implementation has not changed. After a change, a second event reports that results can
+    differ in their last bits. ``run`` is the resumed run's folder.
     """
     recorded: list[str] = []
     if run is not None:
@@ -55,7 +52,7 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return the events of a resumed run: () if ``now`` and ``before`` are equal."""
+    """Return the two events of a change from ``before`` to ``now``; () if both are equal."""
     if now == before:
         return ()
     detail = f"{report} instead of {before}: results differ in their last bits from those of an uninterrupted run"

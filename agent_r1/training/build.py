@@ -92,12 +92,11 @@ class Placement:
     """The factories that make the engine and the trainer of a run.
 
     Attributes:
-        engine: returns an inference engine that serves the policy's weights. The engine owns the policy's model. With
-            LoRA, the engine must not change the frozen weights, because the trainer shares them;
-            :func:`agent_r1.model.adapter.merged_copy` makes a model without an adapter.
+        engine: returns an engine that serves the policy's weights. The engine may keep and change ``policy.model``.
+            With LoRA, the frozen weights must stay unchanged, because the trainer shares these weights.
         trainer: returns a trainer of the policy. The third argument is the teacher, or None.
-        processes: the processes that the factories start, and their machines, as text for the run's record. "": all on
-            this machine.
+        processes: the processes that the factories start, and their machines, for the run's record; "": all on this
+            machine.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
@@ -106,7 +105,7 @@ class Placement:
 
 
 EMBEDDED = Placement()
-"""The default placement: the engine, and the trainer if it has one rank, run in this process."""
+"""The default placement: the embedded engine, and a trainer on this machine."""
 
 
 def resolve_placement(
@@ -117,9 +116,7 @@ def resolve_placement(
 ) -> Placement:
     """Return ``placement``, or the default placement for the settings if ``placement`` is None.
 
-    Args:
-        profiler: measures the engine and the trainer of the default placement.
-        folder: the run's folder, for the output of crashed servers; None if there is no run.
+    ``profiler`` measures the default placement. ``folder`` is the run's folder, for the output of crashed servers.
 
     Raises InvalidInput if Ray is needed, but cannot be reached or has too few resources.
     """
@@ -153,8 +150,7 @@ class Runtime:
     Attributes:
         engines: the engines by role: "policy", and "guided" if a critic guides the training attempts.
         extra_scorers: the scorers of the setting ``extra_rewards``.
-        events: reports of decisions made during the build, for the run's record.
-        profiler: measures where the time of a step goes.
+        events: the events that the run records first.
         meter: counts the requests to the engine "policy".
     """
 
@@ -181,7 +177,7 @@ class Runtime:
 
     @property
     def agent(self) -> Agent:
-        """The agent that samples at the configured temperature without guidance."""
+        """The agent that samples at the configured temperature, without guidance."""
         engine: InferenceEngine = MeteredEngine(self.engine, self.meter)
         agent = self.policy.agent(engine, self.config, self.config.temperature)
         if self.profiler is NO_PROFILER:
@@ -200,10 +196,8 @@ def build_runtime(
 ) -> Runtime:
     """Check the inputs of a run, load its models, and return its services.
 
-    Args:
-        placement: makes the engine and the trainer; None: the default placement for the settings.
-        profiler: measures where the time of a step goes.
-        folder: the folder of the run, which need not exist yet; None if there is no run.
+    ``folder`` is the folder of the run, which need not exist yet. If ``placement`` is None, the settings determine the
+    placement.
 
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
@@ -272,7 +266,7 @@ def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]
 
 
 def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
-    """Report if memory requires smaller micro-batches than the settings."""
+    """Return an event if memory requires smaller micro-batches than the settings."""
     tokens = config.trainer.micro_tokens
     if plan.micro_tokens >= tokens:
         return ()
@@ -290,11 +284,8 @@ def group_requests(
 ) -> Iterator[GroupRequest]:
     """Yield an endless sequence of group requests, with ids from ``first`` on.
 
-    Each epoch has all tasks in a random order, which depends only on the seed and the index of the epoch.
-
-    Args:
-        kind: returns the kind of a task, such as its number of hops. The tasks of each kind are spread evenly over an
-            epoch. None: all tasks are of one kind.
+    Each epoch has all tasks in a random order, which depends only on the seed and the index of the epoch. If ``kind``
+    is given, the tasks of each kind (such as a number of hops) are spread evenly over an epoch.
     """
     kinds = [0 if kind is None else kind(task) for task in tasks]
     for epoch in count(first // len(tasks)):

@@ -36,13 +36,10 @@ HELP = """\
 Anything else is sent to the model. A line that ends with \\ continues on the next one."""
 
 MAX_QUESTION = 2000
-"""The number of characters above which a question is shortened."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
-    """The last conversation of a chat."""
-
     messages: tuple[Message, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -51,9 +48,7 @@ class ChatResult:
 
 
 def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatResult:
-    """Let a person talk to the model ``config.model``. Return the last conversation.
-
-    ``taskset`` has the tools and the system message; None for a model without tools.
+    """Let a person talk to the model ``config.model``, with the tools of ``taskset``. Return the last conversation.
 
     Raises:
         InvalidInput: the model cannot be loaded; the environment is not a ToolEnv; or the split has no task with the
@@ -77,7 +72,7 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
 
 
 def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
-    """Return the environment, the task with the system message and the data, and the task's question or ""."""
+    """Return (environment, task without its question, question or "")."""
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ()), ""
     split = config.split or taskset.evaluation[0]
@@ -94,8 +89,6 @@ def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task
 
 
 class _Chat:
-    """A running chat. ``messages`` is the current conversation."""
-
     def __init__(self, agent: Agent, env: ToolEnv, task: Task, terminal: Terminal) -> None:
         self._agent, self._env, self._task, self._terminal = agent, env, task, terminal
         self._conversations = 0
@@ -104,7 +97,6 @@ class _Chat:
         self.messages: tuple[Message, ...] = ()
 
     async def run(self) -> None:
-        """Read lines and answer them, until the person leaves."""
         try:
             while (text := self._read()) is not None:
                 match text.strip():
@@ -159,8 +151,7 @@ class _Chat:
             self._terminal.print(f"(the environment failed: {format_error(error)})")
 
     async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
-        """Add a message of the person to the conversation, and return its session and episode. Open them if
-        necessary."""
+        """Add ``message`` to the conversation, and return its session and episode. A new conversation opens both."""
         if self._session is not None and self._episode is not None:
             self.messages = (*self.messages, message)
             return self._session, self._episode
@@ -186,7 +177,6 @@ class _Chat:
             self._terminal.print(f"(no answer: {stopped.reason or stopped.status.value})")
 
     async def _close(self) -> None:
-        """Close session and episode, and empty the conversation."""
         session, episode = self._session, self._episode
         self._session, self._episode, self.messages = None, None, ()
         if session is not None:

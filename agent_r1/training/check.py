@@ -80,7 +80,7 @@ class CheckFailure:
     Attributes:
         task: the id of the task.
         solution: the name of the solution, or what the task lacks: "gold", "wrong" or "expected_rewards".
-        reason: the problem in words.
+        reason: the problem.
 
     Example:
         CheckFailure("test/7", "the answer", "gold, but earned em 0 of 1")
@@ -119,7 +119,6 @@ class CheckReport:
 
 
 MAX_FAILURES_SHOWN = 20
-"""Maximum number of failures that the terminal lists. The JSON output has all failures."""
 
 
 def render_report(report: CheckReport) -> Text:
@@ -206,7 +205,6 @@ def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
 
 
 def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
-    """Return ``given`` if its types are right. Raise TypeError if the user's function returned a wrong type."""
     if not isinstance(given, ReferenceSolutions):
         raise TypeError(f"it returned an object of type {type(given).__name__}, not ReferenceSolutions")
     for solution in (*given.gold, *given.wrong):

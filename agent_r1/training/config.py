@@ -44,7 +44,6 @@ DEFAULT_ALGORITHM = "grpo"
 
 
 def _absolute(data: Path) -> Path:
-    """Make the path absolute, but leave a Hub name unchanged."""
     return data if is_hub(data) else data.absolute()
 
 
@@ -77,8 +76,8 @@ class TasksetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """File of questions, or hf:NAME for a data set on the Hugging Face hub. For wikifilm: a file of pages, from which
-    questions are built. For multihop: also a TOML file that lists several data sets."""
+    """File of questions, or hf:NAME for a data set on the Hugging Face hub. wikifilm: a file of pages, from which
+    questions are built. multihop: also a TOML file that lists several data sets."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
@@ -178,16 +177,16 @@ class RunConfig(TasksetConfig):
     split."""
 
     pass_attempts: int = Field(default=0, ge=0)
-    """Sampled attempts per question, from which pass@1 and pass@k are estimated without bias; 0: k attempts."""
+    """Sampled attempts per question (at least k) for the estimates of pass@1 and pass@k; 0: k attempts."""
 
     retries: int = Field(default=2, ge=0)
-    """Maximum number of new tries of an attempt if the environment or the engine fails."""
+    """Maximum number of retries of an attempt if the environment or the engine fails."""
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     threads: int = Field(default=1, ge=1, le=256)
-    """Number of torch threads. Bit-identical runs need the same number of threads."""
+    """Number of torch threads. Runs are bit-identical only with the same number."""
 
     @field_validator("tags")
     @classmethod
@@ -206,7 +205,7 @@ class RunConfig(TasksetConfig):
 
 
 class GuidedConfig(RunConfig):
-    """Settings that only training and evaluation have: guidance by a critic, environment workers, and the launcher."""
+    """Settings of training and evaluation: guidance by a critic, environment workers, and the launcher."""
 
     section: ClassVar[str] = "Model and rollout"
 
@@ -222,7 +221,7 @@ class GuidedConfig(RunConfig):
 
 
 class TrainSettings(GuidedConfig):
-    """Settings of training except the algorithm. Their validation does not import torch."""
+    """Settings of training except the algorithm, which are validated without importing torch."""
 
     section: ClassVar[str] = "Training"
 
@@ -295,7 +294,7 @@ class TrainSettings(GuidedConfig):
     weight, entropy, and value of the critic. 0: no records."""
 
     profile: int = Field(default=0, ge=0)
-    """Optimizer steps between two tables of times: generation, tools, .. The last table has the mean of all steps. 0:
+    """Optimizer steps between two tables that show where the time goes. The last table has the mean of all steps. 0:
     the time is not measured."""
 
     @field_validator("shuffle_rewards")
@@ -360,11 +359,11 @@ Resolved = TypeVar("Resolved", bound=RunConfig)
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
     """Return the configuration from ``layers`` (such as the command line) and the defaults of the task set.
 
-    The earliest layer that has a setting decides. In a training configuration, the algorithm is corrected for different
-    data types of trainer and engine (see :func:`corrected_algorithm`).
+    If several layers have a setting, the earliest layer decides. The algorithm of a training configuration is corrected
+    (:func:`corrected_algorithm`).
 
-    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and if no model is named, or if a run has too few steps
-    for its learning-rate schedule.
+    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and also if no model is named, or if a run has too few
+    steps for its learning-rate schedule.
     """
     defaults = restrict(Layer(f"defaults of {taskset.name}", taskset.recipe), cls, TrainConfig)
     config = resolve(cls, [*layers, defaults])
@@ -379,8 +378,7 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
     """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    If one of ``layers`` sets ``algorithm.correction``, the algorithm is unchanged. See
-    :func:`agent_r1.training.precision.with_correction`.
+    If one of ``layers`` sets ``algorithm.correction``, the algorithm is unchanged.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 

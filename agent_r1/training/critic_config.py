@@ -25,7 +25,7 @@ class CriticConfig(BaseModel):
     """Model that the critic starts from; empty: the trained model of the run."""
 
     attempts: int = Field(default=0, ge=0)
-    """Number of newest attempts to learn from; 0: all. Attempts of the policy that the critic will guide are best."""
+    """Number of newest attempts to learn from; 0: all. Best are attempts of the policy that the critic will guide."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of tasks whose attempts only measure the critic."""
@@ -37,7 +37,7 @@ class CriticConfig(BaseModel):
     """Attempts per optimizer step."""
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
-    """Learning rate of AdamW at the first step, from which it falls linearly to 0."""
+    """Learning rate of AdamW at the first step. The rate falls linearly to 0."""
 
     reads_logprobs: bool = True
     """Whether the critic also reads the probability with which each token was sampled."""

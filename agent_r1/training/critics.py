@@ -46,7 +46,6 @@ def load_critic(name: str) -> ValueModel:
 
 
 def _load_from_run(run: Path) -> ValueModel:
-    """Return the critic in the newest checkpoint of a run, with the architecture of the run's model."""
     with closing(RunReader(run)) as reader:
         config = reader.config()
     do = f"train one with 'agent-r1 train-critic --run {run}'"

@@ -28,7 +28,7 @@ def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
 
 
 def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
-    """Return events with the sha256 hashes of the tasks, and of ``config.data`` and ``config.corpus`` if these are
+    """Return events with the sha256 hashes of the tasks, and of ``config.data`` and ``config.corpus`` if they are
     local."""
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
@@ -43,11 +43,7 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
     """Raise InvalidInput if the data differs from the run's earlier data, or is new and cannot be compared.
 
     Only data with a hash can be compared. A TOML file cannot be compared, because it names files without a hash.
-
-    Args:
-        run: the folder of the run.
-        config: the new configuration.
-        events: the result of :func:`fingerprint_data` for the new configuration.
+    ``events`` is the result of :func:`fingerprint_data` for the new configuration ``config``.
     """
     with closing(RunReader(run)) as reader:
         recorded, own = _hashes(event for event in reader.events() if event.kind == FINGERPRINT), reader.config()

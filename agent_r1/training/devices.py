@@ -20,7 +20,6 @@ from agent_r1.store.results import result_event
 from agent_r1.training.config import RunConfig, TrainSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The environment variable that lists the GPUs that a process may use."""
 
 PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
 """A regular expression for the options of vLLM whose product is the number of GPUs of a server."""
@@ -51,7 +50,7 @@ class DevicePlan:
 
     Attributes:
         trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first.
-        servers: the GPUs of each vLLM server that the run starts; () if the servers see all GPUs.
+        servers: the GPUs of each vLLM server; () if the servers see all GPUs.
     """
 
     trainer: tuple[int, ...]
@@ -63,7 +62,6 @@ class DevicePlan:
 
 
 def find_hardware() -> Hardware:
-    """Return the GPUs and the CPU cores that this process can use."""
     count = torch.cuda.device_count()
     names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
     gpus = names[:count] if len(names) >= count else map(str, range(count))
@@ -94,8 +92,8 @@ def processor_name() -> str:
 def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
     """Return the GPUs of trainer and vLLM servers. Without ``engine.vllm.devices``, servers take the remaining GPUs.
 
-    Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores. A server
-    may share a GPU of the trainer if the settings give this GPU and ``--gpu-memory-utilization``.
+    Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores. With
+    ``--gpu-memory-utilization``, servers in ``engine.vllm.devices`` may share GPUs of the trainer.
     """
     trainer = _trainer_gpus(config, hardware)
     engine, count = config.engine, len(hardware.gpus)
@@ -117,7 +115,7 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
 
 
 def server_gpus(plan: DevicePlan, number: int, hardware: Hardware) -> str | None:
-    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number`` (from 0); None if it sees all GPUs of this process."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number`` (from 0); None if all GPUs are visible."""
     if not plan.servers:
         return None
     # if this process has no GPUs (torch for CPUs), it does not know their names: use the numbers
@@ -131,7 +129,6 @@ def gpus_per_server(engine: EngineConfig) -> int:
 
 
 def _trainer_gpus(config: RunConfig, hardware: Hardware) -> tuple[int, ...]:
-    """Return the GPUs of the trainer; () on a CPU."""
     ranks = config.trainer.ranks if isinstance(config, TrainSettings) else 1
     kind, _, number = config.device.partition(":")
     count = len(hardware.gpus)
@@ -164,9 +161,8 @@ def _check_servers(
 ) -> None:
     """Raise InvalidInput if the vLLM servers cannot use the GPUs ``servers`` beside the trainer.
 
-    Args:
-        size: the number of GPUs that each server needs.
-        count: the number of GPUs that this process sees; 0 if unknown, because torch supports only CPUs.
+    ``size`` is the number of GPUs per server. ``count`` is the number of visible GPUs; 0 if unknown, because torch
+    supports only CPUs.
     """
     used = [gpu for gpus in servers for gpu in gpus]
     repeated = next((gpu for gpu in used if used.count(gpu) > 1), None)

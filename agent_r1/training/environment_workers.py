@@ -30,12 +30,11 @@ from agent_r1.workers import (
 )
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
-"""Names of environments on workers: the task set's environment, and prefixes for splits and baselines with their
-own."""
+"""Names of environments on workers: the task set's environment, and prefixes of the names of splits and baselines."""
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
-    """Return a copy of the task set whose environments run on the workers of the settings.
+    """Return the task set with environments that run on the workers of the settings.
 
     Without workers, return the result of :func:`with_agent`.
 
@@ -91,7 +90,7 @@ def serve_environments(
 
     Args:
         token: the token that requests must have; "" for none.
-        on_started: called with the worker's address and description when it listens.
+        on_started: called with the worker's address and description when the worker listens.
 
     Raises InvalidInput if the address cannot be used, or needs a token.
     """

@@ -12,10 +12,8 @@ from agent_r1.core.trajectory import Rewards, Trajectory
 from agent_r1.rewards.answers import normalize
 
 EXACT_MATCH = "exact match"
-"""The value of ``EvalResult.measure`` if the task set reports exact match."""
 
 EXACT_MATCH_NAMES = ("em", "exact_match")
-"""The names of rewards that are exact match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +23,9 @@ class EvalResult:
     Attributes:
         em: exact match, or the first reward if the task set reports no exact match.
         f1: F1; equal to ``em`` if the task set reports no F1.
-        sub: 1 if a right answer occurs in the given answer, else 0; None if the task set reports no sub-match.
+        sub: 1 if a right answer occurs in the given answer, else 0; None if not reported.
         measure: what ``em`` is: "exact match", or a reward such as "reward 'solved'".
-        failure: why the attempt failed or could not be scored; None if it was scored. Failed attempts count as wrong.
+        failure: why the attempt failed or could not be scored; None if scored. Failed attempts count as wrong.
     """
 
     em: float
@@ -44,11 +42,8 @@ class EvalResult:
 def pass_at_k(attempts: int, right: int, k: int) -> float:
     """Return an unbiased estimate of the probability that at least one of k attempts at a question is right.
 
-    The estimate is 1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1).
-
-    Args:
-        attempts: the number of observed attempts, at least ``k``.
-        right: the number of right attempts among them.
+    The estimate is 1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1), with
+    ``right`` of at least k observed ``attempts``.
 
     Example:
         >>> pass_at_k(attempts=4, right=1, k=2)
@@ -61,10 +56,7 @@ def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> fl
     """Return the score of the most frequent answer to a question; 0.0 if no attempt gives an answer.
 
     Answers are compared after normalization. If several answers are the most frequent, return their mean score.
-
-    Args:
-        answers: the answer of each attempt; None if it has none, and thus no vote.
-        scores: the exact match of each attempt.
+    ``scores`` has the exact match of each attempt.
 
     Example:
         >>> majority_score(["Rome", "Oslo", "rome.", None], [1.0, 0.0, 1.0, 0.0])

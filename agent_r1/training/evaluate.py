@@ -108,8 +108,7 @@ def with_temperature(agent: Agent, temperature: float) -> Agent:
 
 
 def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
-    """Return the method's own environment, or the task set's environment for ``split`` if the method has none of its
-    own."""
+    """Return the environment of ``method`` for ``split``. A baseline can have one environment for all splits."""
     return taskset.env_for_split(split) if method.env is taskset.env else method.env
 
 
@@ -125,21 +124,17 @@ async def greedy_attempts(
 async def evaluate_split(
     method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits
 ) -> list[EvalResult]:
-    """Return the results of one greedy attempt at each of the first ``count`` tasks of a split, in the order of the
-    tasks."""
+    """Return the results of :func:`greedy_attempts`."""
     return [score_trajectory(trajectory) for trajectory in await greedy_attempts(method, taskset, split, count, limits)]
 
 
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Return pass@1, pass@k and related measures of ``method`` on each evaluation split.
+    """Return pass@1, pass@k and related measures of ``method`` on the first ``count`` tasks of each evaluation split.
 
-    Args:
-        method: its agent must sample at a temperature above 0, because greedy attempts are all equal.
-        count: the first ``count`` tasks of each split are used.
-        k: the k of pass@k, at most ``size``.
-        size: the number of attempts at each task.
+    ``size`` is the number of attempts at each task, at least ``k``. The agent must sample at a temperature above 0,
+    because greedy attempts are all equal.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     cells = {}
@@ -169,8 +164,7 @@ def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCe
 
 
 def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) -> list[Method]:
-    """Return the rows of the result table: the task set's baselines, the base model with tools, and the trained
-    agent."""
+    """Return the rows of the result table: the baselines, the base model with tools, and the trained agent."""
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]
@@ -199,8 +193,7 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Return the result table of all methods, from one greedy attempt at each of the first ``count`` tasks per
-    split."""
+    """Return the result table of one greedy attempt per method at each of the first ``count`` tasks per split."""
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = EXACT_MATCH
@@ -223,7 +216,7 @@ def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapp
 
 
 def _report_failures(method: str, split: str, answers: Sequence[EvalResult], progress: Progress) -> None:
-    """Print how many attempts failed, and the most common reason. The result table counts them as wrong answers."""
+    """Print how many attempts failed, and the most common reason. The result table shows only wrong answers."""
     reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
     for reason, count in reasons.most_common(1):
         progress.print_line(
@@ -264,7 +257,6 @@ def _base_model(run: Path) -> str:
 def _evaluate_on(
     placement: Placement, config: EvalConfig, taskset: TaskSet, policies: Sequence[Policy], progress: Progress
 ) -> Table:
-    """Evaluate the base model and, if there is a second policy, the trained model."""
     engines = [placement.engine(policy, config) for policy in policies]
     return run_protected(_evaluate(config, taskset, policies, engines, progress))
 

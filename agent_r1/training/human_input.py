@@ -1,4 +1,4 @@
-"""Conversion of a person's lines to assistant messages."""
+"""Conversion of lines that a person types to assistant messages."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def format_signature(tool: ToolSpec) -> str:
 
 
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
-    """Return the assistant message that a person's line means.
+    """Return the assistant message for a line that a person typed.
 
-    - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is a JSON object, or the value of a single argument.
-    - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is a JSON object.
+    - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is JSON, or the value of a single argument.
+    - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is JSON.
     - Any other line is text.
 
-    If ARGUMENTS is not valid JSON, the message contains a malformed call, which the environment explains.
+    Wrong JSON gives a malformed call, which the environment explains.
 
     Example:
         parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)
@@ -57,8 +57,8 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
     """Return the arguments of a call in which ``text`` is the only required argument, or else the first argument.
 
-    A value that is not a string is parsed as JSON if possible. If the tool has no arguments, the name "" makes the tool
-    refuse the call with an explanation. Without text, return {}.
+    If the argument is not a string, ``text`` is parsed as JSON if possible. If the tool has no arguments, the argument
+    gets the name "", so that the tool refuses the call.
 
     Example:
         {"query": "Alba"} for a tool with the parameter ``query`` and the text "Alba"

@@ -30,7 +30,7 @@ class InactiveSettings:
 
     Attributes:
         keys: the dotted keys of the settings. ``algorithm.correction``, for example, stands for all its settings.
-        reason: why the settings have no effect, and which other settings would change that.
+        reason: why the settings have no effect, and which other settings to change.
     """
 
     keys: tuple[str, ...]
@@ -70,11 +70,8 @@ def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings of the loss without an effect, for one of two reasons.
-
-    - The advantage is always 0, so that the loss has no gradient.
-    - Every importance ratio is 1.
-    """
+    """Yield the settings that have no effect because the advantage is always 0, or because every importance ratio is
+    1."""
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]
     if isinstance(algorithm.advantage, Zero) and not loss.regularizes:
@@ -102,8 +99,7 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that need a difference between the log-probabilities of sampler and trainer, if there is
-    none."""
+    """Yield the settings that have no effect because sampler and trainer have equal log-probabilities."""
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -128,7 +124,7 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield ``value_clip`` if the critic takes one optimizer step per batch, before which no value has changed."""
+    """Yield ``value_clip`` if the critic takes one optimizer step per batch. No value has changed before this step."""
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
     if isinstance(config.algorithm.advantage, WithCritic) and steps == 1:
@@ -138,7 +134,6 @@ def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_limits(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield settings with a limit that no attempt or step of the run can reach."""
     algorithm, overlong, kl = config.algorithm, config.algorithm.shaping.overlong, config.algorithm.kl
     if overlong is not None and isinstance(build_context_policy(config.context_policy), Append):
         start = overlong.max_tokens - overlong.cache_tokens
@@ -162,7 +157,6 @@ def _of_ranks(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _policy_steps(config: TrainConfig) -> int:
-    """Return the largest number of optimizer steps of the policy on one batch."""
     return config.algorithm.epochs * config.trainer.minibatches
 
 
@@ -176,8 +170,7 @@ def _samples_match(config: TrainConfig) -> bool:
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
     """Return whether ``loss`` has the gradient of -A log pi at each importance ratio r with |log r| <= ``spread``.
 
-    The gradients are compared for A = 1 and A = -1, and log r = -``spread``, 0 and ``spread``. If ``loss`` raises an
-    error, return False.
+    The gradients are compared for A = 1 and A = -1, and log r = -``spread``, 0 and ``spread``.
     """
     advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     # log pi = 0: a change of r then changes the probability pi most

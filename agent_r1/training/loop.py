@@ -51,8 +51,6 @@ from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A run that is ready to train: services, folder on disk, and the state at the beginning of training."""
-
     runtime: Runtime
     collector: Collector
     recorder: Recorder
@@ -90,8 +88,8 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
 async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
     """Train until the last step.
 
-    For each step: take the groups in the order of their requests, update the policy in a thread, publish the new
-    weights, and record the step.
+    Each step takes the groups in the order of their requests, updates the policy in a thread, publishes the new
+    weights, and is recorded.
     """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     measure = runtime.profiler.measure
@@ -143,7 +141,6 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
 
 
 def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, version: int) -> StalenessController:
-    """Return the controller that decides when each group may start. The engine serves the weights ``version``."""
     return StalenessController(
         config.steps - progress.step,
         config.groups_per_step,
@@ -216,7 +213,7 @@ async def _record_step(
     """Record the events of a step in one transaction, and show the step on the progress display.
 
     Args:
-        published: the event about the new weights, or () if the weights did not change.
+        published: the event about the new weights; () if the weights did not change.
         measured: metrics of the validation and of the check for reward hacking.
         timings: the seconds of each phase of the step, and the counters of the engine.
     """

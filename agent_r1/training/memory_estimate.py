@@ -32,7 +32,6 @@ FLOAT32 = 4
 GIB = 2**30
 
 ADVISED_RANK = 16
-"""The rank of the adapter in the advice for a run that does not fit into memory."""
 
 MOMENT_BYTES: Mapping[OptimizerName, int] = {"adamw": 8, "adamw-8bit": 2}
 """The bytes of the two moments of one weight, by optimizer. Scales of 8-bit moments add less than 2 %."""
@@ -74,13 +73,11 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that training ``model`` needs, with the largest micro-batches that fit.
 
-    The size of the micro-batches is ``trainer.micro_tokens``, halved until the run fits, but at least ``context``. The
-    weights of ``model`` do not count, because they are already in memory.
+    The size of the micro-batches is ``trainer.micro_tokens``, halved until the run fits, but at least ``context``
+    tokens. A model on the device "meta" stands for a model on a GPU.
 
-    Args:
-        model: the policy. A model on the device "meta" stands for a model on a GPU.
-        context: the maximum number of tokens in a sequence.
-        available: the available memory in bytes.
+    ``context`` is the maximum number of tokens in a sequence. ``available`` is the free memory in bytes, after the
+    weights of ``model`` were loaded.
 
     Raises:
         InvalidInput: even the smallest micro-batches do not fit. The error suggests settings that need less memory.
@@ -119,13 +116,6 @@ def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> Iterator[MemoryUse]:
-    """Yield the parts of the memory that a run needs, except the weights of ``model``.
-
-    Args:
-        context: the maximum number of tokens in a sequence.
-        tokens: the maximum number of tokens in a micro-batch.
-        shares: whether prefixes are shared (:func:`shares_prefixes`).
-    """
     yield from _uses_for_weights(model, config)
     if config.engine.backend == "embedded":
         attempts = min(config.concurrency, config.groups_per_step * config.group_size)
@@ -174,12 +164,11 @@ def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[M
 
 
 def _count_weights(model: PreTrainedModel) -> int:
-    """Return the number of weights without the adapter."""
     return sum(parameter.numel() for parameter in model.parameters()) - count_adapter(model)
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return ``compute()``, bytes that are measured with tensors without data.
+    """Return the bytes that ``compute()`` measures with tensors without data.
 
     If the model cannot run without data, log a warning and return 0.
     """
@@ -196,13 +185,9 @@ def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
 
 
 def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> PassShape:
-    """Return the properties that determine the memory of a forward and backward pass.
+    """Return the properties that determine the memory of a forward and backward pass over ``tokens`` tokens.
 
-    Args:
-        context: the maximum number of tokens in a sequence. Sequences with shared prefixes are merged, and can be
-            longer.
-        tokens: the maximum number of tokens in a micro-batch.
-        shares: whether prefixes are shared (:func:`shares_prefixes`).
+    If prefixes are shared (``shares``), sequences are merged, and can have more than ``context`` tokens.
     """
     # on a CPU, attempts that share prefixes become a single row, and their attention needs no mask
     by_parts = shares and may_use_tree_attention(model)
@@ -283,8 +268,10 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free bytes of each control group (cgroup v1 or v2) of this process; the machine's if none has a
-    limit."""
+    """Return the free bytes of each control group (cgroup v1 or v2) of this process that has a limit.
+
+    Without such a group, return the machine's available memory.
+    """
     free = []
     for base, limit, used in (
         (root / "sys/fs/cgroup", "memory.max", "memory.current"),
@@ -303,7 +290,6 @@ def _group_memory(root: Path) -> list[int]:
 
 
 def _groups(root: Path, base: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control groups, with their parents up to ``base``."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

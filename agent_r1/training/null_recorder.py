@@ -7,8 +7,6 @@ from agent_r1.rollout.collector import GroupRequest
 
 
 class NullRecorder:
-    """A recorder that discards all events."""
-
     async def record(self, *events: Event) -> None:
         return None
 

@@ -36,13 +36,11 @@ MAX_ENGINES = 8
 """The largest number of simulated engines. Other engines are left out, with the attempts that they would sample."""
 
 USABLE_MEMORY = 0.9
-"""The share of a GPU's memory that a run can use."""
 
 LENGTH_SPREAD = 0.6
 """The standard deviation of the logarithm of an action's length in tokens, without a recorded run."""
 
 P99 = 2.326
-"""The 99 % quantile of the standard normal distribution."""
 
 KV_SHARE = 0.3
 """The share of a GPU's memory for the KV cache if trainer and embedded engine share the GPU."""
@@ -55,8 +53,7 @@ class StepPrediction:
     Attributes:
         max_staleness: the largest staleness; 0 for synchronous training.
         step_seconds: the duration of the step.
-        engine_utilization: the share of the time in which the engines compute.
-        trainer_utilization: the share of the time in which the trainer computes.
+        engine_utilization, trainer_utilization: the share of the time in which the engines or the trainer compute.
         tokens_per_second: prompt, result and sampled tokens of the step per second.
     """
 
@@ -73,8 +70,7 @@ class Plan:
 
     Attributes:
         machine: the hardware and its division between trainer and engines, as text.
-        memory: lines about the memory of the trainer's GPU and about an engine's KV cache; () for the machine of a
-            recorded run.
+        memory: lines about the trainer's GPU and the KV cache of an engine; () for the machine of a recorded run.
         predictions: the predicted step of synchronous training, then of asynchronous training.
     """
 
@@ -83,12 +79,10 @@ class Plan:
     predictions: tuple[StepPrediction, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 plan``."""
         return asdict(self)
 
 
 def render_plan(plan: Plan) -> Lines:
-    """Return the plan as text and a table for a terminal."""
     grid = Grid("max_staleness", "seconds per step", "engine", "trainer", "tokens/s", box=box.SIMPLE_HEAD)
     for found in plan.predictions:
         shares = (f"{100 * share:.0f} %" for share in (found.engine_utilization, found.trainer_utilization))
@@ -112,9 +106,9 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
     """Return the memory per GPU and the duration of a training step on the GPUs of ``config``.
 
     The simulated attempts are drawn from ``recorded`` groups, or have the sizes in ``config``. Without
-    ``trainer.ranks``, the fastest division is returned: 1/8, 2/8, ... 7/8 of the GPUs for the trainer.
+    ``trainer.ranks``, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is returned.
 
-    Raises InvalidInput if the run does not fit into memory. The error suggests settings with which the run fits.
+    Raises InvalidInput if the run does not fit into memory, with settings that fit.
     """
     gpu, model = _gpu_of(config), shape_of(config.model)
     if "ranks" in config.trainer.model_fields_set or config.gpus == 1:
@@ -133,8 +127,6 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
 def _plan_division(
     config: PlanConfig, gpu: Gpu, model: PreTrainedModel, ranks: int, recorded: Sequence[GroupLoad]
 ) -> Plan:
-    """Return the plan in which the trainer has ``ranks`` GPUs, and the engines have the others. A single GPU is
-    shared."""
     config = _with_division(config, ranks)
     is_shared = config.gpus == 1
     each = 1 if is_shared else gpus_per_server(config.engine)
@@ -167,8 +159,7 @@ def _plan_division(
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
     """Return a copy of ``config`` with ``ranks`` ranks, and with vLLM servers if there are several GPUs.
 
-    Shared prefixes are off, because several ranks cannot share prefixes. So a plan for one rank overestimates time and
-    memory.
+    Several ranks cannot share prefixes, so this is off. A plan for one rank thus overestimates time and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
@@ -181,9 +172,8 @@ def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
 def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> float:
     """Return the number of tokens in a full KV cache of an engine on ``gpus`` GPUs.
 
-    A vLLM server uses the memory that its weights leave free. The embedded engine uses ``engine.kv_cache_gib``.
-
-    Raises InvalidInput if the KV cache of a server cannot hold ``config.context`` tokens.
+    A vLLM server uses the memory that its weights leave free. Raises InvalidInput if this memory cannot hold
+    ``config.context`` tokens.
     """
     if config.gpus == 1:
         assert config.engine.kv_cache_gib is not None
@@ -204,9 +194,9 @@ def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> flo
 def model_size(model: PreTrainedModel, config: PlanConfig) -> ModelSize:
     """Return the numbers on which the costs of a model depend.
 
-    ``passes`` counts the computation of an update in forward passes of the policy. A backward pass counts 2, or 1 with
-    an adapter. Activation checkpointing adds 1. A critic doubles this sum. Then each of these adds 1: a reference, a
-    teacher, and several optimizer steps per batch (for log pi_old).
+    ``passes`` counts an update in forward passes. A backward pass counts 2, or 1 with an adapter. Activation
+    checkpointing adds 1. A critic doubles this sum. A reference, a teacher, and several optimizer steps per batch (for
+    log pi_old) then add 1 each.
     """
     needs, trainer = config.algorithm.needs, config.trainer
     trained = 1 + (1 if trainer.lora.rank else 2) + trainer.activation_checkpointing
@@ -257,8 +247,7 @@ def _gpu_of(config: PlanConfig) -> Gpu:
 
 
 def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) -> list[GroupLoad]:
-    """Return ``count`` groups of ``config.group_size`` attempts, each drawn from one ``recorded`` group or at
-    random."""
+    """Return ``count`` groups. The attempts of a group are drawn from one ``recorded`` group, or are random."""
     draw = random.Random(config.seed)
     recorded = [group for group in recorded if group]
 
@@ -273,7 +262,6 @@ def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) 
 
 
 def _draw_attempt(config: PlanConfig, draw: random.Random) -> AttemptLoad:
-    """Return an attempt with actions of random lengths (log-normal, within ``max_tokens``)."""
     mean = math.log(config.action_tokens) - LENGTH_SPREAD**2 / 2
 
     def turns() -> Iterator[TurnLoad]:
@@ -287,8 +275,8 @@ def _draw_attempt(config: PlanConfig, draw: random.Random) -> AttemptLoad:
 def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -> AttemptLoad:
     """Return the attempt with the tool latency ``config.tool_seconds`` in all turns except the last; None: unchanged.
 
-    With ``config.tool_p99``, the latency is log-normal, with the median ``tool_seconds`` and the 99th percentile
-    ``tool_p99``.
+    If ``config.tool_p99`` is given, the latency is log-normal. Its median is ``tool_seconds``, and ``tool_p99`` is its
+    99th percentile.
     """
     if config.tool_seconds is None:
         return attempt
@@ -303,8 +291,8 @@ def _predict(
 ) -> tuple[StepPrediction, ...]:
     """Return the predictions for synchronous training, and for asynchronous training with a staleness of at least 1.
 
-    ``groups`` are the groups of ``steps`` steps. At most ``MAX_ENGINES`` engines are simulated, with their share of the
-    groups. The cost per trained token is divided by this share, so that an update takes as long as with all groups.
+    At most ``MAX_ENGINES`` engines are simulated, with their share of the groups. The cost per trained token is divided
+    by this share, so that an update takes as long as with all groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

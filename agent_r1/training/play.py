@@ -26,10 +26,8 @@ from agent_r1.training.reward_totals import RewardTotals, sum_rewards
 from agent_r1.training.terminal import Terminal
 
 EPISODE_SECONDS = 86400.0
-"""The time limit of an episode that a person plays (24 h)."""
 
 LEFT = "left"
-"""The status of an episode that the person left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,6 @@ class PlayResult:
 
     @property
     def text(self) -> str:
-        """The result as lines for the terminal."""
         after = f"after {self.turns} {'turn' if self.turns == 1 else 'turns'}"
         if self.status == LEFT:
             return f"left {after}; nothing was scored"
@@ -78,7 +75,6 @@ class HumanPlayer:
     Attributes:
         shown: the number of messages on the screen.
         turns: the number of completed turns.
-        has_left: whether the person has left the episode.
     """
 
     def __init__(self, console: Console, tools: Sequence[ToolSpec]) -> None:
@@ -150,8 +146,6 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
 
 
 def _gold_answers(taskset: TaskSet, task: Task) -> tuple[str, ...]:
-    """Return the right answers of a task: ``answers`` in its data, or the text of a right (gold) solution; () if
-    unknown."""
     answers = task.data.get("answers", ())
     if answers:
         return (answers,) if isinstance(answers, str) else tuple(map(str, answers))

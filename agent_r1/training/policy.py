@@ -53,8 +53,8 @@ class Policy:
 def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "float32") -> Policy:
     """Load the model ``config.model`` with weights of type ``dtype``, and return it with its tokenizer and renderer.
 
-    The context length is the smallest of ``config.context`` and the model's own limits. The chat template is tested
-    with the tools of ``taskset``.
+    The context length is the smallest of ``config.context`` and the model's own limits. If ``taskset`` is given, the
+    chat template is tested with its tools.
 
     Raises:
         InvalidInput: the model cannot be loaded; the chat template cannot render the tools; the tokenizer has more
@@ -87,7 +87,7 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
     because bfloat16 cannot represent the small changes of an optimizer step.
 
     Raises:
-        InvalidInput: as for :func:`load_policy`; the model is an adapter; or the model cannot get an adapter.
+        InvalidInput: as for :func:`load_policy`; or the model is an adapter, or cannot get an adapter.
     """
     lora = config.trainer.lora
     if lora.rank:

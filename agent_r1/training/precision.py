@@ -11,14 +11,13 @@ from agent_r1.core.events import LogEvent
 from agent_r1.core.weights import Dtype
 
 PRECISION = "precision"
-"""The kind of the event that reports different data types of engine and trainer."""
 
 
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return the algorithm with an importance weight per token, if trainer and engine have different data types.
 
-    If ``given`` (keys of settings) contains ``algorithm.correction``, the algorithm is unchanged. So is an algorithm
-    that already has a correction, or cannot have one.
+    If ``given`` (keys of settings) contains ``algorithm.correction``, the algorithm is unchanged. An algorithm that has
+    a correction, or cannot have one, is unchanged too.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm

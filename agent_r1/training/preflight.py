@@ -21,15 +21,14 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.policy import Policy
 
 OPEN_SECONDS = 60.0
-"""The time limit for opening an episode in the check before a run, in seconds."""
 
 CHECKED_PROMPTS = 8
-"""The number of longest prompts per split whose tokens are counted before a run."""
+"""The number of longest prompts per split that are checked before a run."""
 
 PIXELS_PER_CHARACTER = 200
 """The number of pixels of an image that count as one character of text when prompts are compared.
 
-In Qwen2.5-VL a token stands for 28 x 28 pixels of an image, and for about four characters of English.
+In Qwen2.5-VL a token stands for 28 x 28 pixels, and for about four characters of English.
 """
 
 MAX_CHARACTERS_PER_TOKEN = 256
@@ -68,8 +67,8 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 def check_guidance(config: TrainConfig) -> None:
     """Raise InvalidInput if a critic guides the attempts, but the run cannot train on guided attempts.
 
-    Guided tokens come from a distribution q that differs from the policy pi, so the algorithm needs the importance
-    weight pi / q. Only ``decode.method token`` gives q.
+    Guided tokens come from a distribution q, so the algorithm needs the importance weight pi / q. Only ``decode.method
+    token`` gives q.
     """
     method, algorithm = config.decode.method, config.algorithm
     if method not in ("plain", "token"):
@@ -114,7 +113,7 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
 def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
     """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read.
 
-    The policy cannot read prompts longer than its context. Without vision, it cannot read images.
+    The prompt must be shorter than the policy's context. A policy without vision cannot read images.
     """
     for split in splits:
         tasks = taskset.tasks(split)
@@ -133,7 +132,6 @@ def _refuse_images(tasks: Sequence[Task]) -> None:
 
 
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
-    """Raise InvalidInput if the opening messages of a task fill the context. Only the longest prompts are checked."""
     for task in sorted(tasks, key=_estimated_length)[-CHECKED_PROMPTS:]:
         characters = sum(len(message.text) for message in task.messages)
         if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing the prompt could take minutes
@@ -150,7 +148,6 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
 
 
 def _estimated_length(task: Task) -> float:
-    """Return the approximate length of a task's opening messages in characters, images included."""
     pixels = sum(image.width * image.height for message in task.messages for image in message.images)
     return sum(len(message.text) for message in task.messages) + pixels / PIXELS_PER_CHARACTER
 

@@ -40,16 +40,14 @@ class Progress(Protocol):
         ...
 
     def start(self, steps: int, taken: int = 0) -> None:
-        """Begin to show the training of a run, of which ``taken`` steps were taken before it was resumed."""
+        """Begin to show the training of a run. ``taken`` is the number of steps before the run was resumed."""
         ...
 
     def on_attempts(self, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` attempts are finished, in the current step or in an evaluation."""
         ...
 
-    def on_step(self, report: StepReport) -> None:
-        """Show the results of a step."""
-        ...
+    def on_step(self, report: StepReport) -> None: ...
 
     def finish(self) -> None:
         """End the display. A second call has no effect."""
@@ -57,8 +55,6 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """A display that shows nothing."""
-
     def print_line(self, text: str) -> None:
         return None
 
@@ -76,8 +72,6 @@ class SilentProgress:
 
 
 class LineProgress:
-    """A display for logs and pipes, with one line per step."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._steps, self._taken, self._began = 0, 0, 0.0
@@ -101,7 +95,7 @@ class LineProgress:
 class ProgressBar:
     """A display for terminals: a line for each step, and a bar below.
 
-    The bar advances with each step of training, or with each finished group of an evaluation.
+    In training, the bar advances with each step. In an evaluation, the bar advances with each group.
     """
 
     def __init__(self, console: Console) -> None:
@@ -159,10 +153,7 @@ class ProgressBar:
 def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) -> str:
     """Return the results of a step as one line, with an estimate of the time left.
 
-    Args:
-        steps: the number of steps of the run.
-        elapsed: the seconds of training since the run was started or resumed.
-        taken: the number of steps before the run was resumed; 0 for a new run.
+    ``elapsed`` has the seconds since the run was started or resumed. ``taken`` is the number of steps before.
 
     Example:
         >>> format_step(StepReport(3, 0.5, 0.25, 1234.5, {"reward/f1": 0.4}), steps=12, elapsed=6.0)
@@ -205,5 +196,4 @@ def format_duration(seconds: float) -> str:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a bar for a terminal, otherwise lines."""
     return ProgressBar(console) if console.is_terminal else LineProgress(console)

@@ -28,9 +28,9 @@ class WeightPublisher:
         self._folders = WeightFolders(run_folder, engine.capabilities.dtype)
 
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
-        """Send the weights of ``update`` to the engine, and return the version that the engine serves afterwards.
+        """Send the weights of ``update`` to the engine, and return the version that the engine then serves.
 
-        This is ``update.version`` if the engine serves the sent weights.
+        The returned version is ``update.version`` if the engine serves the sent weights.
 
         Raises EngineError if the weights cannot be written or loaded, or if no transport fits.
         """
@@ -51,7 +51,7 @@ class WeightPublisher:
 
         - The checksum is removed if the engine cannot compute checksums.
         - An adapter is merged into the model if engine and trainer do not share memory.
-        - A remaining checksum is replaced by the checksum of the model in the engine's data type.
+        - A remaining checksum is recomputed in the engine's data type.
 
         If ``update.handle`` is not a model, only the first change is made.
         """
@@ -69,7 +69,6 @@ class WeightPublisher:
         return replace(update, version=replace(update.version, checksum=weights_checksum(model, dtype)), handle=model)
 
     def close(self) -> None:
-        """Remove all written folders of weights."""
         self._folders.close()
 
     def _write(self, update: WeightUpdate) -> Path:

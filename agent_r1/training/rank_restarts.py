@@ -14,14 +14,13 @@ from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.shutdown import GracefulShutdown
 
 RANKS_RESTARTED = "ranks restarted"
-"""The kind of the event that all ranks were started again, because a rank died."""
 
 
 async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:
     """Train until the last step, then close the trainer.
 
     If a rank dies, start all ranks again at the last checkpoint, at most ``trainer.rank_restarts`` times. Engines and
-    environments keep running. New attempts supersede the attempts after the checkpoint.
+    environments keep running.
 
     Raises:
         RankDied: a rank died after the last allowed restart.

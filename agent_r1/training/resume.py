@@ -32,14 +32,10 @@ CHANGEABLE = (
     *(f"placement.{name}" for name in PlacementConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
-"""The settings that can differ from the stored configuration of a run:
+"""The settings that can differ from the stored configuration of a run.
 
-- The run's folder and number of steps, which cannot be below the steps taken.
-- Settings of checkpoints, records and reports.
-- Settings for the machine, the engine and the environment workers. ``trainer.micro_tokens`` and ``trainer.ranks``
-change results only by rounding.
-- Limits of the monitor.
-- The paths of data, corpus and model. Their contents must be unchanged.
+``trainer.micro_tokens`` and ``trainer.ranks`` change results only by rounding. The contents of data, corpus and model
+must be unchanged.
 """
 
 DECODE_STEP = "decode_step"
@@ -51,8 +47,8 @@ TORCH = "torch"
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration of a resumed run: the stored configuration, with the new values in ``layers``.
 
-    If the run has used PyTorch for its decode steps so far, ``engine.decode_step`` "auto" becomes PyTorch, for equal
-    rounding errors.
+    If the run has used PyTorch for its decode steps, ``engine.decode_step`` "auto" becomes PyTorch. So rounding errors
+    stay equal.
 
     Raise InvalidInput in these cases:
 

@@ -34,8 +34,7 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
 def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
 
-    An attempt without the reward counts as 0. An attempt is left out if its reward could not be computed or is not
-    finite.
+    An attempt without the reward counts as 0. An attempt is left out if its reward is not a finite number.
 
     Example:
         reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}

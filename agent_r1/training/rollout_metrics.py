@@ -11,7 +11,7 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return metrics of the attempts of one step. Retried attempts count, but greedy attempts do not. The metrics are:
+    """Return metrics of the attempts of one step, with retried attempts and without greedy attempts:
 
     - one metric per status, such as ``completed``: number of attempts with this status.
     - ``retried``: number of failed attempts that were retried.
@@ -22,9 +22,6 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - ``turns``: mean number of turns of an attempt.
     - ``branches``: mean number of branches of an attempt; 1 if each turn continues the turn before.
     - ``attempt_tokens``: mean number of sampled tokens of an attempt.
-
-    Example:
-        compute_rollout_metrics(groups) == {"completed": 15.0, "engine_failed": 1.0, .., "calls": 31.0, "turns": 2.9}
     """
     retried = [t for group in groups for t in group.retried if t.attempt.sample_index < len(group.trajectories)]
     trajectories = [*(t for group in groups for t in group.trajectories), *retried]
@@ -47,7 +44,6 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _num_branches(trajectory: Trajectory) -> int:
-    """Return the number of turns that no other turn continues."""
     return len(trajectory.turns) - len({turn.parent for turn in trajectory.turns} - {None})
 
 

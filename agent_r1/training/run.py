@@ -45,19 +45,13 @@ from agent_r1.training.tables import PassAtK, TrainReport, table_json
 log = logging.getLogger(__name__)
 
 PASS_AT_K_QUESTIONS = 50
-"""Maximum number of questions per split on which pass@k of the base model is measured."""
 
 
 def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
     """Train a policy in a new run, compare the trained model with the baselines, and return a report.
 
-    After SIGINT or SIGTERM, the last step is saved, unless ``checkpoint_every`` is 0.
-
-    Args:
-        config: the settings of the run.
-        taskset: the task set.
-        progress: shows the steps of the run.
-        placement: makes the engine and the trainer; None: the default placement for the settings.
+    After SIGINT or SIGTERM, the last step is saved, unless ``checkpoint_every`` is 0. If ``placement`` is None, the
+    settings determine the placement.
 
     Raises:
         InvalidInput: the input cannot be used. Nothing was written.
@@ -84,10 +78,9 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 def resume(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> TrainReport:
-    """Continue the stopped run ``config.run``, as :func:`train` does for a new run.
+    """Continue the stopped run ``config.run``, compare the trained model with the baselines, and return a report.
 
-    Args:
-        config: the result of :func:`agent_r1.training.resume.resolve_resume_config`.
+    ``config`` is the result of :func:`agent_r1.training.resume.resolve_resume_config`.
 
     Raises:
         InvalidInput: the task set, the model or the data have changed; all checkpoints are corrupt or lost; or a

@@ -24,7 +24,7 @@ from agent_r1.training.policy import Policy
 from agent_r1.training.vllm_servers import ServerRefused, send_first_weights
 
 ENDPOINTS = ("/update_weights_from_disk", "/continue_generation")
-"""Endpoints that old versions of SGLang lack. A request without a body finds out, and changes nothing."""
+"""Endpoints that old versions of SGLang lack. A request without a body to an endpoint changes nothing."""
 
 
 class SglangServers:
@@ -35,9 +35,7 @@ class SglangServers:
         self._shared: SharedPool | None = None
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
-        """Return an engine that serves ``policy``. The first call sends weights to the servers.
-
-        Make the first call outside an event loop.
+        """Return an engine that serves ``policy``. Make the first call outside an event loop.
 
         Raise InvalidInput if a server cannot be reached, does not fit the settings, or serves wrong weights.
         """
@@ -54,7 +52,6 @@ class SglangServers:
 
 
 def _connect(policy: Policy, config: RunConfig, folders: WeightFolders) -> SharedPool:
-    """Check the servers, send them the weights of ``policy``, and return a pool of the servers."""
     settings, dtype = config.engine.sglang, config.engine.dtype
     try:
         weights = write_weights(folders, policy.model, PolicyVersion(0, step=0), adapters=False)

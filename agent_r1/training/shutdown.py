@@ -31,7 +31,7 @@ class GracefulShutdown:
     The run stops only inside blocks of :meth:`interruptible`, which contain work that a resumed run can repeat.
 
     Attributes:
-        signal: the signal that requested the shutdown; None if there was no request.
+        signal: the signal that requested the shutdown; None before.
     """
 
     def __init__(self, progress: Progress) -> None:

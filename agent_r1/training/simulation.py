@@ -1,11 +1,11 @@
 """A discrete-event simulation of training: rollouts on engines, tools, updates, and transfers of weights.
 
 - The staleness controller decides when a group starts.
-- A decode step produces one token of every running sequence. New requests join between two steps (continuous batching).
+- A decode step produces one token of every running sequence. New requests join between two steps.
 - All turns of an attempt go to one engine.
 - A step takes the groups in the order of their requests.
 
-All times are simulated seconds since the start of the simulation.
+All times are simulated seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 ROUNDING = 1e-6
-"""The largest rounding error of a number of decode steps that is computed from a time."""
+"""The largest rounding error of a computed number of decode steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class EngineCost:
         sequence: seconds of the arithmetic of one sequence.
         weights: seconds in which the weights are read from memory.
         context: seconds in which the keys and values of one token are read.
-        prefill_pass: fixed seconds of the prefill of requests that join at the same time.
+        prefill_pass: fixed seconds of a prefill.
         prefill_token: seconds of the prefill of one new token.
         request: seconds of a request outside of the model, during which no token is sampled.
         rows: the largest number of sequences in a decode batch.
-        slots: the largest number of sequences that run at the same time.
+        slots: the largest number of running sequences.
         kv_tokens: the number of tokens in a full KV cache.
     """
 
@@ -122,8 +122,6 @@ class Timeline:
         step_ends: the end of each step.
         engine_seconds: the seconds in which engines computed, summed over the engines.
         update_seconds: the seconds in which the trainer computed.
-        engines: the number of engines.
-        work: the work of all engines.
     """
 
     step_ends: tuple[float, ...]
@@ -134,7 +132,7 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """The mean duration of a step in seconds, without the longer first step if there are several."""
+        """The mean duration of a step in seconds. If there are several steps, the longer first step does not count."""
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -158,8 +156,6 @@ class _Attempt:
 
     Attributes:
         group: the index of the attempt's group.
-        load: the turns of the attempt.
-        engine: the engine that samples the attempt.
         turn: the index of the next turn.
         context: the number of tokens in the conversation so far.
     """
@@ -172,8 +168,6 @@ class _Attempt:
 
 
 class _Simulation:
-    """A simulation in progress: the queue of events, the waiting attempts, the engines, and the trainer."""
-
     def __init__(self, groups: Sequence[GroupLoad], cluster: Cluster, schedule: Schedule) -> None:
         self._groups, self._cluster, self._schedule = groups, cluster, schedule
         self._steps = len(groups) // schedule.groups_per_step
@@ -187,7 +181,6 @@ class _Simulation:
         self._is_training, self._update_seconds = False, 0.0
 
     def at(self, time: float, event: Callable[[float], None]) -> None:
-        """Call ``event(time)`` at the simulated time ``time``. Events at equal times keep their order."""
         heappush(self._events, (time, next(self._numbers), event))
 
     def run(self) -> Timeline:
@@ -218,7 +211,6 @@ class _Simulation:
             engine.submit(now, _Attempt(group, load, engine))
 
     def _on_action(self, now: float, attempt: _Attempt) -> None:
-        """Run the tools of a turn, then request the next turn or end the attempt."""
         seconds = attempt.load[attempt.turn].tool_seconds
         attempt.turn += 1
         if attempt.turn < len(attempt.load):
@@ -234,7 +226,6 @@ class _Simulation:
         self._train(now)
 
     def _train(self, now: float) -> None:
-        """Begin the next update if the trainer is free and all groups of the step are complete."""
         size = self._schedule.groups_per_step
         first = len(self._step_ends) * size
         if self._is_training or len(self._step_ends) == self._steps or any(self._unfinished[first : first + size]):
@@ -268,8 +259,6 @@ class _Engine:
     """A simulated engine. Its batch changes only at events, so all decode steps between two events take equally long.
 
     Attributes:
-        on_action: called with the time and the attempt when an action is complete.
-        at: calls a function at a simulated time.
         attempts: the number of attempts of this engine.
         busy: the seconds in which the engine computed.
     """
@@ -302,12 +291,11 @@ class _Engine:
         return self._batches, self._tokens, self._passes, self._new_tokens, self._requests
 
     def submit(self, now: float, attempt: _Attempt) -> None:
-        """Request the next turn of an attempt, which joins the batch after the current decode step."""
+        """Request the next turn of an attempt. The request joins the batch after the current decode step."""
         self._waiting.append(attempt)
         self._wake_at(self._interrupt(now))
 
     def pause(self, now: float, seconds: float) -> None:
-        """Compute nothing for some seconds after the current decode step."""
         boundary = self._interrupt(now)
         self._paused_until = max(boundary, now + seconds)
         self._wake_at(boundary)

@@ -14,13 +14,12 @@ from agent_r1.training.config import TrainSettings
 from agent_r1.training.devices import VISIBLE, Hardware, gpus_per_server, plan_devices
 
 FIRST_PORT = 8100
-"""The port of the first vLLM server of a node. The next servers have the next ports."""
 
 SAVE_SECONDS = 600
 """The seconds between Slurm's SIGTERM and the time limit of the job, in which the run saves its work."""
 
 CORES = 1024
-"""The assumed number of CPU cores of a node, which is never the limit."""
+"""The assumed number of CPU cores of a node, so large that it is never the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,6 @@ class SlurmJob:
     """A Slurm job that trains on its first node, and samples on vLLM servers on the other nodes.
 
     Attributes:
-        nodes: the number of nodes.
-        gpus_per_node: the number of GPUs of each node.
         time: the time limit of the job, such as 24:00:00.
         options: more options of sbatch, such as --partition=gpu.
         server_model: the model with which the servers start; "" for the model of the run.
@@ -77,7 +74,6 @@ class SlurmJob:
         yield from self.options
 
     def _servers(self, config: TrainSettings) -> Iterator[str]:
-        """Yield the lines that start the vLLM servers on all nodes except the first, and wait until they answer."""
         engine, size = config.engine, gpus_per_server(config.engine)
         model = self.server_model or config.model
         command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]

@@ -28,7 +28,6 @@ from agent_r1.training.smoke_checks import CheckOutcome, OutcomeName, SmokeCheck
 from agent_r1.training.vllm_servers import ServerRefused
 
 START = "start"
-"""The name of the check that starts the services."""
 
 CHECKS: Mapping[str, Callable[[SmokeChecks], Awaitable[CheckOutcome]]] = {
     "canary": SmokeChecks.check_canary,
@@ -40,7 +39,6 @@ CHECKS: Mapping[str, Callable[[SmokeChecks], Awaitable[CheckOutcome]]] = {
     "lost replica": SmokeChecks.check_lost_replica,
     "ranks": SmokeChecks.check_ranks,
 }
-"""The checks of the services by name, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +58,10 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class SmokeReport:
-    """The results of all checks, in order."""
-
     results: tuple[CheckResult, ...]
 
     @property
     def first_failure(self) -> CheckResult | None:
-        """The first check that failed; None if no check failed."""
         return next((result for result in self.results if result.outcome == "failed"), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +117,6 @@ def _one_optimizer_step(config: TrainConfig) -> TrainConfig:
 
 
 async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]:
-    """Run all checks, then close the services. Return the results in order."""
     results = []
     try:
         with (
@@ -142,7 +136,6 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
 
 
 async def _timed(name: str, check: Awaitable[CheckOutcome]) -> CheckResult:
-    """Await a check, and return its result with its duration. An error of a service is a failure."""
     began = time.perf_counter()
     try:
         found = await check

@@ -37,7 +37,6 @@ from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_change, relative_difference, with_noise
 
 GROUPS, MAX_GROUP_SIZE = 2, 4
-"""The number of sampled groups, and the maximum number of attempts in each group."""
 
 GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
 """The largest differences between an update by one rank and by several ranks, by the data type of the passes.
@@ -46,22 +45,18 @@ The limit applies to the relative difference of gradients and to the difference 
 """
 
 VISIBLE_CHANGE = 4.0
-"""The change of log-probabilities that the check of publication makes, in multiples of the limit for rounding
-errors."""
+"""The change of log-probabilities in the check of publication, in multiples of the limit for rounding errors."""
 
 MAX_DOUBLINGS = 16
-"""Maximum number of times that the noise on the weights is doubled to reach this change."""
+"""Maximum number of times that the noise on the weights is doubled to reach ``VISIBLE_CHANGE``."""
 
 DRILL_TOKENS = 64
-"""The number of tokens of each request in the check that kills a server."""
 
 OutcomeName = Literal["passed", "failed", "not applicable"]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """The outcome of a check, the reason in one line, and the measured numbers by name."""
-
     outcome: OutcomeName
     detail: str
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -82,11 +77,7 @@ def skip(reason: str) -> CheckOutcome:
 class SmokeChecks:
     """The checks of the services of a run. Call the methods in the order of their definition.
 
-    Each method raises AgentR1Error or TimeoutError if a service fails.
-
-    Args:
-        runtime: the services. The last check closes the trainer.
-        publisher: sends the trainer's weights to the engine.
+    Each method raises AgentR1Error or TimeoutError if a service fails. The last check closes the trainer.
     """
 
     def __init__(self, runtime: Runtime, publisher: WeightPublisher) -> None:
@@ -172,8 +163,7 @@ class SmokeChecks:
         return accept(f"{len(trained)} attempts trained, gradient norm {norm:.3g}", gradient_norm=norm)
 
     async def check_logprobs(self) -> CheckOutcome:
-        """Check that the log-probabilities of engine and trainer on the sampled batch are close enough for the
-        monitor."""
+        """Check that engine and trainer have the same log-probabilities on the batch, within the monitor's limit."""
         if self._update is None or "logprob_gap" not in self._update.metrics:
             return skip("no update of the policy was made")
         config, gap = self._runtime.config, self._update.metrics["logprob_gap"]
@@ -258,7 +248,6 @@ class SmokeChecks:
         return (accept if is_same else reject)(f"{shown} (limit {limit:g})", gradient=difference, loss=losses)
 
     async def _compare_replicas(self) -> CheckOutcome:
-        """Compare the log-probabilities of each replica with the trainer's, and name the replicas that differ."""
         if lost := self._lost_replicas():
             return reject(lost)
         dtype, model = self._runtime.config.engine.dtype, self._runtime.policy.model
@@ -282,12 +271,11 @@ class SmokeChecks:
         return accept(f"{worst} ({limits})", gap_mean=worst.mean, gap=worst.largest)
 
     def _lost_replicas(self) -> str:
-        """Return why servers of a pool get no requests; "" if all of them do, or the engine is not a pool."""
+        """Return why servers of a pool get no requests; "" if all servers get requests, or if there is no pool."""
         engine = self._runtime.engine
         return engine.pool.reasons() if isinstance(engine, PolicyEngine) else ""
 
     async def _play(self, scripts: Sequence[Responder]) -> list[Trajectory]:
-        """Return one episode at the first training task for each of ``scripts``, in order."""
         taskset, limits = self._runtime.taskset, rollout_limits(self._runtime.config)
         agent = ScriptedAgent(taskset.env_for_split("train"), lambda attempt: scripts[attempt.group_id])
         collector = Collector(agent, (), NullRecorder(), "smoke", replace(limits, retries=0))
@@ -322,7 +310,6 @@ class SmokeChecks:
 
 
 def _replicas(engine: InferenceEngine) -> dict[str, InferenceEngine]:
-    """Return the replicas of an engine by name. An engine that is not a pool is its own replica."""
     if isinstance(engine, PolicyEngine):
         return {replica.name: replica for replica in engine.pool.replicas}
     return {"the engine": engine}
@@ -344,7 +331,6 @@ def _broken(calls: Sequence[tuple[str, ToolResult]], tolerated: Collection[str])
 
 
 EXAMPLES: Mapping[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
-"""For each JSON type, a value that is used as an argument of a call."""
 
 
 def _arguments(tool: ToolSpec) -> dict[str, Any]:

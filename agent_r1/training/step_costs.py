@@ -30,17 +30,13 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""The shortest response of an environment that counts as tool time, in seconds. Shorter responses count as work of this
-process."""
+"""The shortest response of an environment, in seconds, that counts as tool time and not as work of this process."""
 
 ROUNDS = 4
-"""The number of times that :func:`measure_cluster` fits the costs."""
 
 BANDWIDTH_SHARE = 0.7
-"""The share of a GPU's memory bandwidth that decode steps reach."""
 
 PREFILL_SHARE = 0.5
-"""The share of a GPU's peak FLOP/s that a prefill reaches."""
 
 STEP_SECONDS = 0.003
 """The seconds of a decode step outside the model: scheduling, launches of kernels, sampling."""
@@ -51,13 +47,7 @@ PUBLISH_BYTES_PER_SECOND = 2e9
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The attempts and the profiles of a run.
-
-    Attributes:
-        config: the settings of the run.
-        steps: the groups of each step, in order.
-        profiles: where the time of each step went.
-    """
+    """The settings, the groups of each step, and the profiles of a run."""
 
     config: Mapping[str, Any]
     steps: tuple[tuple[GroupLoad, ...], ...]
@@ -116,15 +106,14 @@ def _load_of(trajectory: Trajectory) -> AttemptLoad:
 
 
 def schedule_of(config: Mapping[str, Any]) -> Schedule:
-    """Return the rules by which a run with the settings ``config`` starts attempts."""
     return Schedule(config["groups_per_step"], config["max_staleness"], config["concurrency"])
 
 
 def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
     """Return the costs of the embedded engine and its trainer, measured in recorded runs of one machine.
 
-    The costs are fitted so that the simulated work of each step explains its measured times. Each round simulates with
-    the costs of the round before. Give runs with different batch sizes, for example one with slow tools.
+    The costs are fitted so that the simulated work of each step explains its measured times. Give runs with different
+    batch sizes, for example one with slow tools.
     """
     observed = [
         (run, groups, profile) for run in runs for groups, profile in zip(run.steps, run.profiles, strict=False)
@@ -163,8 +152,8 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
 def load_factor(run: RecordedRun, clock: Clock) -> float:
     """Return the factor by which other programs slowed down a recorded run.
 
-    For the clock "cpu", this is wall time / CPU time of the forward and backward passes, at least 1. For the clock
-    "wall", this is 1, because the measured costs include other programs.
+    For the clock "cpu", the factor is wall time / CPU time of the forward and backward passes, at least 1. For the
+    clock "wall", the factor is 1, because the measured costs include other programs.
     """
     if clock == "wall":
         return 1.0
@@ -176,7 +165,6 @@ def load_factor(run: RecordedRun, clock: Clock) -> float:
 
 
 def slower(cluster: Cluster, factor: float) -> Cluster:
-    """Return the cluster with all costs multiplied by ``factor``."""
     engine, trainer = cluster.engine, cluster.trainer
     seconds = ("step", "sequence", "weights", "context", "prefill_pass", "prefill_token", "request")
     return replace(
@@ -217,7 +205,7 @@ class ModelSize:
         weights: the number of weights.
         served_bytes: the bytes of a weight in the engine.
         kv_bytes: the bytes of the keys and values of one token.
-        passes: the computation of one update, in forward passes of the policy. A forward and a backward pass count 3.
+        passes: the computation of one update, in forward passes (see :func:`agent_r1.training.plan.model_size`).
     """
 
     weights: int
@@ -230,11 +218,7 @@ def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float
     """Return the costs of an engine on ``gpus`` GPUs, whose memory and arithmetic add up.
 
     A decode step reads all weights, keys and values once, and takes 2 FLOPs per weight and sequence. The slower of the
-    two determines its duration.
-
-    Args:
-        slots: the largest number of sequences that run at the same time.
-        kv_tokens: the number of tokens in a full KV cache.
+    two determines its duration. See :class:`EngineCost` for ``slots`` and ``kv_tokens``.
     """
     flops, bandwidth = gpu.tflops * 1e12 * gpus, gpu.bandwidth * 1e9 * BANDWIDTH_SHARE * gpus
     return EngineCost(

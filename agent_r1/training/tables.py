@@ -17,7 +17,6 @@ from rich.table import Table as Grid
 from agent_r1.training.eval_metrics import EXACT_MATCH, EvalResult
 
 NORMAL_95 = 1.959963984540054
-"""The 97.5 % quantile of the standard normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,7 @@ class Cell:
         em: the mean exact match, or the mean reward if the task set reports no exact match.
         f1: the mean F1.
         n: the number of questions.
-        low, high: the 95 % confidence interval of ``em``: a Wilson interval if all values are 0 or 1, otherwise a
-            normal interval.
+        low, high: the 95 % confidence interval of ``em``: Wilson's if all values are 0 or 1, otherwise normal.
         sub: the share of answers that contain a right answer (sub-match); None if there is no sub-match.
 
     Example:
@@ -48,10 +46,8 @@ class Cell:
 class SampledCell:
     """The results of one method on one split, from several sampled attempts at each question.
 
-    All values are means over the questions.
-
     Attributes:
-        one: pass@1, the exact match of an attempt.
+        one: pass@1, the mean exact match of an attempt.
         low, high: the 95 % normal interval of ``one``.
         any: pass@k, the probability that at least one of k attempts is right.
         majority: the exact match of the most frequent answer; None if no attempt gives an answer in ``<answer>`` tags.
@@ -71,13 +67,7 @@ class SampledCell:
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """The results of a method from several sampled attempts at each question.
-
-    Attributes:
-        k: the k of pass@k.
-        attempts: the number of attempts at each question.
-        cells: the results by split.
-    """
+    """The results of a method from ``attempts`` sampled attempts at each question, by split."""
 
     k: int
     attempts: int
@@ -93,7 +83,7 @@ class Table:
         retrieval: the measures of the retriever, by split and by name such as ``recall@5``.
         measure: what ``em`` of each cell is: exact match, or a reward.
         measures: other measures of the task set, by method, by split and by name such as ``fix_rate``.
-        passed: pass@k by method; empty if not requested.
+        passed: pass@k by method.
     """
 
     cells: Mapping[str, Mapping[str, Cell]]
@@ -110,13 +100,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """The result of a training run.
+    """The result of a training run, in the folder ``run``.
 
     Attributes:
-        run: the folder of the run.
         steps: the number of optimizer steps.
         train_seconds: the seconds of training since the run was started or last resumed.
-        table: the results of the trained agent and the baselines.
         pass_at_k: pass@k of the base model; None if not measured.
         resumed_from: the step from which the run was last resumed; 0 if the run was not resumed.
     """
@@ -130,7 +118,7 @@ class TrainReport:
 
 
 def make_cell(answers: Sequence[EvalResult]) -> Cell:
-    """Return the cell of the results ``answers`` of a method on a split. Raise ValueError if there are none."""
+    """Return the cell of a method on a split. Raise ValueError if ``answers`` is empty."""
     if not answers:
         raise ValueError("a cell needs at least one answer")
     n = len(answers)
@@ -146,8 +134,7 @@ def make_cell(answers: Sequence[EvalResult]) -> Cell:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of Wilson (1927) for a probability, from the ``share`` of successes in
-    ``n``.
+    """Return the 95 % interval (low, high) of Wilson (1927) for a probability, from a ``share`` of ``n`` trials.
 
     Example:
         >>> wilson_interval(1.0, 200)
@@ -174,11 +161,10 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 def table_json(table: Table) -> dict[str, Any]:
     """Return the JSON output of ``agent-r1 eval``, an object with these keys:
 
-    - ``table``: {method: {split: {em, f1, n, low, high}}}; also ``sub`` if the task set reports a sub-match.
-    - ``retrieval``: the measures of the retriever, {split: {measure: value}}.
-    - ``measures``: other measures of the task set, {method: {split: {measure: value}}}; missing if there are none.
-    - ``pass_at_k``: {method: {k, attempts, cells: {split: {one, low, high, any, majority, likeliest}}}}; missing if not
-    requested.
+    - ``table``: {method: {split: {em, f1, n, low, high}}}, and ``sub`` if there is a sub-match.
+    - ``retrieval``: {split: {measure: value}}.
+    - ``measures``, if there are any: {method: {split: {measure: value}}}.
+    - ``pass_at_k``, if measured: {method: {k, attempts, cells: {split: {one, low, high, any, majority, likeliest}}}}.
     """
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
@@ -196,7 +182,8 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def report_json(report: TrainReport) -> dict[str, Any]:
-    """Return the JSON output of ``agent-r1 train``: table, run, number of steps, seconds, pass@k of the base model."""
+    """Return the JSON output of ``agent-r1 train``: :func:`table_json`, run, steps, seconds, pass@k of the base
+    model."""
     base = None if report.pass_at_k is None else asdict(report.pass_at_k)
     about = {"run": str(report.run), "steps": report.steps, "train_seconds": report.train_seconds, "pass_at_k": base}
     return table_json(report.table) | about

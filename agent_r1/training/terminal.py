@@ -1,4 +1,4 @@
-"""A terminal, or a pipe, in which a person types lines and sees the messages of a conversation."""
+"""The terminal of a chat, or of an episode that a person plays."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Terminal:
             self.print(f"{message.role}: {' '.join(filter(None, (parts_text(message.parts), *calls)))}")
 
     def read(self, prompt: str = "> ") -> str:
-        """Print ``prompt``, and return the text that the person types. A backslash at the end of a line continues the
-        text.
+        """Print ``prompt``, and return the text that the person types. After a backslash, the text goes on in the next
+        line.
 
         The call blocks the event loop. Raises EOFError at the end of the input (Ctrl-D), and KeyboardInterrupt after
         Ctrl-C.

@@ -1,8 +1,8 @@
 """Train a critic on recorded attempts: a value head on a model, regressed on the returns that followed each state.
 
-There is a state before the first token of each action, and a state after each of its tokens. The critic predicts the
-value V of a state. The target G of a state is the sum of the rewards of its turn, of later turns, and of the whole
-trajectory. So V after the last token of an action is Q(s, a).
+There is a state before the first token of each action, and after each of its tokens. The critic predicts the value V of
+a state. The target G is the sum of the rewards of the state's turn, of later turns, and of the whole trajectory. So V
+after the last token of an action is Q(s, a).
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from agent_r1.training.critic_config import CriticConfig
 from agent_r1.training.progress import Progress
 
 REPORT = "critic.json"
-"""The file with the report, in the folder of the critic."""
 
 MAX_GRAD_NORM = 1.0
 MEASURED_ROWS = 16
-"""Number of attempts in a forward pass that only measures the critic."""
 
 MEASURED = ("of all states", "after actions")
 
@@ -45,12 +43,11 @@ MEASURED = ("of all states", "after actions")
 class RecordedReturns:
     """One branch of an attempt, and the return (the sum of the rewards) that followed each state.
 
-    A branch is a path of turns, in which each turn continues the turn before. If the context was rewritten, an attempt
-    has several branches.
+    A branch is a path of turns, in which each turn continues the turn before.
 
     Attributes:
         token_ids: the tokens of the branch up to its last action: (T,).
-        logprobs: the log-probability of each token; 0 for tokens that were not sampled: (T,).
+        logprobs: the log-probability of each sampled token, and 0 for other tokens: (T,).
         states: the index of the last token before each state: (n,).
         returns: the return after each state: (n,).
         is_end: whether each state follows the last token of an action: (n,).
@@ -66,11 +63,11 @@ class RecordedReturns:
 
 @dataclass(frozen=True, slots=True)
 class CriticFit:
-    """How well values predict the returns of held-out tasks.
+    """How well values V predict the returns G of held-out tasks.
 
     Attributes:
         states: the number of states.
-        explained_variance: 1 - Var(G - V) / Var(G), with the return G and the value V. NaN if all returns are equal.
+        explained_variance: 1 - Var(G - V) / Var(G). NaN if all returns are equal.
         error: the mean of (G - V)^2.
         mean_error: the mean of (G - m)^2, with the mean return m of the training tasks as baseline.
     """
@@ -83,10 +80,9 @@ class CriticFit:
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """The result of ``train-critic``: the numbers of attempts and tasks, and the fit on the held-out tasks.
+    """The result of ``train-critic``, with the fit on the held-out tasks.
 
     Attributes:
-        folder: the folder of the critic.
         all_states: the fit on all states.
         after_actions: the fit on the states after the last token of an action.
     """
@@ -191,8 +187,8 @@ def fit(
 ) -> tuple[CriticFit, CriticFit]:
     """Minimize the mean of (V(s) - G)^2 over the states s of each batch, with the return G after s.
 
-    Before the first step, V is the mean return of the training attempts. Return the fit on the held-out attempts: (all
-    states, ends of actions).
+    V begins with the mean return of the training attempts. Return the fit on the held-out attempts: (all states, ends
+    of actions).
     """
     mean = statistics.fmean(value for one in train for value in one.returns)
     with torch.no_grad():

@@ -28,10 +28,8 @@ from agent_r1.tasksets import TASKSETS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 VALIDATION = "validation"
-"""The split whose tasks determine the best step."""
 
 FILE_MODULE = "agent_file"
-"""The module name under which a user's file is imported."""
 
 
 def make_taskset(
@@ -48,15 +46,13 @@ def make_taskset(
     ``train`` is a column. The split ``validation`` determines the best step.
 
     Args:
-        name: the name of the task set.
         model: the model that the user named; "" for none. For tiny-base and "", the task set has default settings.
         rewards: reward functions, in addition to the rewards of the environment.
         solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
     Raises:
-        InvalidInput: ``env`` is not an environment; ``rewards`` is not a list of functions; there is no reward;
-            ``tasks`` is not a list of tasks with different ids; no task has the split ``train``; or a reward such as
-            ``exact_match`` cannot read the answers of a task.
+        InvalidInput: an argument has a wrong type; there is no reward; two tasks have one id; no task has the split
+            ``train``; or a reward such as ``exact_match`` cannot read the answers of a task.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
@@ -90,18 +86,17 @@ def make_taskset(
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
     """Return the weakest isolation under which code of the policy runs; None if no such code runs.
 
-    The components and the tasks declare their isolation. A sandbox of this process without isolation counts too,
-    because a tool or a reward can use it undeclared.
+    Components and tasks declare their isolation. A sandbox of this process without isolation counts too, because a tool
+    or a reward can use it undeclared.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return what tasks declare to run without isolation, such as ["none: REASON"].
+    """Return the declarations of tasks that run code without isolation, such as ["none: REASON"].
 
-    A task declares this with the key ``sandbox`` in its data. Other values of this key have another meaning, and are
-    ignored.
+    A declaration is the value of ``sandbox`` in a task's data. Other values can have another meaning, and are ignored.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
@@ -110,8 +105,8 @@ def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
 def load_task_file(file: Path, model: str) -> TaskSet:
     """Return the task set that a Python file defines with the names ``env`` and ``tasks``.
 
-    The file can also define ``rewards`` and ``solutions`` (see :func:`make_taskset`). While it is imported, its folder
-    is on ``sys.path``. ``model`` is the model that the user named; "" for none.
+    The file can also define ``rewards`` and ``solutions`` (see :func:`make_taskset`, also for ``model``). Its folder is
+    put at the beginning of ``sys.path``.
 
     Raises:
         InvalidInput: the file does not exist, raises an error, or does not define ``env`` and ``tasks``; or
@@ -150,7 +145,6 @@ def check_tasks(name: str, tasks: Any) -> None:
 
 
 def _validate(tasks: Any) -> tuple[Task, ...]:
-    """Return the tasks as a tuple. Raise InvalidInput if ids are equal, or if no task has the split ``train``."""
     check_tasks("tasks", tasks)
     ids: set[str] = set()
     for index, task in enumerate(tasks):
@@ -183,6 +177,5 @@ def import_file(file: Path, module_name: str) -> dict[str, Any]:
 
 
 def _failing_line(file: Path, error: BaseException) -> int | None:
-    """Return the last line number of ``file`` in the traceback of ``error``; None if there is none."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return lines[-1] if lines else None

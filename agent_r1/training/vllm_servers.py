@@ -39,13 +39,10 @@ from agent_r1.training.policy import Policy
 log = logging.getLogger(__name__)
 
 SERVED_NAME = "policy"
-"""The name of the model on the vLLM servers that a run starts."""
 
 POLL_SECONDS = 0.2
-"""The seconds between two checks whether a starting server is ready."""
 
 LOGS = "logs"
-"""The folder, in the run's folder, with the output of vLLM servers that ended by themselves."""
 
 FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
@@ -56,7 +53,7 @@ class ServerRefused(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A started vLLM server and its address. It need not be ready for requests yet."""
+    """A started vLLM server and its address. The server need not be ready for requests."""
 
     url: str
     process: Server
@@ -69,7 +66,7 @@ class ServerLauncher(Protocol):
         """Start server ``number`` (from 0), and return it before it is ready for requests.
 
         Args:
-            command: takes an address and a port, and returns the command of a server that listens there.
+            command: returns the command of a server that listens at an address and a port.
             log: the file for the server's output.
         """
         ...
@@ -96,8 +93,7 @@ class VllmServers:
     The first engine starts the servers. They end when the last engine is closed.
 
     Args:
-        run_folder: the run's folder, which gets the output of a server that ended by itself; None: this output stays in
-            the folder for temporary files.
+        run_folder: gets the output of a server that ended by itself; None: the output stays in the temporary folder.
         launcher: starts the servers; None: as child processes.
 
     Example:
@@ -130,7 +126,7 @@ class VllmServers:
 def _start(
     policy: Policy, config: RunConfig, folders: WeightFolders, run_folder: Path | None, launcher: ServerLauncher
 ) -> SharedPool:
-    """Return a pool of vLLM servers that serve the weights of ``policy``: new servers if ``engine.vllm.urls`` is
+    """Return a pool of vLLM servers that serve the weights of ``policy``. Start servers if ``engine.vllm.urls`` is
     empty."""
     engine, vllm = config.engine, config.engine.vllm
     adapters = _adapter_options(policy, vllm)
@@ -213,7 +209,6 @@ def _keep(server: Server, run_folder: Path | None) -> Path:
 
 
 def _require_vllm(vllm: VllmConfig) -> None:
-    """Raise InvalidInput if ``vllm.python`` is not the Python of an environment with vLLM."""
     do = "give the Python of an environment in which 'pip install vllm' was run, such as /opt/vllm/bin/python"
     try:
         found = subprocess.run([vllm.python, "-c", FIND_VLLM], capture_output=True, timeout=60)
@@ -226,14 +221,9 @@ def _require_vllm(vllm: VllmConfig) -> None:
 def _command(
     engine: EngineConfig, folder: Path, context: int, adapters: Sequence[str], host: str, port: int
 ) -> list[str]:
-    """Return the command that starts a vLLM server.
+    """Return the command that starts a vLLM server with the model in ``folder``.
 
-    The command ``vllm serve`` does not work with every wheel of vLLM.
-
-    Args:
-        folder: the folder of the model.
-        context: the largest number of tokens in a sequence.
-        adapters: the options of vLLM for LoRA adapters; empty without adapters.
+    The command runs a module of vLLM, because ``vllm serve`` does not work with every wheel of vLLM.
     """
     command = [engine.vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", SERVED_NAME, "--host", host, "--port", str(port)]
@@ -254,7 +244,6 @@ def server_environment(gpus: str | None) -> dict[str, str]:
 
 
 def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
-    """Wait until all servers are healthy. Raise ServerRefused if one ends, or is not healthy after ``seconds``."""
     deadline = time.monotonic() + seconds
     starting = list(zip(servers, urls, strict=True))
     while starting := [(server, url) for server, url in starting if not _is_healthy(url)]:
@@ -291,7 +280,6 @@ def _adapter_options(policy: Policy, vllm: VllmConfig) -> tuple[str, ...]:
 
 
 def _accepts_adapters(url: str) -> bool:
-    """Return whether the server at ``url`` loads LoRA adapters while it runs."""
     try:
         return httpx.post(f"{url}{LOAD_ADAPTER}", json={}, timeout=CONNECT_SECONDS, trust_env=False).status_code != 404
     except httpx.HTTPError:
@@ -301,7 +289,7 @@ def _accepts_adapters(url: str) -> bool:
 def _check(url: str, context: int) -> str:
     """Return the name under which the server at ``url`` serves its model.
 
-    Raise ServerRefused if this is no vLLM server, lacks a tokenizer or an HTTP endpoint, or accepts fewer than
+    Raise ServerRefused if ``url`` is no vLLM server, lacks a tokenizer or an HTTP endpoint, or accepts fewer than
     ``context`` tokens.
     """
     shown = redact_url(url)
@@ -335,8 +323,8 @@ def _check(url: str, context: int) -> str:
 async def send_first_weights(pool: EnginePool, weights: WeightUpdate, logs: Path | None) -> None:
     """Send ``weights`` to all servers of the pool, then close the pool.
 
-    Raise ServerRefused if a server does not serve the weights. ``logs`` is the folder with the servers' output; None
-    for servers that this process did not start.
+    Raise ServerRefused if a server does not serve the weights. ``logs`` is the folder with the output of started
+    servers.
     """
     try:
         reasons = ""

@@ -1,13 +1,10 @@
 """Models and checkpoints on disk.
 
-runs/NAME/checkpoints/step-K/   a Hugging Face folder with trainer.safetensors (with N ranks one file for each rank:
-                                trainer-00001-of-0000N.safetensors ..), trainer.json, progress.json and monitor.json
+runs/NAME/checkpoints/step-K/   a Hugging Face folder (with LoRA: of the adapter) with trainer.safetensors (with N
+                                ranks: trainer-00001-of-0000N.safetensors ..), trainer.json, progress.json, monitor.json
 runs/NAME/model/                a Hugging Face folder; with LoRA the merged model, and the adapter in model/adapter
 
-With LoRA, the folder of a checkpoint holds an adapter instead of a whole model.
-
-Each folder is complete or does not exist. Each folder has a manifest.json with hashes, which are checked when the
-folder is read. Tensors are stored as safetensors, all other state as JSON.
+Each folder is complete or does not exist. Its manifest.json has hashes, which are checked when the folder is read.
 """
 
 from __future__ import annotations
@@ -60,7 +57,6 @@ TRAINER_TENSORS = "trainer*.safetensors"
 """The trainer's tensors in a checkpoint: one file, or one file for each rank."""
 _STATE = "state"
 ADAPTER = "adapter"
-"""The adapter's folder in the folder of the final model."""
 CORRUPT = "corrupt"
 """The kind of the event that reports a corrupt checkpoint, and the beginning of this checkpoint's new folder name."""
 
@@ -71,8 +67,6 @@ class CheckpointError(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class BestStep:
-    """The optimizer step with the best mean exact match (``em``) on the validation split."""
-
     step: int
     em: float
 
@@ -85,7 +79,7 @@ class TrainProgress:
         step: the number of finished optimizer steps.
         groups: the number of used groups, which is the id of the next group.
         best: the best step so far; None if no step was validated.
-        validated: the last validated step; 0 if no step was validated.
+        validated: the last validated step; 0 for none.
     """
 
     step: int = 0
@@ -115,20 +109,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class SkippedCheckpoint:
-    """A checkpoint that cannot be used, with the reason."""
-
     folder: Path
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LatestCheckpoint:
-    """The result of the search for the newest intact checkpoint.
-
-    Attributes:
-        folder: the newest intact checkpoint; None if there is none.
-        skipped: newer checkpoints, which are not intact.
-    """
+    """The newest intact checkpoint (None if there is none), and newer checkpoints that were skipped."""
 
     folder: Path | None
     skipped: tuple[SkippedCheckpoint, ...]
@@ -151,8 +138,7 @@ def save_model(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write model, tokenizer and chat template to ``run/model`` in the format of ``from_pretrained``, and return this
-    path.
+    """Write model, tokenizer and chat template in the format of ``from_pretrained``. Return the folder ``run/model``.
 
     A model with an adapter is merged. The adapter alone is also written, to ``run/model/adapter``.
 
@@ -182,11 +168,8 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, remove old checkpoints, and return the new folder.
 
-    Args:
-        snapshot: the weights and the state to save.
-        model: gives the configuration, but not the weights.
-        keep: the number of newest complete checkpoints to keep. The best step so far, and the step that was best at
-            each of these checkpoints, are kept too.
+    The newest ``keep`` complete checkpoints are kept. Checkpoints of best steps are kept too: the best step so far, and
+    the best step that each kept checkpoint names. The weights come from ``snapshot``, not from ``model``.
 
     Raises:
         CheckpointError: the checkpoint cannot be written. The existing checkpoints stay unchanged.
@@ -240,9 +223,9 @@ def saved_tensors(folder: Path) -> TensorFiles:
 
 
 def state_folder(run: Path, disk: Disk = DISK) -> Path:
-    """Return a new hidden path for the state files of a trainer's ranks, after removing the files of a killed save.
+    """Return a new hidden path for the state files of a trainer's ranks. Remove the files of a killed save.
 
-    The next checkpoint takes the state files from this folder. The caller creates the folder.
+    The caller creates the folder. The next checkpoint takes the files from there.
     """
     remove_leftovers(run / CHECKPOINTS / _STATE, disk)
     return hidden_path(run / CHECKPOINTS / _STATE)
@@ -251,8 +234,7 @@ def state_folder(run: Path, disk: Disk = DISK) -> Path:
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
     """Return the newest intact checkpoint, and the newer checkpoints that are not intact.
 
-    Args:
-        check: raises CorruptCheckpoint if the checkpoint in a folder is not intact.
+    ``check`` raises CorruptCheckpoint if the checkpoint in a folder is not intact.
 
     Raises:
         InvalidInput: a checkpoint has the format of a different version of agent-r1.
@@ -269,9 +251,9 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 
 
 def find_trained_model(run: Path) -> Path:
-    """Return the folder of a run's final model (with LoRA: of its adapter), or of the newest intact checkpoint.
+    """Return the folder of a run's final model, or else of its newest intact checkpoint.
 
-    Raises InvalidInput if the run has neither.
+    With LoRA, return the folder of the adapter. Raises InvalidInput if the run has neither model nor checkpoint.
     """
     try:
         check_manifest(run / MODEL)
@@ -300,8 +282,8 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
     """Yield a temporary folder, which becomes ``folder`` with a manifest at the end of the block.
 
-    The manifest also contains the seal, a hash of all rows that the run has recorded. If the block raises an error,
-    ``folder`` stays unchanged.
+    The manifest also has the seal, a hash of all rows that the run has recorded. After an error, ``folder`` stays
+    unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
@@ -310,7 +292,6 @@ def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) 
 
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """Convert the exceptions of a failed write to CheckpointError."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, sqlite3.Error) as error:
@@ -332,7 +313,7 @@ def _save_pretrained(
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> None:
-    """Save the trainer's tensors in ``folder``. Files that the ranks have already written are moved there."""
+    """Save the trainer's tensors in ``folder``. Move files that the ranks have already written."""
     if not isinstance(tensors, TensorFiles):
         disk.write(folder / _TENSORS, lambda path: save_file(dict(tensors), path))
         return
@@ -343,7 +324,6 @@ def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> No
 
 
 def _require_space(folder: Path, snapshot: Snapshot) -> None:
-    """Raise OSError if the disk has too little free space for the tensors of the snapshot."""
     state = snapshot.trainer.tensors
     unsaved = () if isinstance(state, TensorFiles) else state.values()
     # Tied weights count once, because the checkpoint stores them once.
@@ -354,7 +334,6 @@ def _require_space(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
-    """Return the old checkpoints to remove (see :func:`save_checkpoint`)."""
     folders = list_checkpoints(run)
     newest = [folder for folder in folders if sizes_match(folder)][:keep]
     kept = [progress, *(_read(folder / _PROGRESS, TrainProgress) for folder in newest)]

@@ -32,7 +32,6 @@ def fingerprint_model(
 
 
 def _tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return tokenizer.json for a fast tokenizer, and the vocabulary for other tokenizers."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return tokenizer.get_vocab()
     content = json.loads(tokenizer.backend_tokenizer.to_str())

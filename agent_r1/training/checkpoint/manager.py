@@ -34,8 +34,8 @@ from agent_r1.training.tables import make_cell
 class CheckpointManager:
     """A manager that validates the policy, saves checkpoints, and saves the final model.
 
-    The final model has the weights of the best step if steps are validated, otherwise of the last step. If checkpoints
-    are enabled, each new best step gets one.
+    The final model has the weights of the best step. Without validation, it has the weights of the last step. If
+    checkpoints are enabled, each new best step gets a checkpoint.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class CheckpointManager:
         return self._progress.best
 
     async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
-        """Validate the last step, if a validation is due. Then call :meth:`copy_if_due`, both before the next update.
+        """Validate the last step, if a validation is due. Call this method, then :meth:`copy_if_due`, before the next
+        update.
 
         Return metrics such as {"validation_em": 0.62, "validation_f1": 0.65}; {} if the step was not validated.
         """
@@ -82,17 +83,17 @@ class CheckpointManager:
     def start_saving(self) -> None:
         """Start saving the snapshot of :meth:`copy_if_due`, if there is one.
 
-        Record the step first: the database must contain all rows up to the step of a checkpoint.
+        The database must contain all rows up to the step of a checkpoint, so record the step first.
         """
         if self._snapshot is not None:
             self._writer.start(self._snapshot)
             self._snapshot = None
 
     async def save_now(self) -> None:
-        """Save the last step unless it has a checkpoint or checkpoints are disabled, and wait for the save.
+        """Save the last step, and wait for the save. Call this method before the next update changes the weights.
 
-        Call this method before the next update changes the weights. Raises CheckpointError if this save or the previous
-        save fails.
+        Nothing is saved if the step has a checkpoint, or if checkpoints are disabled. Raises CheckpointError if this
+        save or the previous save fails.
         """
         await self._writer.wait()
         if self._config.checkpoint_every > 0 and self._saved_step != self._progress.step:
@@ -105,10 +106,7 @@ class CheckpointManager:
             await self._writer.wait()
 
     async def validate_last_step(self) -> dict[str, float]:
-        """Validate the last step of the run, unless this was done. Return the validation metrics, or {}.
-
-        A run that is resumed with fewer steps can end with a step that was not validated.
-        """
+        """Validate the last step of the run, if it was not validated before. Return the validation metrics, or {}."""
         if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
             return {}
         await self._writer.wait()

@@ -30,10 +30,9 @@ from agent_r1.training.monitor.state import MonitorState
 from agent_r1.training.policy import Policy
 
 RESUMED = "resumed"
-"""The kind of the first event of a resumed run."""
 
 INEXACT = "inexact"
-"""The kind of the event that reports that the results of a resumed run can differ from an uninterrupted run."""
+"""The kind of the event about possible differences between a resumed run and an uninterrupted run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +41,7 @@ class ResumeState:
 
     Attributes:
         events: the events that the run records first.
-        best_weights: the weights of the step ``progress.best``; empty if there is no best step.
+        best_weights: the weights of the step ``progress.best``; empty without a best step.
     """
 
     progress: TrainProgress
@@ -52,18 +51,17 @@ class ResumeState:
 
 
 def initial_state(updater: PolicyUpdater) -> ResumeState:
-    """Return the state of a new run."""
     return ResumeState(TrainProgress(), MonitorState(), (PolicyPublished(updater.publish().version),))
 
 
 def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeState:
     """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the rest of the run's state.
 
-    Without a checkpoint, policy and updater keep the initial model of the run. Newer corrupt checkpoints are renamed.
+    Without a checkpoint, policy and updater keep their initial model. Newer corrupt checkpoints are renamed.
 
     Raises:
-        InvalidInput: ``policy`` does not have the initial weights of the run; the checkpoint is of a different model;
-            or all saved checkpoints are lost.
+        InvalidInput: the initial weights of ``policy`` or the model of the checkpoint are not the run's; or all
+            checkpoints are lost.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:
@@ -87,7 +85,7 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
 
 
 def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
-    """Report if micro-batches are smaller than before, so that results can differ in their last bits."""
+    """Return an event if micro-batches are smaller than before. Results can then differ in their last bits."""
     before, now = int(saved.scalars.get("micro_tokens", updater.micro_tokens)), updater.micro_tokens
     if now >= before:
         return ()
@@ -99,10 +97,8 @@ def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple
 
 
 def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
-    """Return the newest intact checkpoint of the run, and newer checkpoints that are corrupt, missing or of another
-    run.
-
-    The folder in the result is None if the run stopped before its first checkpoint.
+    """Return the newest intact checkpoint of the run. Newer checkpoints that are corrupt, missing or foreign are
+    skipped.
 
     Raises:
         InvalidInput: the run saved checkpoints, but all are corrupt or removed.

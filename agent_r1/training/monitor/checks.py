@@ -41,7 +41,7 @@ class Finding:
         limit: the limit of the value.
         do: advice.
         patience: the run is stopped after this number of consecutive steps with the finding; None: only warn.
-        warn_after: the monitor warns after this number of consecutive steps with the finding.
+        warn_after: the monitor warns after this number of consecutive steps.
 
     Example:
         Finding("logprob_gap", "engine and trainer disagree", "0.2", "at most 0.01", "compare their models", 3)
@@ -65,10 +65,7 @@ class HealthCheck:
 
     Attributes:
         metric: the name of the metric, and of the check.
-        maximum: the largest allowed value.
-        what: the problem if the metric exceeds the maximum.
-        do: advice.
-        patience: the run is stopped after this number of consecutive steps with the problem.
+        what, do, patience: see :class:`Finding`.
         on_policy_only: skip steps with stale tokens, which increase the metric without a problem.
     """
 
@@ -91,13 +88,7 @@ class HealthCheck:
 def metric_checks(
     config: MonitorConfig, max_staleness: int, trainer: Dtype = "float32", engine: Dtype = "float32"
 ) -> tuple[HealthCheck, ...]:
-    """Return the checks of a step's metrics.
-
-    Args:
-        max_staleness: the largest allowed staleness of an attempt, in optimizer steps.
-        trainer: the data type of the trainer.
-        engine: the data type of the engine.
-    """
+    """Return the checks of a step's metrics, for the data types of trainer and engine."""
     return (
         HealthCheck(
             metric="skipped_steps",
@@ -158,7 +149,7 @@ class GradientSpikeDetector:
 
 
 def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | None:
-    """Return a finding if the engine serves a version with a wrong number or checksum."""
+    """Return a finding if the engine does not serve the published weights."""
     if (served.number, served.checksum) == (published.number, published.checksum):
         return None
     return Finding(
@@ -172,9 +163,9 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained. Steps with a non-finite loss or gradient are skipped.
+    """Return a finding if no attempt of a step was trained; only a warning if ``patience`` is None.
 
-    If ``patience`` is None, the finding is only a warning.
+    There is no finding for a non-finite loss or gradient, which the check ``skipped_steps`` reports.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None
@@ -193,7 +184,6 @@ def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | Non
 
 
 def _count_reasons(reasons: Sequence[str]) -> Iterator[str]:
-    """Yield each reason with its count, most common first. Reasons that differ only in numbers count as equal."""
     causes = Counter(map(normalize_reason, reasons))
     for cause, count in causes.most_common():
         texts = {shorten_reason(reason) for reason in reasons if normalize_reason(reason) == cause}
@@ -222,7 +212,7 @@ def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
 
 
 def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
-    """Return a finding if a few tokens have most of the step's importance weight between sampler and trainer."""
+    """Return a finding if few tokens have most of a step's importance weight."""
     share = metrics.get("correction/effective_share")
     # NaN is a finding, because the comparison with NaN is false.
     if share is None or share >= _MIN_EFFECTIVE_SHARE:
@@ -238,8 +228,7 @@ def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
 
 
 def check_memory_reduced(before: int, now: int) -> Finding | None:
-    """Return a finding if micro-batches have fewer tokens ``now`` than ``before`` the update, because memory ran
-    out."""
+    """Return a finding if memory ran out, so that micro-batches have fewer tokens ``now`` than ``before``."""
     if now >= before:
         return None
     return Finding(
@@ -269,14 +258,9 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
 
 
 def check_group_integrity(group: Group, group_id: int, size: int, greedy: bool) -> Finding | None:
-    """Return a finding if a group differs from the requested group.
+    """Return a finding if a group differs from the requested group, for example if an attempt is missing or repeated.
 
-    This check also ensures that no attempt is trained twice.
-
-    Args:
-        group_id: the id of the requested group.
-        size: the requested number of sampled attempts.
-        greedy: whether the group must also have a greedy attempt.
+    The group must have the id ``group_id``, ``size`` sampled attempts, and if ``greedy`` is true also a greedy attempt.
     """
     what = "a group is not the requested one: comparing its attempts would be wrong"
     do = "report it: attempts were lost, duplicated or mixed up"

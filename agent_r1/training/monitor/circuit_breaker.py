@@ -16,10 +16,9 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 _OVERRIDE = "  to continue nevertheless: --monitor.failure_share 1"
 
 CALL_WINDOW = 64
-"""The run stops after this number of consecutive calls of one tool that failed for the same cause."""
+"""A run is stopped after this number of consecutive calls of one tool that failed for the same cause."""
 
 MAX_REASONS = 5
-"""Maximum number of reasons in the message of a stopped run."""
 
 MAX_REASON_LENGTH = 110
 
@@ -87,11 +86,9 @@ def normalize_reason(reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CircuitBreakerState:
-    """The state of a circuit breaker.
+    """The state of a circuit breaker: the recent attempts, and the recent calls of each tool, oldest first.
 
-    Attributes:
-        attempts: the recent attempts, oldest first; None for an attempt that did not fail.
-        calls: the recent calls of each tool, oldest first; None for a call that did not fail.
+    An attempt or call that did not fail is None.
 
     Example:
         CircuitBreakerState((None, FailedAttempt(..)), {"search": (FailedToolCall(..), None)})
@@ -108,10 +105,10 @@ class CircuitBreaker:
 
     Args:
         share: the largest allowed share of failed attempts; 1: the run is never stopped.
-        window: the number of recent attempts that count. It must be much larger than a group, because one error of a
-            scorer fails a whole group.
-        call_window: the run is stopped if this number of consecutive calls of a tool failed for the same cause.
-        run: the name of the run, for commands in the diagnosis, such as ``agent-r1 show RUN 3.0.0``.
+        window: the number of recent attempts that count, much larger than a group: one error of a scorer fails a whole
+            group.
+        call_window: see :data:`CALL_WINDOW`.
+        run: the name of the run, for commands in the diagnosis.
     """
 
     def __init__(self, share: float, window: int, call_window: int = CALL_WINDOW, run: str = "RUN") -> None:
@@ -122,8 +119,8 @@ class CircuitBreaker:
     def record(self, group: Group, excluded: Sequence[Excluded]) -> str | None:
         """Record the attempts and tool calls of a group. Return a diagnosis if the run must be stopped.
 
-        ``excluded`` are the attempts that cannot be trained, with reasons. Record a group before its update, so that a
-        stopped run keeps the weights of the last step.
+        Record a group before its update, so that a stopped run keeps the weights of the last step. The ``excluded``
+        attempts cannot be trained.
         """
         reasons = {one.attempt: one.reason for one in excluded}
         trajectories = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)
@@ -190,11 +187,8 @@ class CircuitBreaker:
 def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str) -> Iterator[str]:
     """Yield the lines of a diagnosis: each reason with its count and an example, then advice.
 
-    Args:
-        failures: the failed attempts.
-        total: the number of recent attempts, failed or not.
-        limit: the exceeded limit, as text.
-        run: the name of the run, for commands in the diagnosis.
+    ``total`` is the number of recent attempts, failed or not. ``limit`` is the exceeded limit. ``run`` is the name of
+    the run for commands.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:
@@ -234,7 +228,7 @@ def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall |
 
 
 def shorten_reason(reason: str) -> str:
-    """Return a reason in at most MAX_REASON_LENGTH characters. A place in a file at its end is kept.
+    """Return a reason in at most MAX_REASON_LENGTH characters. A place in a file at the end is kept.
 
     Example:
         "ValueError: a long text that is.. (agent.py:12, in find)"

@@ -17,15 +17,15 @@ class MonitorConfig(BaseModel):
     1: never stop for failures."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts among which failure_share is measured, at most the attempts of three steps. About
-    twelve groups of attempts are a good number."""
+    """Number of recent attempts for failure_share, at most the attempts of three steps. About twelve groups of attempts
+    are a good number."""
 
     patience: int = Field(default=3, ge=1)
-    """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn before."""
+    """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
 
     idle_steps: int = Field(default=20, ge=1)
-    """Stop the run if no attempt was trained in this many consecutive steps. Warn before. A run with at most this many
-    steps is only warned."""
+    """Stop the run if no attempt was trained in this many consecutive steps. Warn in the steps before. A run with at
+    most this many steps is only warned."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: 0.001, or

@@ -39,10 +39,9 @@ from agent_r1.training.monitor.state import MonitorState
 _log = logging.getLogger(__name__)
 
 MAX_WINDOW_STEPS = 3
-"""The maximum window of the circuit breaker in steps. A larger window would not become full in short runs."""
+"""The maximum window of the circuit breaker in steps, so that the window becomes full in short runs."""
 
 REWARD_HISTORY = 1000
-"""The number of recent steps whose mean rewards are kept, for checks that compare steps."""
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
 """The smallest window of the circuit breaker: 4 groups or 32 attempts, whichever is less."""
@@ -91,8 +90,7 @@ class HealthMonitor:
             raise self._stopped(diagnosis)
 
     def on_step(self, update: UpdateReport, served: PolicyVersion) -> tuple[Finding, ...]:
-        """Check a step, and return the findings to report. The engine serves the version ``served`` after the
-        update."""
+        """Check a step, and return the findings to report. ``served`` is the version in the engine after the update."""
         before, self._micro_tokens = self._micro_tokens, update.micro_tokens
         results = (
             check_weights(served, self._updater.publish().version),
@@ -116,9 +114,7 @@ class HealthMonitor:
     def on_validation(self, step: int, em: float, best_step: int, best: float) -> tuple[Finding, ...]:
         """Return a finding if the validation score fell while the training reward rose; at most once per best step.
 
-        Args:
-            em: the exact match after step ``step``.
-            best: the exact match of the best validation, after step ``best_step``.
+        ``em`` is the exact match after ``step``, and ``best`` is the best exact match so far, after ``best_step``.
         """
         finding = check_validation(em, best, self._questions, tuple(self._rewards), step - best_step)
         if finding is None or self._validation_warned == best_step:
@@ -154,7 +150,6 @@ class HealthMonitor:
             _log.warning("%s", finding)
 
     def state(self) -> MonitorState:
-        """Return the state after the last step."""
         return MonitorState(
             groups=self._groups,
             breaker=self._breaker.state(),

@@ -20,7 +20,7 @@ def check_entropy(entropy: float | None, start: Sequence[float], share: float) -
 
     Args:
         entropy: the mean entropy of a step in nats per action token; None if unknown.
-        start: the entropies of the first steps. There is no finding before ``START_STEPS`` steps.
+        start: the entropies of the first ``START_STEPS`` steps. There is no finding before.
         share: the smallest allowed ratio of ``entropy`` to the mean of ``start``.
     """
     if entropy is None or len(start) < START_STEPS or entropy >= share * fmean(start):
@@ -61,8 +61,7 @@ def check_validation(em: float, best: float, questions: int, rewards: Sequence[f
     The mean reward since the best validation is compared with as many steps before.
 
     Args:
-        em: the exact match of this validation.
-        best: the exact match of the best validation.
+        em, best: the exact match of this validation, and of the best validation.
         questions: the number of validation questions.
         rewards: the mean rewards of the last steps, oldest first.
         since: the number of steps since the best validation.

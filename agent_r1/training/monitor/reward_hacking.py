@@ -1,6 +1,6 @@
 """A check whether the policy exploits its reward: the trained reward rises while a trusted true reward falls.
 
-Example: a run trains on a reward model, and the true reward is exact match with weight 0.
+For example, a run trains on a reward model, and the true reward is exact match.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent_r1.trainer.updater import SelectedGroup
 from agent_r1.training.monitor.checks import Finding
 
 PROXY, TRUE, CORRELATION = "proxy/reward", "proxy/true_reward", "proxy/correlation"
-"""Three metrics of a step: mean return, mean true reward, and the correlation of return and true reward."""
+"""The names of the metrics of :func:`proxy_metrics`."""
 
 ERRORS = 2.0
 """A change of a mean reward counts if it exceeds this number of standard errors."""
@@ -24,8 +24,8 @@ ERRORS = 2.0
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
     """Return three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
 
-    Only attempts with the reward ``true_reward`` count. Without such attempts, the result is {}. The correlation is
-    left out if all returns or all true rewards are equal.
+    Only attempts with the reward ``true_reward`` count; {} without such attempts. The correlation is left out if all
+    returns or all true rewards are equal.
     """
     pairs = [
         (sample.total, true)
@@ -53,12 +53,10 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
     """Return a finding if the true reward fell while the trained reward rose.
 
-    The last ``window`` steps are compared with the ``window`` earlier steps of the highest mean true reward. Each
-    change must exceed ``ERRORS`` standard errors, estimated from the spread of the steps.
+    The last ``window`` steps are compared with the ``window`` consecutive earlier steps that have the highest mean true
+    reward. Each change must exceed ``ERRORS`` standard errors, estimated from the spread of the steps.
 
-    Args:
-        history: (mean reward, mean true reward) of each step, oldest first.
-        window: the number of steps in each mean, at least 2.
+    ``history`` has (mean reward, mean true reward) of each step, oldest first. ``window`` is at least 2.
     """
     if len(history) < 2 * window:
         return None

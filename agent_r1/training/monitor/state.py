@@ -10,18 +10,14 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState
 
 @dataclass(frozen=True, slots=True)
 class MonitorState:
-    """The state of a health monitor, saved in each checkpoint.
+    """The state of a health monitor, saved in each checkpoint. Sequences are in the order of the steps.
 
     Attributes:
         groups: the number of checked groups, which is the id of the next group.
-        breaker: the state of the circuit breaker.
-        gradient_norms: the recent gradient norms, oldest first.
         streaks: the number of consecutive steps with a finding, by check.
         start_entropies: the entropies of the first steps.
-        rewards: the mean rewards of the last steps, oldest first.
         validation_warned: the best step when a fall of the validation score was last reported; 0 for no report.
-        proxies: (mean reward, mean true reward) of the last steps, oldest first; () without ``monitor.true_reward``.
-        hacking_warned: whether the monitor has warned that the policy exploits the reward.
+        proxies: (mean reward, mean true reward) of the last steps; () without ``monitor.true_reward``.
 
     Example:
         MonitorState(16, CircuitBreakerState((None, FailedAttempt(..), None)), (0.42, 0.4), {"logprob_gap": 2})

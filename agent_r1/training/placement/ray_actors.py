@@ -17,13 +17,9 @@ from agent_r1.inference.server_process import ServerProcess, free_port
 
 
 class RankActor:
-    """An actor that owns the process of a rank.
+    """An actor that owns the process of a rank, started by Python with ``arguments``.
 
     The rank ends when the actor ends, or when the connection between rank and run is closed.
-
-    Args:
-        arguments: the arguments of Python that start the rank.
-        environment: additional environment variables of the rank.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -54,8 +50,6 @@ class ServerActor:
         return free_port(host)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """Start the server. ``environment`` has additional variables, and ``log`` is the file for the server's
-        output."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._process = ServerProcess(command, environment, log)
 

@@ -36,7 +36,6 @@ OBJECT_STORE = 80 * 2**20
 """The size of Ray's object store in bytes. A run does not use it, but Ray needs at least 75 MiB."""
 
 CONNECT_SECONDS = 10.0
-"""The time limit, in seconds, for a connection to a running Ray cluster."""
 
 Resources = Mapping[str, float]
 """Amounts of resources by Ray's names, such as CPU and GPU."""
@@ -59,12 +58,8 @@ class ResourceRequest:
 def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluster: Resources) -> list[ResourceRequest]:
     """Return the resources that each process needs: first the ranks of the trainer, then the vLLM servers.
 
-    Each rank needs a GPU if this process uses a GPU. Each server needs GPUs if the cluster has GPUs.
-
-    Args:
-        cpus: the number of CPU cores for each process.
-        hardware: the devices of this process.
-        cluster: the resources of the cluster.
+    Each rank needs a GPU if this process uses a GPU. Each server needs GPUs if the cluster has GPUs. ``cpus`` is the
+    number of CPU cores for each process.
 
     Raises InvalidInput if there is no process to start, or if the settings name the GPUs of servers.
     """
@@ -88,9 +83,7 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
 def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resources]) -> None:
     """Raise InvalidInput if a Ray cluster can never fulfill all requests. Ray itself would only wait.
 
-    Args:
-        requests: the resources that the processes need. Each process runs on a single node.
-        nodes: the resources of each node, free or not.
+    Each process runs on a single node. ``nodes`` are the resources of each node, free or not.
     """
     for name, unit in (("CPU", "CPU cores"), ("GPU", "GPUs")):
         amounts = [request.bundle.get(name, 0.0) for request in requests]
@@ -116,7 +109,7 @@ class RayCluster:
     If this object started Ray, Ray ends when this object is deleted or this process ends.
 
     Raises:
-        InvalidInput: Ray is not installed or cannot be reached; or its resources are too small, or are not free within
+        InvalidInput: Ray is not installed or cannot be reached; or its resources are too small, or not free within
             ``placement.start_seconds``.
     """
 
@@ -155,15 +148,14 @@ class RayCluster:
         return self.ray.remote(actor).options(scheduling_strategy=strategy, **options).remote(*arguments)
 
     def __str__(self) -> str:
-        """Return the processes and the machines of the cluster, for the record of the run."""
         return f"{describe(self.requests)} on {', '.join(sorted(set(self.hosts)))}"
 
 
 def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
     """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this.
 
-    An existing connection of this process is used, and is not undone. Raise InvalidInput if ``placement.host`` is not
-    this machine's address in the cluster.
+    An existing connection of this process is used, and not undone. Raise InvalidInput if ``placement.host`` is not this
+    machine's address in the cluster.
     """
     end = _begin(ray, config) if not ray.is_initialized() else lambda: None
     here = ray.util.get_node_ip_address()
@@ -177,7 +169,6 @@ def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
 
 
 def _begin(ray: Any, config: PlacementConfig) -> Callable[[], None]:
-    """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this."""
     options: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     folder: TemporaryFolder | None = None
     if config.address:

@@ -20,7 +20,6 @@ from agent_r1.training.placement.ray_cluster import RayCluster
 from agent_r1.training.vllm_servers import StartedServer, server_environment
 
 POLL_SECONDS = 0.5
-"""The seconds between two checks whether a rank ended before it connected to the run."""
 
 CALL_SECONDS = 60.0
 """The time limit, in seconds, of a call to a Ray actor that answers at once."""
@@ -54,7 +53,6 @@ class RayRanks:
         return [StartedRank(pipes[k], process, hosts[k], gpu=0) for k, process in enumerate(processes)]
 
     def _accept(self, listener: RankListener, processes: Sequence[RayRankProcess]) -> dict[int, Connection]:
-        """Wait until all ranks have connected, and return the connections by rank."""
         pipes: dict[int, Connection] = {}
         deadline = time.monotonic() + self._cluster.seconds
         while len(pipes) < len(processes):
@@ -90,7 +88,6 @@ class RayRankProcess:
         return bool(ended)
 
     def kill(self) -> None:
-        """Kill the rank, and end its actor."""
         with suppress(self._ray.exceptions.RayError):
             self._ray.get(self._actor.kill.remote(), timeout=CALL_SECONDS)
         self._ray.kill(self._actor)
