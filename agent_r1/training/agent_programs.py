@@ -21,13 +21,13 @@ AGENT_MODULE = "agent_program"
 
 
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return ``taskset`` with the agent program ``config.agent``, or else with its own agent program.
+    """Return ``taskset`` with an agent program: ``config.agent``, or else the task set's own.
 
     Without an agent program, the task set is returned unchanged. Baselines keep their own environments.
 
     Raises:
-        InvalidInput: the agent program cannot be loaded; it is combined with a context policy; or ``config.gateway`` is
-            set without an agent program.
+        InvalidInput: the agent program cannot be loaded; an agent program is combined with a context policy; or
+            ``config.gateway`` is set without an agent program.
     """
     function = load_agent(config.agent) if config.agent else taskset.agent
     if function is None:

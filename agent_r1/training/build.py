@@ -285,7 +285,7 @@ def group_requests(
     """Yield an endless sequence of group requests, with ids from ``first`` on.
 
     Each epoch has all tasks in a random order, which depends only on the seed and the index of the epoch. If ``kind``
-    is given, the tasks of each kind (such as a number of hops) are spread evenly over an epoch.
+    is given, the tasks of each kind are spread evenly over an epoch.
     """
     kinds = [0 if kind is None else kind(task) for task in tasks]
     for epoch in count(first // len(tasks)):

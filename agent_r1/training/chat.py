@@ -127,7 +127,7 @@ class _Chat:
         return None if text.strip() in ("/quit", "/exit") else text
 
     async def _answer(self, message: Message) -> None:
-        """Add ``message`` to the conversation. Then let the model act until it writes a message without a call.
+        """Add ``message`` to the conversation. Then let the model act until the model writes a message without a call.
 
         The model can act at most ``max_turns`` times.
         """
@@ -151,7 +151,7 @@ class _Chat:
             self._terminal.print(f"(the environment failed: {format_error(error)})")
 
     async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
-        """Add ``message`` to the conversation, and return its session and episode. A new conversation opens both."""
+        """Add ``message`` to the conversation, and return its session and episode. Open both for a new conversation."""
         if self._session is not None and self._episode is not None:
             self.messages = (*self.messages, message)
             return self._session, self._episode

@@ -162,7 +162,7 @@ async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> C
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
-    """Return the names of the splits that have tasks; only ``taskset.whole`` if this split contains all tasks.
+    """Return the names of all splits that have tasks, or only ``taskset.whole`` if this split contains all tasks.
 
     Example:
         ("train", "validation", "style-a", "style-b", "three-hop")
@@ -181,7 +181,7 @@ def _has_tasks(taskset: TaskSet, split: str) -> bool:
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order; all tasks if ``n`` is 0 or above their number."""
+    """Return ``n`` random tasks in their original order; all tasks if ``n`` is 0 or too large."""
     if n == 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]

@@ -49,7 +49,7 @@ class DevicePlan:
     """The GPUs of a run, by torch's index in this process.
 
     Attributes:
-        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first.
+        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first of these GPUs.
         servers: the GPUs of each vLLM server; () if the servers see all GPUs.
     """
 
@@ -115,7 +115,7 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
 
 
 def server_gpus(plan: DevicePlan, number: int, hardware: Hardware) -> str | None:
-    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number`` (from 0); None if all GPUs are visible."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number`` (from 0); None if the server sees all GPUs."""
     if not plan.servers:
         return None
     # if this process has no GPUs (torch for CPUs), it does not know their names: use the numbers

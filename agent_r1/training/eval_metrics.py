@@ -42,8 +42,8 @@ class EvalResult:
 def pass_at_k(attempts: int, right: int, k: int) -> float:
     """Return an unbiased estimate of the probability that at least one of k attempts at a question is right.
 
-    The estimate is 1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1), with
-    ``right`` of at least k observed ``attempts``.
+    The estimate is 1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1). k is
+    at most ``attempts``, the number of observed attempts.
 
     Example:
         >>> pass_at_k(attempts=4, right=1, k=2)

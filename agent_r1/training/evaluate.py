@@ -171,7 +171,7 @@ def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) ->
 
 
 def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeConfig) -> Method:
-    """Return the method in which ``values`` guide the choice of ``agent``'s actions or tokens, as ``decode`` says."""
+    """Return the method in which ``values`` guide the agent's choice of actions or tokens."""
     if decode.method == "beam":
         search = BeamSearch(values, decode.beams, decode.candidates, decode.temperature)
         return Method(VALUE_GUIDED, agent, env, search)
@@ -193,7 +193,7 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Return the result table of one greedy attempt per method at each of the first ``count`` tasks per split."""
+    """Return the result table. Each method makes one greedy attempt at each of the first ``count`` tasks of a split."""
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = EXACT_MATCH
@@ -216,7 +216,7 @@ def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapp
 
 
 def _report_failures(method: str, split: str, answers: Sequence[EvalResult], progress: Progress) -> None:
-    """Print how many attempts failed, and the most common reason. The result table shows only wrong answers."""
+    """Print how many attempts failed, and the most common reason. The result table counts failures as wrong answers."""
     reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
     for reason, count in reasons.most_common(1):
         progress.print_line(

@@ -34,8 +34,8 @@ def format_signature(tool: ToolSpec) -> str:
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
     """Return the assistant message for a line that a person typed.
 
-    - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is JSON, or the value of a single argument.
-    - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is JSON.
+    - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is a JSON object, or the value of a single argument.
+    - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is a JSON object.
     - Any other line is text.
 
     Wrong JSON gives a malformed call, which the environment explains.

@@ -18,7 +18,7 @@ from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.training.config import TrainConfig
 
 ROUNDING = 1e-3
-"""An upper bound of |log(pi / mu)| if trainer (pi) and engine (mu) have the same weights in float32."""
+"""An upper bound of |log(pi / mu)| for probabilities pi (trainer) and mu (engine) of equal float32 weights."""
 
 TOLERANCE = 10 * ROUNDING
 """Importance weights or gradients count as equal if they differ by less than this."""
@@ -124,7 +124,7 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield ``value_clip`` if the critic takes one optimizer step per batch. No value has changed before this step."""
+    """Yield ``value_clip``, which cannot act if the critic takes only one optimizer step per batch."""
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
     if isinstance(config.algorithm.advantage, WithCritic) and steps == 1:

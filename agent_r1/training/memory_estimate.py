@@ -168,7 +168,7 @@ def _count_weights(model: PreTrainedModel) -> int:
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return the bytes that ``compute()`` measures with tensors without data.
+    """Return ``compute()``, a number of bytes. The function runs the model on tensors without data.
 
     If the model cannot run without data, log a warning and return 0.
     """
@@ -209,8 +209,8 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int, shares: bool) -> str:
     """Return advice for a run that does not fit into memory.
 
-    Settings that save memory are added one by one until one sequence fits. Then the context is halved until one
-    sequence fits.
+    Settings that save memory are added one by one, until one sequence fits. If all are not enough, the context is
+    halved.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB

@@ -1,4 +1,4 @@
-"""A recorder and a gate for attempts outside of a run, such as an evaluation."""
+"""A recorder that stores nothing, and a gate that lets each group start at once, for attempts outside of a run."""
 
 from __future__ import annotations
 

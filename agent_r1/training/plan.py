@@ -108,7 +108,7 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
     The simulated attempts are drawn from ``recorded`` groups, or have the sizes in ``config``. Without
     ``trainer.ranks``, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is returned.
 
-    Raises InvalidInput if the run does not fit into memory, with settings that fit.
+    Raises InvalidInput if the run does not fit into memory. The error suggests settings with which the run fits.
     """
     gpu, model = _gpu_of(config), shape_of(config.model)
     if "ranks" in config.trainer.model_fields_set or config.gpus == 1:
@@ -159,7 +159,8 @@ def _plan_division(
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
     """Return a copy of ``config`` with ``ranks`` ranks, and with vLLM servers if there are several GPUs.
 
-    Several ranks cannot share prefixes, so this is off. A plan for one rank thus overestimates time and memory.
+    Prefixes are not shared, because several ranks cannot share prefixes. A plan for one rank thus overestimates time
+    and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
@@ -247,7 +248,8 @@ def _gpu_of(config: PlanConfig) -> Gpu:
 
 
 def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) -> list[GroupLoad]:
-    """Return ``count`` groups. The attempts of a group are drawn from one ``recorded`` group, or are random."""
+    """Return ``count`` groups. Without ``recorded``, the attempts are random. Otherwise each group is drawn from one
+    recorded group."""
     draw = random.Random(config.seed)
     recorded = [group for group in recorded if group]
 
@@ -273,7 +275,7 @@ def _draw_attempt(config: PlanConfig, draw: random.Random) -> AttemptLoad:
 
 
 def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -> AttemptLoad:
-    """Return the attempt with the tool latency ``config.tool_seconds`` in all turns except the last; None: unchanged.
+    """Return the attempt with the tool latency ``config.tool_seconds`` (if given) in all turns except the last.
 
     If ``config.tool_p99`` is given, the latency is log-normal. Its median is ``tool_seconds``, and ``tool_p99`` is its
     99th percentile.

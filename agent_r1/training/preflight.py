@@ -67,8 +67,8 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 def check_guidance(config: TrainConfig) -> None:
     """Raise InvalidInput if a critic guides the attempts, but the run cannot train on guided attempts.
 
-    Guided tokens come from a distribution q, so the algorithm needs the importance weight pi / q. Only ``decode.method
-    token`` gives q.
+    Guided tokens come from a distribution q, not from the policy pi. So the algorithm needs the importance weight pi /
+    q. Only ``decode.method token`` gives q.
     """
     method, algorithm = config.decode.method, config.algorithm
     if method not in ("plain", "token"):
@@ -98,7 +98,7 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
 
 
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
-    """Return [the validation split]; [] if the run has no validation.
+    """Return the validation split as a list; [] if the run has no validation.
 
     Raises InvalidInput if ``evaluate_every`` is set, but the task set has no validation split.
     """

@@ -153,7 +153,8 @@ class ProgressBar:
 def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) -> str:
     """Return the results of a step as one line, with an estimate of the time left.
 
-    ``elapsed`` has the seconds since the run was started or resumed. ``taken`` is the number of steps before.
+    ``elapsed`` has the seconds since the run was started or resumed. ``taken`` is the number of steps before the
+    resume.
 
     Example:
         >>> format_step(StepReport(3, 0.5, 0.25, 1234.5, {"reward/f1": 0.4}), steps=12, elapsed=6.0)

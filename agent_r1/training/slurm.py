@@ -16,7 +16,7 @@ from agent_r1.training.devices import VISIBLE, Hardware, gpus_per_server, plan_d
 FIRST_PORT = 8100
 
 SAVE_SECONDS = 600
-"""The seconds between Slurm's SIGTERM and the time limit of the job, in which the run saves its work."""
+"""The seconds between Slurm's SIGTERM and the time limit of the job, for saving the run."""
 
 CORES = 1024
 """The assumed number of CPU cores of a node, so large that it is never the limit."""

@@ -86,7 +86,7 @@ def render_report(report: SmokeReport) -> Group:
 def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> SmokeReport:
     """Check the services that a run with the settings ``config`` would use, and return the results.
 
-    The arguments are as for :func:`agent_r1.training.run.train`. No run is written.
+    The arguments are as for :func:`agent_r1.training.run.train`. Nothing is written to the folder of a run.
 
     Raises:
         InvalidInput: the settings cannot be used.

@@ -39,7 +39,7 @@ from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_ch
 GROUPS, MAX_GROUP_SIZE = 2, 4
 
 GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
-"""The largest differences between an update by one rank and by several ranks, by the data type of the passes.
+"""The largest difference between an update by one rank and by several ranks, by the data type of the passes.
 
 The limit applies to the relative difference of gradients and to the difference of losses.
 """
@@ -224,8 +224,8 @@ class SmokeChecks:
     async def check_ranks(self) -> CheckOutcome:
         """Check that one rank alone computes the same loss and gradient for the sampled batch as several ranks.
 
-        The gradients are compared by their norms and by AdamW's first moments, which are proportional to them. A
-        trainer of one rank replaces the trainer.
+        The gradients are compared by their norms and by AdamW's first moments, which are proportional to the clipped
+        gradients. The trainer of several ranks is closed.
         """
         config = self._runtime.config
         if config.trainer.ranks == 1:

@@ -46,8 +46,10 @@ class Cell:
 class SampledCell:
     """The results of one method on one split, from several sampled attempts at each question.
 
+    All values are means over the questions.
+
     Attributes:
-        one: pass@1, the mean exact match of an attempt.
+        one: pass@1, the exact match of an attempt.
         low, high: the 95 % normal interval of ``one``.
         any: pass@k, the probability that at least one of k attempts is right.
         majority: the exact match of the most frequent answer; None if no attempt gives an answer in ``<answer>`` tags.
@@ -134,7 +136,9 @@ def make_cell(answers: Sequence[EvalResult]) -> Cell:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of Wilson (1927) for a probability, from a ``share`` of ``n`` trials.
+    """Return the 95 % interval (low, high) of Wilson (1927) for a probability.
+
+    ``share`` is the share of successes in ``n`` trials.
 
     Example:
         >>> wilson_interval(1.0, 200)

@@ -105,8 +105,8 @@ def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
 def load_task_file(file: Path, model: str) -> TaskSet:
     """Return the task set that a Python file defines with the names ``env`` and ``tasks``.
 
-    The file can also define ``rewards`` and ``solutions`` (see :func:`make_taskset`, also for ``model``). Its folder is
-    put at the beginning of ``sys.path``.
+    The file can also define ``rewards`` and ``solutions``. For these two and ``model``, see :func:`make_taskset`. The
+    file's folder is put at the beginning of ``sys.path``.
 
     Raises:
         InvalidInput: the file does not exist, raises an error, or does not define ``env`` and ``tasks``; or

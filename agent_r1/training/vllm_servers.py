@@ -90,7 +90,7 @@ class LocalServers:
 class VllmServers:
     """A factory of engines that generate on the vLLM servers of a run.
 
-    The first engine starts the servers. They end when the last engine is closed.
+    The first engine starts the servers. The servers end when the last engine is closed.
 
     Args:
         run_folder: gets the output of a server that ended by itself; None: the output stays in the temporary folder.

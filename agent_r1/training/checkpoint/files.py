@@ -58,7 +58,7 @@ TRAINER_TENSORS = "trainer*.safetensors"
 _STATE = "state"
 ADAPTER = "adapter"
 CORRUPT = "corrupt"
-"""The kind of the event that reports a corrupt checkpoint, and the beginning of this checkpoint's new folder name."""
+"""The kind of the event that reports a corrupt checkpoint, and the prefix of its renamed folder."""
 
 
 class CheckpointError(AgentR1Error):

@@ -60,8 +60,8 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
     Without a checkpoint, policy and updater keep their initial model. Newer corrupt checkpoints are renamed.
 
     Raises:
-        InvalidInput: the initial weights of ``policy`` or the model of the checkpoint are not the run's; or all
-            checkpoints are lost.
+        InvalidInput: ``policy`` has different initial weights from the run; the checkpoint is of a different model; or
+            all checkpoints are lost.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:
@@ -97,8 +97,7 @@ def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple
 
 
 def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
-    """Return the newest intact checkpoint of the run. Newer checkpoints that are corrupt, missing or foreign are
-    skipped.
+    """Return the newest intact checkpoint of the run, and the newer checkpoints that cannot be used.
 
     Raises:
         InvalidInput: the run saved checkpoints, but all are corrupt or removed.

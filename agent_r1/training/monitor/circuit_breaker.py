@@ -188,7 +188,7 @@ def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str
     """Yield the lines of a diagnosis: each reason with its count and an example, then advice.
 
     ``total`` is the number of recent attempts, failed or not. ``limit`` is the exceeded limit. ``run`` is the name of
-    the run for commands.
+    the run.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:

@@ -48,7 +48,8 @@ MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
 
 
 class HealthMonitor:
-    """A monitor that checks each group before training and each step afterwards. It warns, or stops the run."""
+    """A monitor that checks each group before training, and each step afterwards. A problem leads to a warning or a
+    stop."""
 
     def __init__(self, config: TrainConfig, updater: PolicyUpdater, recorder: Recorder, folder: Path) -> None:
         limits = config.monitor

@@ -22,7 +22,7 @@ from agent_r1.training.vllm_servers import StartedServer, server_environment
 POLL_SECONDS = 0.5
 
 CALL_SECONDS = 60.0
-"""The time limit, in seconds, of a call to a Ray actor that answers at once."""
+"""The time limit, in seconds, of a call for which the Ray actor need not wait."""
 
 
 class RayRanks:
