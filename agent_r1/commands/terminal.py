@@ -62,10 +62,7 @@ def _mean(values: Sequence[float]) -> float | None:
 class CurveTable:
     """A table with one line per curve: name, sparkline, first value, last value, smallest value, largest value.
 
-    Args:
-        width: the width of the terminal.
-        steps: the number of values of the longest curve.
-        blocks: the characters of the sparklines, from low to high.
+    ``steps`` is the number of values of the longest curve. ``blocks`` are the characters of the sparklines.
     """
 
     def __init__(self, width: int, steps: int, blocks: str) -> None:

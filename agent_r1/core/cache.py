@@ -20,8 +20,8 @@ Origin = Mapping[str, str | int]
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
     """Return ``folder``. If it is missing, damaged or made from a different ``origin``, call ``make`` first.
 
-    ``make`` writes the files to a temporary folder, which then becomes ``folder``. So a killed process leaves no
-    incomplete folder. If several processes call this function, only one calls ``make``, and the others wait.
+    ``make`` writes to a temporary folder, which then becomes ``folder``. So a killed process leaves no incomplete
+    folder. If several processes call this function, only one calls ``make``, and the others wait.
 
     Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised unchanged.
     """

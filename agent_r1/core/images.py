@@ -196,11 +196,7 @@ _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end).
-
-    A JPEG consists of segments: FF, marker, length and content. Compressed data follow the marker DA. In these data, FF
-    is followed by 00 or by a restart marker.
-    """
+    """Return (width, height, offset of the file's end). A JPEG consists of segments: FF, marker, length and content."""
     position, width, height = 2, 0, 0
     while True:
         if data[position] != 0xFF:
@@ -217,7 +213,7 @@ def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
             if marker in _JPEG_SIZES:
                 height, width = _big(data, position + 5, 2), _big(data, position + 7, 2)
             position += 2 + size
-            if marker == 0xDA:
+            if marker == 0xDA:  # compressed data, in which FF is followed by 00 or by a restart marker
                 position = data.find(b"\xff", position)
                 while position >= 0 and data[position + 1] in (0x00, 0xFF, *range(0xD0, 0xD8)):
                     position = data.find(b"\xff", position + (1 if data[position + 1] == 0xFF else 2))

@@ -190,10 +190,10 @@ class Capabilities:
         max_sessions: the maximum number of sessions that keep a KV cache at the same time. Requests of more sessions
             wait until a session is released. None: no limit.
         stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
-        media: whether the engine accepts prompts with images.
+        media: whether the engine accepts images.
         dtype: the data type of the engine's weights. None: the data type of the published weights.
-        checksum: whether the engine can compute a checksum of its weights. An engine without checksums must test new
-            weights with ``WeightUpdate.canary`` before it serves them.
+        checksum: whether the engine can compute a checksum of its weights. If not, it must test new weights with
+            ``WeightUpdate.canary`` before it serves them.
     """
 
     transports: frozenset[Transport]

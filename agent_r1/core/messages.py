@@ -220,12 +220,8 @@ def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_byte
 def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
     """Convert text (one user message), or a list of messages or OpenAI-style dictionaries, to a tuple of messages.
 
-    Bytes after the end of an image file are dropped.
-
-    Raises:
-        TypeError: an element is neither a Message nor a mapping.
-        ValueError: a dictionary cannot be read as a message.
-        InvalidInput: an image cannot be used.
+    Bytes after the end of an image file are dropped. Raise TypeError or ValueError for an element that is not a
+    message, and InvalidInput for an image that cannot be used.
 
     Example:
         >>> [message.text for message in to_messages([{"role": "user", "content": "hello"}])]

@@ -168,10 +168,6 @@ class StepProfiler:
     If no part is active, CPU time counts as "other", and the rest as "waiting".
 
     On a GPU, a part ends when its work is queued. The part that waits for the result gets the time of the work.
-
-    Args:
-        clock: returns the wall time in seconds.
-        cpu_clock: returns the CPU time of the process in seconds.
     """
 
     def __init__(
@@ -212,10 +208,7 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """A context manager that measures the time of one part. The part is active while a thread is inside.
-
-    ``active`` holds the active meters of the same kind: exclusive, computing or in flight.
-    """
+    """A context manager that measures the time of one part. The part is active while a thread is inside."""
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:
         self._profiler, self._active = profiler, active

@@ -86,11 +86,7 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Redact a web address that is part of a longer address.
-
-    Only the scheme is kept if the address has an ``@`` and itself contains an address: ``http://ann:pw@b/http://c/y``
-    becomes ``http://***``.
-    """
+    """Redact a web address inside a longer address: ``http://ann:pw@b/http://c/y`` becomes ``http://***``."""
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
 
@@ -106,15 +102,11 @@ def _without_user(rest: str) -> str:
     Examples:
         ann@host/a@b -> ***@host/a@b (no password: only the user name is replaced)
         ann:x/y@z@host/a -> ***@host/a (a password: everything before the last ``@`` is replaced)
-
-    A password can contain ``@`` and ``/``. The authority is the text before the first ``/``, ``?`` or ``#``. The
-    address has a password in two cases:
-
-    - The authority has an ``@`` after a colon.
-    - The authority has no ``@`` and is not a valid host and port, and an ``@`` follows later.
     """
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, host = authority.rpartition("@")
+    # A password can contain "@" and "/". There is one if a colon precedes the "@" of the authority, or if the authority
+    # is not a valid host and port, and an "@" follows later.
     if "@" in rest and (":" in user or (not at and not _HOST_AND_PORT.fullmatch(authority))):
         return f"{REDACTED}@{rest.rpartition('@')[2]}"
     return f"{REDACTED}@{host}{rest[len(authority) :]}" if at else rest

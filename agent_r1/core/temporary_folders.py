@@ -1,7 +1,7 @@
 """Temporary folders that do not stay behind, even if their process is killed.
 
-A process holds a lock on a file in each of its temporary folders. The kernel releases the lock when the process ends.
-The next process that makes a folder with the same prefix removes the folders whose lock is free.
+A process locks a file in each of its temporary folders. The kernel releases the lock when the process ends. The next
+process that makes a folder with the same prefix removes the unlocked folders.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class AttemptFilter:
         step: the optimizer step that trained or dropped the attempt.
         task: the id of the task.
         has_reward: whether the reward is known.
-        reward_below: the reward is known and below this number.
-        reward_from: the reward is known and at least this number.
-        reward_to: the reward is known and at most this number.
+        reward_below: the reward is below this number.
+        reward_from: the reward is at least this number.
+        reward_to: the reward is at most this number.
         text: this text occurs in the attempt's id or in one of its recorded reasons. Case is ignored.
         recorded: whether the attempt has token records (:class:`TokenRecord`).
         id_prefix: the attempt's id begins with this text, with or without the name of the run.

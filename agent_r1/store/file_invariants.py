@@ -44,8 +44,7 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
     """Compare a checkpoint with the database of its run, and return its manifest.
 
     Raises:
-        CorruptCheckpoint: a file is missing, additional or changed; or the step, the weights or the seal (a hash of the
-            run's rows) contradict the database.
+        CorruptCheckpoint: a file is missing, additional or changed, or the checkpoint contradicts the database.
         InvalidInput: this version of agent-r1 does not read the format of the checkpoint.
     """
     manifest, step, last = check_manifest(checkpoint), checkpoint_step(checkpoint), last_step(connection)
@@ -170,8 +169,8 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 def last_closed_row(files: RunFiles) -> int:
     """Return the number of the last row that a seal outside of the database covers; 0 if there is no such seal.
 
-    A seal is a hash of one row and all rows before it. It is in ``seal.json`` or in the manifest of a checkpoint or
-    model. All these files must be valid.
+    A seal is a hash of one row and all rows before it. It is in ``seal.json`` or in a manifest. All these files must be
+    valid.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]

@@ -56,7 +56,7 @@ START = Seal(0, bytes(SEAL_BYTES))
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
-    """Return the seal of a row: the BLAKE2b hash of the previous row's seal and of this row's table, number and values.
+    """Return the BLAKE2b hash of the previous row's seal and of this row's table, number and values.
 
     ``values`` are the values of the columns after ``id`` and ``seal``.
     """

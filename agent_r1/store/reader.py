@@ -58,7 +58,7 @@ _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A log event with its time, in seconds since 1970. A segment is a stretch of training without a stop.
+    """A log event with its time (in seconds since 1970) and its segment (a stretch of training without a stop).
 
     Example:
         RecordedEvent(1, 1767323045.0, LogEvent("warning", "gradient_spike: the gradient norm is far above .."))
