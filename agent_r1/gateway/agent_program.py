@@ -91,7 +91,6 @@ class AgentProgram:
 
     @asynccontextmanager
     async def _access(self, model: EpisodeModel) -> AsyncIterator[str]:
-        """Register the model at the gateway, and yield its API key. The key is revoked when the ``with`` block ends."""
         gateway = self.host.gateway
         await gateway.start()
         key = gateway.register(model)
@@ -123,7 +122,7 @@ class _End:
 
 
 class _AgentError(Exception):
-    """An exception of an agent program, described in one line."""
+    """The exception of an agent program, in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:

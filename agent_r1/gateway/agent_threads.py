@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 RESPONSE_SECONDS = 10.0
 """Seconds in which the agents' event loop must react after a cancellation.
 
-Otherwise, later calls get a new event loop.
+A blocked loop is replaced for later calls.
 """
 
 
@@ -57,7 +57,6 @@ class AgentThreads:
             raise
 
     async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Replace the event loop for later calls if ``loop`` does not react within ``RESPONSE_SECONDS``."""
         if self._loop is not loop:  # replaced already, or stopped by close
             return
         response: Future[None] = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
@@ -111,7 +110,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the event loop until it is stopped, then close it. A SystemExit in a task ends only this task."""
+    # A SystemExit in a task ends only this task.
     asyncio.set_event_loop(loop)
     while True:
         try:

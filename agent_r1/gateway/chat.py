@@ -12,8 +12,7 @@ from agent_r1.core.tool import ToolSpec
 Messages = tuple[Message, ...]
 
 EndReason = Literal["stop", "stop_string", "length", "tool_calls"]
-"""Why an answer ended: the model ended its turn, a stop string occurred, the token limit was reached, or it has calls.
-"""
+"""Why an answer ended: the model ended its turn, a stop string, the token limit, or tool calls."""
 
 
 class RequestError(Exception):
@@ -22,7 +21,7 @@ class RequestError(Exception):
     Attributes:
         code: a word for programs, such as ``context_length_exceeded``, or None.
         param: the wrong part of the request, such as ``messages.0.content``, or None.
-        can_retry: whether the same request can succeed later. Then clients repeat the request.
+        can_retry: whether the same request can succeed later. If true, clients repeat the request.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """The number of sampled tokens in all choices."""
         return sum(choice.num_tokens for choice in self.choices)
 
 

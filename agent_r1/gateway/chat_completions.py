@@ -112,8 +112,6 @@ class _StreamOptions(Lenient):
 
 
 class _Body(Strict):
-    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are ignored."""
-
     model: str
     messages: list[Annotated[_Prompt | _Assistant | _ToolResult, Field(discriminator="role")]] = Field(min_length=1)
     tools: list[_Tool] | None = None
@@ -168,7 +166,6 @@ def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
 
 
 def _parts(content: _ImageContent, index: int) -> tuple[ContentPart, ...]:
-    """Return the texts and images of the message at ``index``. Raise RequestError if an image cannot be used."""
     if isinstance(content, str):
         return (Text(content),)
     param = f"messages.{index}.content"
@@ -299,7 +296,7 @@ def _logprobs_json(choice: Choice) -> Json | None:
 
 
 def logprob_entries(choice: Choice) -> list[Json]:
-    """Return the log-probabilities of the tokens of a choice, in OpenAI's form.
+    """Return the log-probabilities of a choice's tokens, in OpenAI's form.
 
     Example:
         [{"token": "Bruno", "logprob": -0.1, "bytes": [66, 114, 117, 110, 111], "top_logprobs": []}]

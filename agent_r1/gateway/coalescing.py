@@ -59,8 +59,8 @@ class PendingAnswer:
     def waiting(self, grace: float | None = None) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        If the answer is abandoned at the end of the block and still ``grace`` seconds later, cancel its sampling. The
-        default of ``grace`` is ``ABANDONED_SECONDS``.
+        If the block leaves the answer abandoned, a client has ``grace`` seconds to return. Otherwise, the sampling is
+        cancelled. The default of ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -142,7 +142,7 @@ class AnswerLog:
         With a key, return the newest answer with this key, or None. Raise RequestError if the key was used for a
         different request.
 
-        Without a key, look at the answers to equal requests. The first of these rules that applies decides:
+        Without a key, look at the answers to equal requests. The first rule that applies decides:
 
         - If there is an abandoned answer, return this answer.
         - If ``num_retries`` is 0, return None. So an agent gets several answers to equal parallel requests.
@@ -169,7 +169,6 @@ class AnswerLog:
         return max(tries, key=lambda pending: pending.num_retries, default=None)
 
     def _forget(self) -> None:
-        """Remove failed answers, and the oldest complete answers beyond ``num_kept``."""
         self._pending = [one for one in self._pending if not _has_failed(one.drafting)]
         complete = [one for one in self._pending if one.drafting.done() and one.num_waiting == 0]
         for old in complete[: max(0, len(complete) - self._num_kept)]:
@@ -178,7 +177,7 @@ class AnswerLog:
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
         """Update the number of failures that clients have not repeated yet, when a request has ended.
 
-        Requests with the same ``digest`` share one number. A failure that clients repeat adds 1. A success subtracts
+        Requests with the same ``digest`` share this number. A failure that clients repeat adds 1. A success subtracts
         ``num_earlier``, the number when the request began.
         """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.

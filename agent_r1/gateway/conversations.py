@@ -84,9 +84,9 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return ``message`` with its beginning replaced by a sampled action; None if it does not begin with an action.
+    """Return ``message`` with its beginning replaced by a sampled action, or None if ``message`` begins with no action.
 
-    Messages with calls or reasoning also give None.
+    The result is also None if ``message`` has calls or reasoning.
 
     Example: the policy sampled "<search>Alba", and the client added the stop string. Then "<search>Alba</search>"
     becomes the sampled action, followed by "</search>".

@@ -30,7 +30,7 @@ MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
 
 
 EventWriter = Callable[[Part], Iterator[str]]
-"""A function that yields the server-sent events of one part of a stream. It must get all parts in order."""
+"""A function that yields the server-sent events of one part of a stream. Call it with all parts, in order."""
 
 
 class Exchange(Protocol):

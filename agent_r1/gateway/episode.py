@@ -180,10 +180,6 @@ def unsupported(reason: str) -> RequestError:
 
 
 def _warn_about_sampling(request: ChatRequest, own: SamplingParams) -> None:
-    """Log a warning for each sampling parameter of a request that has no effect.
-
-    ``own`` has the parameters of the run.
-    """
     asked = (("temperature", request.temperature, own.temperature), ("top_p", request.top_p, own.top_p))
     for name, value, used in asked:
         if value is not None and value != used:

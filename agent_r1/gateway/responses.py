@@ -78,7 +78,6 @@ class _Reasoning(Lenient):
 
 
 def _item_type(item: Any) -> str | None:
-    """Return the field ``type`` of an input item, or "message" if the item has no such field."""
     return item.get("type", "message") if isinstance(item, dict) else None
 
 
@@ -108,8 +107,6 @@ class _TextOptions(Lenient):
 
 
 class _Body(Strict):
-    """The JSON body of a request. Fields that cannot change the answer, such as ``user``, are ignored."""
-
     model: str
     input: str | Annotated[list[_Item], Field(min_length=1)]
     instructions: str | None = None
@@ -142,7 +139,6 @@ def _join(content: _Content) -> str:
 
 
 def _parts(content: _Content) -> tuple[ContentPart, ...]:
-    """Return the texts and images of a message. Raise RequestError if an image cannot be used."""
     if isinstance(content, str):
         return (Text(content),)
     return merge_parts(
@@ -334,7 +330,6 @@ class _EventWriter:
             yield self._item_event("response.content_part.added", content_index=0, part={**part, "text": ""})
 
     def _end_item(self) -> Iterator[str]:
-        """Yield the events that end the current output item. The events of a tool call include its arguments."""
         if not self.items:
             return
         item, kind = self.items[-1], "response.function_call_arguments"
@@ -355,7 +350,6 @@ class _EventWriter:
 
 
 def _extra(part: Json) -> Json:
-    """Return the additional fields of a stream event: {"logprobs": []} for output text, otherwise {}."""
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 

@@ -19,7 +19,7 @@ async def generate(
 ) -> list[Sample | Stopped]:
     """Sample ``request.n`` alternative answers concurrently. Each answer occupies one of the ``slots`` meanwhile.
 
-    An alternative that the session could not sample is Stopped.
+    An answer that the session could not sample is Stopped.
     """
 
     async def generate_one() -> Sample | Stopped:
@@ -58,7 +58,6 @@ def _visible_message(sample: Sample, request: ChatRequest) -> Message:
 
 
 def _can_be_sent(call: ToolCall) -> bool:
-    """Return whether a client can represent a call: the call was parsed, and can be encoded as UTF-8."""
     if call.error is not None or call.arguments is None:
         return False
     try:

@@ -66,7 +66,6 @@ class ServedModel:
             return self._session(request, LiveAnswer()).new_branch(request.conversation, request.tools)
 
     def _session(self, request: ChatRequest, live: LiveAnswer) -> Session:
-        """Return a session that samples with the request's parameters, and writes the sampled tokens to ``live``."""
         agent = self._agent
         temperature = agent.params.temperature if request.temperature is None else request.temperature
         top_p = agent.params.top_p if request.top_p is None else request.top_p

@@ -65,7 +65,7 @@ NO_RETRY = {"X-Should-Retry": "false"}
 
 @dataclass(slots=True)
 class _Access:
-    """A model, with the requests of an API key.
+    """The model of an API key, and the number of its requests.
 
     Attributes:
         turnstile: limits the number of requests in progress (read or answered) to ``model.max_concurrent``.
@@ -190,7 +190,6 @@ class Gateway:
             return JSONResponse({"input_tokens": access.model.count_tokens(exchange.chat)})
 
     def _authenticate(self, request: Request) -> _Access:
-        """Return the access of the request's API key. Raise RequestError if the host or the key is not accepted."""
         if _host_name(request.headers.get("host", "")) not in HOSTS:
             raise RequestError(421, "the header Host has to be a loopback name", code="invalid_host")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -215,8 +214,6 @@ class Gateway:
 def _endpoint(
     dialect: Dialect, answer: Callable[[Request, Dialect], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return an HTTP endpoint that calls ``answer``. Any failure becomes an error response in the dialect."""
-
     async def endpoint(request: Request) -> Response:
         try:
             return await answer(request, dialect)
@@ -233,7 +230,6 @@ def _endpoint(
 
 
 def _response(exchange: Exchange, answer: Answer) -> Response:
-    """Return the response with a complete answer: JSON, or server-sent events if the client wants events."""
     if exchange.streams:
         write = exchange.event_writer()
         events = chain.from_iterable(write(part) for part in complete_parts(answer))
@@ -254,10 +250,6 @@ class _LiveResponse(StreamingResponse):
 
 
 async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> AsyncIterator[str]:
-    """Yield the server-sent events of an answer while it is sampled.
-
-    If the request fails, the last event is the error.
-    """
     write = exchange.event_writer()
     try:
         async for part in live_parts(pending.live, pending.drafting):
@@ -302,7 +294,6 @@ async def _read(request: Request) -> bytes:
 
 
 def _parse(body: bytes) -> Json:
-    """Return the JSON object in the body of a request. Raise RequestError if the body is not a JSON object."""
     try:
         data = json.loads(body, parse_constant=_refuse_constant)
         if rb"\ud" in body.lower():  # an escape for half a character, which no tokenizer can encode
@@ -326,7 +317,6 @@ def _identity(request: Request, body: bytes) -> RequestIdentity:
 
 
 def _bypass_proxy() -> None:
-    """Add the gateway's host to ``NO_PROXY`` and ``no_proxy``."""
     listed = [host.strip() for name in NO_PROXY for host in os.environ.get(name, "").split(",") if host.strip()]
     if "*" not in listed:
         os.environ |= dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys((*listed, HOST, "localhost"))))

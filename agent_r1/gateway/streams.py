@@ -108,15 +108,12 @@ async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIt
 
 
 def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
-    """Return the message that ``token_ids`` form so far. The message is empty if they cannot be read yet."""
     with suppress(ValueError), isolate(ValueError):  # a renderer can be user code; the complete answer shows its errors
         return live.read(token_ids)
     return Message.assistant("")
 
 
 class _SentTexts:
-    """The reasoning and the text that a stream has already sent, for each choice."""
-
     def __init__(self) -> None:
         self._texts: dict[tuple[int, PieceKind], str] = {}
 

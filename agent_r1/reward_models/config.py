@@ -38,8 +38,8 @@ class RewardModelConfig(BaseModel):
     """
 
     model: str = ""
-    """Name or folder of the model to start from. Its vocabulary must be the one of the runs' models. Empty: the model
-    of the first run.
+    """Name or folder of the model to start from. It must have the same vocabulary as the models of the runs. Empty: the
+    model that the first run started from.
     """
 
     kind: Kind = "trajectory"
@@ -71,8 +71,8 @@ class RewardModelConfig(BaseModel):
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Number of attempts per optimizer step. A batch can be larger, because groups are not divided for the loss pairs,
-    nor if the common tokens of a group are computed only once.
+    """Number of attempts per optimizer step. A batch is larger if a group would be divided otherwise: for the loss
+    pairs, or if common tokens of a group are computed only once.
     """
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)

@@ -91,7 +91,7 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "log-probability": lambda trajectory: logprob(trajectory, Task(trajectory.task_id, ())),
     "answer's log-probability": _answer_logprob,
 }
-"""Scores of an attempt that need no model, such as its number of tokens.
+"""Scores of an attempt that need no model.
 
 - grounded: whether a tool result contains the answer.
 - log-probability: the mean over the sampled tokens.
@@ -131,7 +131,6 @@ def evaluate_scores(
 
 
 def without_nan(value: Any) -> Any:
-    """Return a value for JSON, with None in place of NaN."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

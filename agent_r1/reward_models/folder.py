@@ -84,7 +84,7 @@ def _save_network(network: Network, folder: Path) -> None:
 def load_reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     """Return the reward model in ``folder``, on the CPU, in float32.
 
-    Raise InvalidInput if the folder holds no reward model, or if the vocabulary is not the one of the policy's
+    Raise InvalidInput if the folder holds no reward model, or if its vocabulary differs from the policy's
     ``tokenizer``.
     """
     try:

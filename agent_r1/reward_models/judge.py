@@ -100,9 +100,8 @@ def load_judge(file: Path) -> JudgeConfig:
 class _Failure:
     """The reason why a request gave no grades.
 
-    Attributes:
-        is_final: whether a repeated request would fail too.
-        retry_after: the pause, in seconds, that the endpoint demands before the next request.
+    If ``is_final`` is true, a repeated request would fail too. ``retry_after`` is the pause in seconds that the
+    endpoint demands.
     """
 
     reason: str
@@ -114,8 +113,8 @@ class _Failure:
 class Judge:
     """A scorer with one reward, called ``name``: the grade from 0 to 1 that a judge gives to each attempt.
 
-    A request contains the opening messages and all different attempts of a group. Without a valid answer, all rewards
-    of the group are Unscored. The API key appears in no reason, cache or log.
+    A request contains all different attempts of a group. Without a valid answer, all rewards of the group are Unscored.
+    The API key appears in no reason, cache or log.
 
     Example:
         Judge("quality", JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))
@@ -147,7 +146,6 @@ class Judge:
         return {"model": self.config.model, "messages": messages, **limits}
 
     async def _grades(self, body: Mapping[str, Any], count: int) -> tuple[float, ...] | _Failure:
-        """Return the grades of ``count`` attempts, from the cache or from the endpoint, or the reason of a failure."""
         data = json.dumps(body, sort_keys=True).encode()
         asked = f"{redact_url(self.config.url)}\n".encode() + data  # endpoints can give different models the same name
         file = self.config.cache.expanduser() / f"{hashlib.sha256(asked).hexdigest()}.json"
@@ -171,7 +169,6 @@ class Judge:
         return _Failure(self._redact(f"the judge gave no grades: {failure.reason}"))
 
     async def _ask(self, data: bytes) -> str | _Failure:
-        """Send one request to the endpoint. Return the text of its answer, or the reason of a failure."""
         url = httpx.URL(self.config.url.rstrip("/") + "/chat/completions")
         credentials = (url.username, url.password) if url.userinfo else None
         headers = {"Content-Type": "application/json"}
@@ -194,7 +191,7 @@ class Judge:
         return read_credential(self.config.api_key_env) if self.config.api_key_env else ""
 
     def _redact(self, reason: str) -> str:
-        """Return ``reason`` in one line and without credentials: a server can repeat a wrong key in its errors."""
+        # A server can repeat a wrong key in its errors.
         key = self._key()
         return shorten(" ".join(redact(reason.replace(key, REDACTED) if key else reason).split()), MAX_REASON)
 
@@ -248,7 +245,6 @@ def _check(scores: object, count: int) -> tuple[float, ...] | _Failure:
 
 
 def _read(file: Path, count: int) -> tuple[float, ...] | None:
-    """Return the grades of ``count`` attempts in ``file``; None if the file is missing or damaged."""
     try:
         grades = _check(json.loads(file.read_text("utf-8")), count)
     except (OSError, ValueError, RecursionError):
@@ -266,7 +262,7 @@ def _write(file: Path, grades: tuple[float, ...]) -> None:
 def transcript(trajectory: Trajectory, most: int) -> str:
     """Return the messages of an attempt after its opening messages, as text.
 
-    The middle of a longer text is left out.
+    If the text has more than ``most`` characters, its middle is left out.
     """
     lines: list[str] = []
     for message in trajectory.messages[len(trajectory.start) :]:

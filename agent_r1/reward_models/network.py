@@ -116,7 +116,7 @@ class ImplicitNetwork:
 
 
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
-    """Return how ``models`` compute a common prefix only once.
+    """Return how ``models`` compute a common prefix of several sequences only once.
 
     Return None if a model is small, or cannot read trees of tokens.
     """
@@ -126,7 +126,6 @@ def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
 
 
 def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[PassPlan, Prefixes]:
-    """Return the plan for reading all sequences in micro-batches, and the states of their common prefix."""
     plan = plan_passes(by_sequence(packed.sequences), micro_tokens, network.sharing)
     return plan, tuple(PrefixStates(model, plan.prefix.to(model.device)) for model in network.backbones)
 

@@ -62,7 +62,6 @@ def _rises(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def _refusal(trajectory: Trajectory) -> Unscored | None:
-    """Return why a reward model cannot read the trajectory, or None."""
     if trajectory.has_images:
         return Unscored("the policy saw images, and reward models read only text")
     if not any(turn.action_ids for turn in trajectory.turns):

@@ -1,6 +1,6 @@
-"""Recorded attempts as examples for a reward model: targets, the division by task, and token sequences.
+"""Recorded attempts as examples for a reward model, with their targets and token sequences.
 
-The tokens are the recorded ones. Nothing is tokenized again.
+The tokens are the recorded tokens. Nothing is tokenized again.
 """
 
 from __future__ import annotations

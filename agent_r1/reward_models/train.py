@@ -45,18 +45,11 @@ BETAS, MAX_GRAD_NORM = (0.9, 0.95), 1.0
 """The decay rates of AdamW's moments, and the maximum norm of a gradient, as in the trainer."""
 
 SCORED_AT_ONCE = 256
-"""The number of held-out traces that are scored together."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardModelReport:
-    """The result of ``agent-r1 train-reward``.
-
-    Attributes:
-        out: the folder of the reward model.
-        training_traces, training_tasks: how many attempts, and how many tasks, the model was trained on.
-        losses: the mean loss of each epoch.
-    """
+    """The result of ``agent-r1 train-reward``. ``losses`` has the mean loss of each epoch."""
 
     out: Path
     training_traces: int
@@ -89,7 +82,7 @@ def train_reward_model(
 
 
 def _require_new_folder(out: Path) -> None:
-    """Raise InvalidInput if the folder ``out`` exists already or cannot be created."""
+    # Without this check, training could fail at its end.
     try:
         out.lstat()
         found = "which exists"

@@ -25,9 +25,8 @@ _serial = itertools.count()
 class CgroupVersion:
     """The file names of a cgroup version.
 
-    Attributes:
-        limits: the files with limits, in the order in which they are written. The first file must exist.
-        events: the file that counts the processes killed because of the memory limit.
+    ``limits`` are written in this order. The first file must exist. ``events`` counts the processes killed because of
+    the memory limit.
     """
 
     limits: tuple[str, ...]
@@ -104,7 +103,6 @@ def clear_stale_cgroups() -> None:
 
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
-    """Yield (folder, version) for each cgroup of this process that can limit memory."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,4 +1,7 @@
-"""The limit on the number of programs that run at the same time. Too many would exceed their time limits."""
+"""The limit on the number of programs that run at the same time.
+
+With too many at the same time, correct programs would exceed their time limits.
+"""
 
 from __future__ import annotations
 

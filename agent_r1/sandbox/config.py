@@ -30,8 +30,9 @@ class Limits(BaseModel):
     """The limit of CPU time of one process over its whole life, in seconds."""
 
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
-    """The largest address space of each process. With cgroups, also the total memory of all processes and the files in
-    /tmp.
+    """The largest address space of each process.
+
+    With cgroups, this also limits the sum of the memory of all processes and the files in /tmp.
     """
 
     processes: int = Field(default=16, ge=1)
@@ -57,10 +58,7 @@ class SandboxConfig(BaseModel):
     model_config = _SETTINGS
 
     level: SandboxLevel = DEFAULT_LEVEL
-    """The isolation level. bubblewrap: a container without network.
-
-    none: a plain process with the rights of your user.
-    """
+    """bubblewrap: programs run in a container without network. none: programs run with the rights of your user."""
 
     limits: Limits = Limits()
     """The limits of one program."""

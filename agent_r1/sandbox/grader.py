@@ -4,8 +4,8 @@ The tests and the candidate run in two sandboxed processes that exchange only pl
 gets the tests. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for
 this run.
 
-There is no verdict if the tests call a function with an argument that would arrive as a different value. A candidate
-cannot cause this, because each value that it returns can be sent back unchanged.
+If the tests call a function with an argument that would arrive as a different value, there is no verdict. A candidate
+cannot cause this: each value that it returns can be sent back unchanged.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 class Interpreter:
     """An interpreter that runs pieces of code (cells) in one process. The caller has to close it.
 
-    The process starts with the first cell. After a cell that times out or ends the process, the next call starts a
-    fresh process without the earlier variables. Its result has ``restarted``.
+    The process starts with the first cell. A cell that times out or ends the process fails. The next call starts a
+    fresh process without the earlier variables, and sets ``restarted`` in its result.
 
     Example:
         interpreter = sandbox.interpreter()
@@ -31,7 +31,9 @@ class Interpreter:
         self._lock = asyncio.Lock()
 
     async def run(self, source: str) -> ExecutionResult:
-        """Run source code as one cell, and print the value of its last expression. Concurrent calls are queued."""
+        """Run source code as one cell, and print the value of its last expression. Concurrent calls run one after
+        another.
+        """
         async with self._lock, slot():
             if self._closed:
                 return ExecutionResult(ExecutionStatus.NOT_STARTED, error="this interpreter was closed")

@@ -46,8 +46,9 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The isolation of a process. Without layers, it is a plain process. ``packages`` are folders with modules to
-    import.
+    """The isolation of a process. Without layers, the process is a plain process.
+
+    ``packages`` are folders from which the process can import modules.
     """
 
     layers: frozenset[IsolationLayer]
@@ -65,8 +66,7 @@ class Confinement:
     def command(self, control: int, filter_fd: int | None) -> list[str]:
         """Return the command line that starts the worker, the process that runs programs.
 
-        The descriptor ``control`` is the socket for requests and reports. ``filter_fd`` holds the filter of system
-        calls.
+        The descriptor ``control`` is a socket for requests and reports. ``filter_fd`` holds the filter of system calls.
         """
         worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
         if not self.layers:
@@ -134,8 +134,7 @@ class Confinement:
     def _host_files(self) -> Iterator[str]:
         """Yield the bubblewrap options that show the file system of the host, for tests without the layer FILES.
 
-        With ``spare_user``, a program cannot read private folders of the host. If such a folder contains paths that the
-        program needs, the program sees a folder with only these paths in its place.
+        Private folders of the host are hidden from a program with a spare user id, except the paths that it needs.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
@@ -169,7 +168,7 @@ def interpreter() -> list[str]:
 
 
 def _python() -> list[str]:
-    """Return the command that starts Python in the sandbox, without site-packages and without bytecode files."""
+    # without the packages and folders of this machine (-s -S -P), and without bytecode files (-B)
     return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8"]
 
 
@@ -178,9 +177,9 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a user id that no user of this machine has, different in each call; 65534 if there is none.
+    """Return a user id that no user of this machine has; 65534 if this user namespace has none.
 
-    After ``_UIDS_PER_TRAINER`` calls, the ids repeat.
+    Each call returns a different id. After ``_UIDS_PER_TRAINER`` calls, the ids repeat.
     """
     # The kernel limits processes per user id. With a shared id, a program could use up another program's processes.
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER

@@ -37,7 +37,7 @@ class _WorkerGone(Exception):
 
 
 class _Stream:
-    """The output of a program on one stream. The beginning is kept, and the rest is dropped. Reading never blocks."""
+    """The output of a program on one stream: the beginning is kept, and the rest is dropped. Reading never blocks."""
 
     def __init__(self, source: int, limit: int) -> None:
         self.source, self._limit = source, limit
@@ -128,10 +128,8 @@ class SandboxProcess:
             await self._cgroup.remove()
 
     async def _send(self, request: bytes) -> str | None:
-        """Send a request, and wait until the worker is ready. Return None, or the error if the worker cannot start.
-
-        The worker reads the request only after it has dropped its privileges.
-        """
+        """Send a request, and wait until the worker is ready. Return None, or the error if the worker cannot start."""
+        # The worker reads the request only after it has dropped its privileges.
         try:
             async with asyncio.timeout(START_SECONDS):
                 with suppress(OSError):  # if the worker has ended, the next lines detect its end
@@ -148,7 +146,6 @@ class SandboxProcess:
         return None
 
     async def _wait_for_end(self) -> tuple[ExecutionStatus, str]:
-        """Return (status, error) when the call ends. After the time limit, kill the process."""
         seconds = self._confinement.limits.seconds
         try:
             async with asyncio.timeout(seconds):
@@ -182,7 +179,6 @@ class SandboxProcess:
         return data
 
     async def _find_cause(self) -> tuple[ExecutionStatus, str]:
-        """Return (status, error) of a call whose process has ended without a valid report."""
         exit_status, limits = await self._exit_status(), self._confinement.limits
         if any(stream.total > MAX_STREAM for stream in self._streams):
             return ExecutionStatus.FLOODED, f"stopped after it had printed more than {MAX_STREAM} bytes"
@@ -195,7 +191,7 @@ class SandboxProcess:
     async def _exit_status(self) -> str:
         """Return the exit status of the process as text: "exit status 1", or the name of a signal, such as "SIGKILL".
 
-        If the process still runs, kill it and return "it closed its line".
+        If the process still runs, kill the process and return "it closed its line".
         """
         # Bubblewrap reports signal N as the exit status 128 + N.
         try:

@@ -20,11 +20,8 @@ class ExecutionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of one call on one stream (stdout or stderr).
-
-    Attributes:
-        data: the output up to the limit.
-        dropped: how many bytes after the limit were not kept.
+    """The output of one call on one stream (stdout or stderr). ``data`` ends at the limit. ``dropped`` counts further
+    bytes.
 
     Example:
         Output(b"caf\\xc3\\xa9\\n").text == "café\\n"

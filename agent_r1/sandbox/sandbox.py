@@ -57,8 +57,7 @@ class Sandbox:
     The level ``bubblewrap`` isolates programs from the machine. The level ``none`` runs them with the rights of your
     user. The first sandbox of level ``bubblewrap`` in a process verifies the isolation.
 
-    Raises:
-        InvalidInput: the level is not available on this machine. The message has the reason and the remedy.
+    Raise InvalidInput, with the reason and the remedy, if the level is not available on this machine.
 
     Example:
         sandbox = Sandbox()
@@ -98,7 +97,6 @@ class Sandbox:
             calls: the names of the candidate's functions that the tests call. Arguments and results are sent as plain
                 data.
             setup: trusted source that runs before the tests, in their process.
-            limits: the limits of each of the two processes.
         """
         async with slot():
             return await grade(self._confine(limits), candidate, tests, calls, setup)

@@ -240,7 +240,6 @@ class Viewer:
         """Return the color scales of a group, and the conversation of each attempt in ``shown``.
 
         The conversation of an unfinished attempt is None. The whole ``group`` determines the scale of the advantages.
-        Texts have at most ``most`` characters.
         """
         file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
         tokenizer = None if file is None else self._load_tokenizer(file)
@@ -261,7 +260,7 @@ class Viewer:
 
 
 def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> Starlette:
-    """Return the web application that shows the runs of ``catalog``. For the arguments, see :class:`Viewer`.
+    """Return the web application of the viewer. For the arguments, see :class:`Viewer`.
 
     The application checks no token: run it behind a :class:`~agent_r1.viewer.guard.Guard`.
     """
@@ -309,12 +308,10 @@ def _first(page: AttemptPage) -> AttemptId | None:
 
 
 def run_path(run: str) -> str:
-    """Return the URL path of the page of a run."""
     return f"/run/{quote_segment(run)}"
 
 
 def quote_segment(value: object) -> str:
-    """Return a value as one segment of a URL path."""
     return quote(str(value), safe="", errors="backslashreplace")
 
 

@@ -39,9 +39,8 @@ class CallView:
 
     Attributes:
         arguments: a pair (name, value) for each argument; () if the arguments could not be parsed.
-        raw: the sampled text, if the arguments could not be parsed; otherwise "".
+        raw: the sampled text of arguments that could not be parsed; otherwise "".
         error: why the call could not be parsed, or the kind of the tool's error; otherwise "".
-        result: the text of the tool result, or None.
     """
 
     name: str
@@ -65,7 +64,6 @@ class TurnView:
         context: how many tokens the policy saw before the action.
         state: the messages before the action if they are new: a rewritten context, or the conversation of a sub-agent.
         tokens: the tokens of the action; () if they are not shown one by one.
-        timing: how long the engine and the environment took, or "".
     """
 
     index: int
@@ -91,7 +89,7 @@ class Conversation:
 
     Attributes:
         answer: the answer that an agent program returned, or None.
-        branches: the number of branches of the trajectory tree; 1 if no turn rewrote the context.
+        branches: the number of branches of the trajectory tree.
         is_shortened: whether a text was cut.
     """
 
@@ -221,7 +219,6 @@ def _arguments(arguments: Mapping[str, Any], most: int) -> Iterator[tuple[str, s
 
 
 def _message(message: Message, most: int) -> MessageText:
-    """Return a message as text, with a line for each tool call. Each part is cut after ``most`` characters."""
     reasoning = visible(shortened(message.reasoning or "", most))
     calls = [f"{call.name} {call.raw if call.arguments is None else as_json(call.arguments)}" for call in message.calls]
     lines = [_text_of(message.parts, most), *(visible(shortened(call, most)) for call in calls)]
@@ -263,7 +260,7 @@ def _branches(turns: Sequence[Turn]) -> dict[int, int]:
 
 
 def _context_lengths(turns: Sequence[Turn]) -> dict[int, int]:
-    """Return how many tokens the policy saw before each turn's action, by the index of the turn."""
+    """Return how many tokens the policy saw before each action, by the index of the turn."""
     lengths: dict[int, int] = {}
     actions = {turn.index: len(turn.action_ids) for turn in turns}
     for turn in turns:

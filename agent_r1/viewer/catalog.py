@@ -17,9 +17,10 @@ from agent_r1.viewer.charts import sparkline
 from agent_r1.viewer.panels import BEST_BY, Curves, best_step
 
 RunState = Literal["complete", "training", "stopped", "failed"]
-"""The state of a run. "stopped": a signal or a kill ended the run early.
+"""The state of a run.
 
-"failed": an error or a health check ended it.
+- stopped: a signal or a kill ended the run before its last step.
+- failed: an error or a health check ended the run.
 """
 
 _SIGNALS = ("SIGINT", "SIGTERM")
@@ -60,7 +61,6 @@ class Catalog:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return the folders of runs in ``folder``, newest first; [] if ``folder`` cannot be read."""
     try:
         found = [Path(entry) for entry in os.scandir(folder) if is_run(Path(entry))]
     except (OSError, ValueError):  # ValueError: the text cannot be a path
@@ -86,10 +86,8 @@ class RunSummary:
 
     Attributes:
         detail: why the run stopped, or "".
-        step: how many steps were taken.
-        steps: how many steps the run should take.
+        step, steps: how many steps were taken, and how many the run should take.
         reward: the mean reward of the last step, or None.
-        best: the best validation, or None.
         seconds: the time from the start of the run to its last event.
         updated: the time of the last change, in seconds since 1970.
         spark: the curve of the mean reward, as an SVG path.
@@ -116,7 +114,7 @@ class RunSummary:
 
 
 def summarize(name: str, folder: Path) -> RunSummary:
-    """Return the summary of the run in ``folder``. It has an ``error`` if the run cannot be read."""
+    """Return the summary of the run in ``folder``. The summary has an ``error`` if the run cannot be read."""
     try:
         with opened(folder) as reader:
             return summarize_reader(name, folder, reader)

@@ -73,9 +73,7 @@ class DrawnLine:
 class Chart:
     """A chart for the HTML template. Without finite values, it has no lines.
 
-    Attributes:
-        note: a remark on the vertical axis.
-        missing: the text in place of a chart without lines; "" for the usual text.
+    ``missing`` is the text in place of a chart without lines; "" for the usual text.
     """
 
     title: str
@@ -182,7 +180,10 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return at most MAX_POINTS of the points (step, value). Peaks are kept: the extreme points of each interval."""
+    """Return at most MAX_POINTS of the points (step, value).
+
+    The smallest and the largest point of each interval are kept, so that no peak disappears.
+    """
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(2 * len(points) / (MAX_POINTS - 2))

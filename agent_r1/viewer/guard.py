@@ -1,4 +1,4 @@
-"""The guard of the viewer: it lets only browsers pass that know a secret text, the token."""
+"""The guard of the viewer: it accepts only requests from a browser that knows a secret text, the token."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
-"""The pattern of accepted host names, with an optional port. It prevents DNS rebinding.
+"""The pattern of accepted host names, against DNS rebinding.
 
-Any port is accepted, because the port of a tunnel can differ from the port of the viewer.
+Any port is accepted: a tunnel can have a different port.
 """
 
 MAX_URL = 4096

@@ -43,7 +43,7 @@ class Panel:
 
 
 def best_step(curves: Curves) -> int | None:
-    """Return the step with the best validation; None if no step was validated. Of equal steps, return the last one."""
+    """Return the step with the best validation, or None. If several steps are equally good, return the last of them."""
     validated = curves.get(BEST_BY, {})
     return max(validated, key=lambda step: (validated[step], step)) if validated else None
 
@@ -169,7 +169,6 @@ _SHOWN = frozenset({*(status.value for status in Status), "tokens", "calls", "in
 
 
 def draw_run(curves: Curves) -> tuple[Chart, ...]:
-    """Return the charts of one run, in the order of ``PANELS``."""
     best = best_step(curves)
     charts = []
     for panel in PANELS:
@@ -186,7 +185,7 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
 
 
 def _largest(parts: Named) -> Named:
-    """Return ``parts``. If there are more than ``NUM_COLORS``, add up the smallest parts to a last curve, "rest"."""
+    """Return ``parts``. If there are more than ``NUM_COLORS`` parts, the smallest parts are added up to "rest"."""
     if len(parts) <= NUM_COLORS:
         return parts
     by_size = sorted(parts, key=lambda part: sum(part[1].values()), reverse=True)

@@ -12,8 +12,6 @@ from agent_r1.viewer.text import flatten
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of one run. ``default`` is None if there is no default."""
-
     key: str
     value: Any
     default: Any = None

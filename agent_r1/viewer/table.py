@@ -14,7 +14,6 @@ from agent_r1.store.attempt_list import AttemptFateName, AttemptOrder
 from agent_r1.store.attempt_search import AttemptList
 
 PAGE = 50
-"""The number of attempts per page."""
 
 MAX_TEXT = 200
 """The largest number of characters of a text to search for."""

@@ -70,12 +70,9 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token on a page.
+    """A token on a page. Hidden characters of its text are made visible. ``classes`` are CSS classes, such as "a7 e2".
 
-    Attributes:
-        text: the text of the token, with hidden characters made visible.
-        classes: the CSS classes, such as "a7 e2".
-        figures: the numbers of the token as text, in the order of ``FIGURES``; "" for an unknown number.
+    ``figures`` are the numbers of the token as text, in the order of ``FIGURES``; "" for an unknown number.
     """
 
     text: str

@@ -1,7 +1,6 @@
 """Environment workers: processes, often on other machines, in which environments and their tools run.
 
 :class:`EnvironmentWorker` serves environments over HTTP. The episodes of a :class:`RemoteEnv` run on workers.
-:class:`WorkerPool` chooses a worker for each episode. Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -102,11 +102,11 @@ def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
 
 
 class WorkerConnection:
-    """The connection to a worker.
+    """The connection to a worker. A failed worker gets no requests.
 
     Attributes:
         num_episodes: the number of episodes that use the worker.
-        failure: why the worker failed; None if it is live. A failed worker gets no requests.
+        failure: why the worker failed; None if it is live.
         checked: the time of the last failure or check, on the clock of the event loop.
     """
 
@@ -187,7 +187,6 @@ class WorkerConnection:
             self._requests.discard(request)
 
     async def _watch(self) -> None:
-        """Check the health of the worker regularly while requests are in progress."""
         # A worker reports its health even while a tool is slow.
         while self._requests:
             await asyncio.sleep(self._stall_seconds / 2)
@@ -196,8 +195,9 @@ class WorkerConnection:
             await self._check_health("it does not report its health")
 
     async def _check_health(self, reason: str) -> None:
-        """If the worker does not report its health, mark it as failed and end its requests. ``reason`` begins the
-        message.
+        """If the worker does not report its health, mark it as failed and end its requests.
+
+        ``reason`` is the beginning of the error message.
         """
         try:
             await self._describe()
@@ -249,7 +249,6 @@ class WorkerPool:
             await self._changed.wait()
 
     def release(self, worker: WorkerConnection) -> None:
-        """Record that an episode no longer uses the worker."""
         worker.num_episodes -= 1
         self._changed.set()
 
@@ -337,7 +336,6 @@ async def _converse(
 
 
 async def _ask(query: ModelQuery, models: Mapping[str, ModelClient]) -> ModelAnswer:
-    """Send a worker's query to a model, and return the answer. An error of the model is also an answer."""
     try:
         messages = with_images(decode_messages(query.messages), query.images)
         reply = await models[query.role](messages)

@@ -7,10 +7,9 @@
     DELETE /episodes/{episode}           Closed
 
 If an environment queries a model of the run, the worker answers with a ModelQuery. The run then sends a ModelAnswer,
-and the worker continues with the request.
+and the worker continues with the request. Status 422 means that the environment raised an error.
 
-Status 422 means that the environment raised an error. Messages are encoded as in the database of a run
-(``store.codec``), with the files of images in a separate field.
+Messages are encoded as in the database of a run (``store.codec``). The files of images are in a separate field.
 """
 
 from __future__ import annotations
@@ -56,9 +55,10 @@ class _Body(BaseModel):
 
 
 class WorkerDescription(_Body):
-    """A description of the environments of a worker, or of the environments that a run needs. Both must agree.
+    """A description of the environments of a worker, or of the environments that a run needs.
 
-    ``fingerprints`` has hashes by name: of all tasks, of the tools of all environments, and of files.
+    A run uses a worker only if the two descriptions agree. ``fingerprints`` has hashes by name: of all tasks, of the
+    tools of all environments, and of files.
     """
 
     version: str
@@ -76,10 +76,7 @@ class TaskContent(_Body):
 
 
 class TaskReference(_Body):
-    """A reference to a task whose data cannot be sent.
-
-    The worker must have a task with the same id, split and hash. ``sha256`` is the hash of the whole task.
-    """
+    """A reference to a task whose data cannot be sent. The worker must have a task with this id, split and hash."""
 
     id: str
     split: str
@@ -129,11 +126,7 @@ class Stepped(_Body):
 class ModelQuery(_Body):
     """A query of the environment to a model of the run.
 
-    Attributes:
-        episode: the name of the episode.
-        query: the index of the query. The ModelAnswer has the same index.
-        role: the role of the model, such as "user".
-        messages: the conversation that the model answers.
+    ``query`` is an index, which the ModelAnswer repeats. ``role`` is the role of the model, such as "user".
     """
 
     kind: Literal["query"] = "query"
@@ -162,7 +155,6 @@ class ErrorResponse(_Body):
 
 
 def images_of(messages: Iterable[Message], results: Iterable[ToolResult] = ()) -> Images:
-    """Return the files of all images in messages and tool results."""
     parts = [part for message in messages for part in message.parts]
     parts += (part for result in results for part in result.parts)
     return {part.sha256: base64.b64encode(part.data).decode() for part in parts if isinstance(part, Image)}

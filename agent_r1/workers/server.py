@@ -63,20 +63,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of a worker.
-
-    Attributes:
-        episodes: the largest number of episodes at the same time.
-        idle_seconds: the time without a request after which an episode is closed.
-    """
+    """Limits of a worker. An episode without a request for ``idle_seconds`` is closed."""
 
     episodes: int = 1024
     idle_seconds: float = 900.0
 
 
 class _RefusedRequest(AgentR1Error):
-    """Raised to refuse a request with a status and an error message of one line."""
-
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
         self.status = status
@@ -135,7 +128,6 @@ class EnvironmentWorker:
         self._sweeper = shared_task(self._close_idle())
 
     async def close(self) -> None:
-        """Stop the server, and close all episodes."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None:
@@ -249,7 +241,6 @@ class EnvironmentWorker:
             await session.close()
 
     async def _close_idle(self) -> None:
-        """Close episodes without a request for ``idle_seconds``, until this task is cancelled."""
         limit = self._limits.idle_seconds
         while True:
             await asyncio.sleep(min(limit / 4, 30.0))

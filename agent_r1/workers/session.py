@@ -37,7 +37,6 @@ class WorkerSession:
     """An episode on a worker.
 
     Attributes:
-        name: the name of the episode in requests.
         used: when the last request ended, on the clock of the event loop.
         lock: held while a request uses the episode.
     """
@@ -52,7 +51,7 @@ class WorkerSession:
     _work: asyncio.Task[Answer] | None = None
 
     def models(self, roles: tuple[str, ...]) -> Mapping[str, ModelClient]:
-        """Return the models that the environment can query, by role. They forward the queries to the run."""
+        """Return models, by role, that forward the environment's queries to the run."""
         return {role: self._model(role) for role in roles}
 
     async def open(self, env: Env, task: Task, context: RolloutContext) -> Answer | ModelQuery:

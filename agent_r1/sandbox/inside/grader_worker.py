@@ -212,7 +212,6 @@ ENCODERS: tuple[tuple[Any, Encoder], ...] = (
 )
 
 PLAIN: dict[Any, Encoder] = {kind: encoder for kind, encoder in ENCODERS if kind is not ITERATORS}
-"""The encoders of the most frequent types, for a fast lookup."""
 
 UNCHANGED: frozenset[Any] = frozenset(
     {*PLAIN, bytearray, deque, Counter, OrderedDict, KEYS, VALUES, ITEMS, Opaque, *ITERATORS, type, type(len)}
@@ -336,8 +335,8 @@ def serve(connection: int, source: str) -> None:
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
     """Run the tests. They can call the candidate's functions ``calls``, which run in the candidate's process.
 
-    If all tests pass, stderr ends with ``nonce``, a secret text. If the tests are faulty, a reason follows it. If the
-    candidate fails, ``nonce`` is not written.
+    If all tests pass, stderr ends with ``nonce``, a secret text. If the tests are faulty, stderr ends with ``nonce``
+    and a reason. If the candidate fails, ``nonce`` is not written.
     """
     defined = receive(connection)["defined"]
     missing = [name for name in calls if name not in defined]

@@ -1,8 +1,8 @@
 """Attacks on each isolation layer, attempted inside the sandbox before its first use.
 
-Each attack is a function. The attack was blocked if the function raises an exception or returns False. ``targets`` has
-the keys "secret" (the path of a file outside the sandbox), "port" (an open port outside the sandbox), and one key for
-each limit. The full list of attacks is in tests/sandbox/attacks.py.
+An attack was blocked if its function raises an exception or returns False. ``targets`` has the path of a file outside
+the sandbox ("secret"), an open port outside the sandbox ("port"), and each limit. tests/sandbox/attacks.py has all
+attacks.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ def exceed_memory(targets: Any) -> bool:
 def exceed_memory_together(targets: Any) -> bool:
     """Return whether three processes together get more memory than the cgroup allows.
 
-    If the kernel enforces the limit, it kills one of these processes or the calling process.
+    Otherwise, the kernel kills one of these processes or the calling process.
     """
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()
