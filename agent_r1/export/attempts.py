@@ -18,12 +18,12 @@ from agent_r1.store.results import read_tools
 from agent_r1.training.reward_totals import sum_rewards
 
 PAGE = 2000
-"""The count of summaries that are read from the database at once."""
+"""The number of summaries that are read from the database at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedAttempt:
-    """One attempt that ended, and the environment's tools in the OpenAI format."""
+    """An ended attempt, and the environment's tools in the OpenAI format."""
 
     summary: AttemptSummary
     trajectory: Trajectory
@@ -93,9 +93,8 @@ def _is_in_steps(step: int | None, config: ExportConfig) -> bool:
 def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> list[dict[str, Any]]:
     """Return a conversation in the OpenAI format.
 
-    Args:
-        arguments_as_text: if true, the arguments of a call are JSON text, as in the OpenAI API. If false, the arguments
-            are an object, as chat templates of transformers expect.
+    With ``arguments_as_text``, the arguments of calls are JSON text, as in the OpenAI API. Otherwise they are objects,
+    as chat templates of transformers expect.
     """
     converted = [to_openai(message) for message in messages]
     for call in (call for message in converted for call in message.get("tool_calls", ())) if arguments_as_text else ():
@@ -124,7 +123,7 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 
 
 def finite(value: float | None) -> float | None:
-    """Return ``value``, or None if ``value`` is NaN or infinite: JSON has neither."""
+    """Return ``value``, or None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 

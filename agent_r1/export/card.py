@@ -77,10 +77,7 @@ metrics = pandas.read_csv("{name}/metrics.csv", index_col="step")
 def model_card(name: str, run: Path, reader: RunReader, weights: SavedWeights, is_adapter: bool) -> str:
     """Return the model card (README.md) of an exported model or adapter.
 
-    Args:
-        name: the repository or folder that the example code of the card loads.
-        run: the folder of the run.
-        reader: the open database of the run.
+    ``name`` is the repository or folder that the example code of the card loads. ``run`` is the folder of the run.
     """
     config = reader.config()
     base = base_of_adapter(weights.folder) if is_adapter else str(config.get("model"))
@@ -130,10 +127,9 @@ def dataset_card(
     Args:
         name: the repository or folder that the example code of the card loads.
         run: the folder of the run.
-        reader: the open database of the run.
         format_name: trajectories, openai or metrics.
-        facts: the count of conversations or steps, and the settings that selected them.
-        columns: the columns of the data with their types; () if the files contain the types.
+        facts: the number of conversations or steps, and the settings that selected them.
+        columns: the columns with their types; () if the files contain the types.
     """
     files = {"trajectories": "data/*.parquet", "openai": "trajectories.jsonl", "metrics": "metrics.jsonl"}[format_name]
     load = {"trajectories": LOAD_PARQUET, "openai": LOAD_JSONL, "metrics": LOAD_METRICS}[format_name]
@@ -207,8 +203,8 @@ def _validations(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
 
 
 def _final_table(reader: RunReader, weights: SavedWeights) -> Iterator[str]:
-    """Yield the Markdown table of the evaluation after training. Yield nothing if the run did not evaluate the exported
-    weights then.
+    """Yield the Markdown table of the evaluation after training. Yield nothing if the exported weights were not
+    evaluated.
     """
     tables = list(read_results(reader, "table")) if weights.merged is not None else []
     if not tables:

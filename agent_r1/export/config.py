@@ -49,8 +49,8 @@ class ExportConfig(BaseModel):
     """Only trajectories that were trained, dropped, or have no fate yet (pending)."""
 
     push: str = ""
-    """Upload the folder to this repository on the Hugging Face Hub: OWNER/NAME. A missing repository is created,
-    private unless --public is given."""
+    """Repository on the Hugging Face Hub (OWNER/NAME) to which the folder is uploaded. A new repository is private,
+    unless --public is given."""
 
     @field_validator("last_step")
     @classmethod

@@ -18,12 +18,9 @@ MARKER = "export.json"
 
 @contextmanager
 def new_export(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder for the export, and rename it to ``out`` at the end of the block.
+    """Yield a temporary folder, and rename this folder to ``out`` at the end of the block.
 
-    If the block raises, ``out`` does not change.
-
-    Args:
-        force: replace ``out`` if it is an earlier export or an empty folder.
+    If the block raises, ``out`` does not change. With ``force``, an earlier export or an empty folder is replaced.
 
     Raises:
         InvalidInput: ``out`` exists and cannot be replaced.

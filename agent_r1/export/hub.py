@@ -26,16 +26,10 @@ def check_repository(name: str) -> None:
 
 
 def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
-    """Upload all files of a folder to a repository on the hub, and return the URL of the commit.
+    """Upload a folder to the repository ``name`` (OWNER/NAME) on the hub, and return the URL of the commit.
 
-    A missing repository is created. The token is ``HF_TOKEN``, or the token that ``hf auth login`` stored.
-
-    Args:
-        name: the repository, OWNER/NAME.
-        public: whether a new repository is public.
-
-    Raises:
-        AgentR1Error: the hub refuses the upload or does not answer. The message never contains the token.
+    A missing repository is created, private unless ``public``. The token is ``HF_TOKEN``, or the token that ``hf auth
+    login`` stored. Raise AgentR1Error if the upload fails. The message never contains the token.
     """
     from huggingface_hub import HfApi, get_token
 

@@ -11,10 +11,9 @@ from agent_r1.store import RunReader
 
 
 def write_metrics(folder: Path, reader: RunReader) -> int:
-    """Write ``metrics.csv`` and ``metrics.jsonl`` to ``folder``, one line per step. Return the count of steps.
+    """Write ``metrics.csv`` and ``metrics.jsonl`` to ``folder``, one line per step. Return the number of steps.
 
-    A metric without a value in a step is an empty cell in CSV, and is absent in JSON. NaN is ``nan`` in CSV and null in
-    JSON.
+    A metric without a value is an empty cell in CSV, and is absent in JSON. NaN is ``nan`` in CSV and null in JSON.
     """
     names = [valid_text(name) for name in reader.metric_names()]
     count = 0

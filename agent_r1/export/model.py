@@ -33,9 +33,9 @@ class SavedWeights:
     """The weights that a run saved after a step.
 
     Attributes:
-        folder: the folder of the model; with LoRA, the folder of the adapter.
+        folder: the folder of the model; with LoRA, of the adapter.
         is_best: whether ``step`` is the best step by validation.
-        merged: the folder of the model with the merged adapter, or None if the run saved none.
+        merged: the folder of the model with the merged adapter; None if the run saved none.
     """
 
     folder: Path
@@ -94,7 +94,7 @@ def write_model(folder: Path, weights: SavedWeights) -> None:
 
 
 def write_adapter(folder: Path, weights: SavedWeights) -> None:
-    """Write the adapter to ``folder``. ``PeftModel.from_pretrained`` can load the folder.
+    """Write the adapter to ``folder``, for ``PeftModel.from_pretrained``.
 
     Raise InvalidInput if the run was not trained with LoRA.
     """

@@ -1,4 +1,4 @@
-"""Export a run: select the content, write the folder, and upload it if requested."""
+"""Export a run: select the content, write the folder, and upload the folder if requested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        facts: for a model, the step of the weights; otherwise, the count of conversations or steps, and the settings
+        facts: for a model, the step of the weights. Otherwise, the number of conversations or steps, and the settings
             that selected them.
         bytes: the total size of the files.
         pushed: the URL of the commit on the hub; None if nothing was uploaded.
@@ -44,13 +44,10 @@ def export_run(
 ) -> ExportReport:
     """Export a run to the folder ``out``. The folder appears complete or not at all.
 
-    Args:
-        run: the folder of the run.
-        force: replace ``out`` if it is an earlier export.
-        public: if the upload creates a repository on the hub, make it public.
+    ``force`` replaces an earlier export. ``public`` makes a new repository on the hub public.
 
     Raises:
-        InvalidInput: ``out`` exists; a setting has no effect with the format; or the run does not have the selected
+        InvalidInput: ``out`` exists, a setting has no effect with the format, or the run does not have the selected
             weights or trajectories.
         AgentR1Error: the folder cannot be written, or the complete folder cannot be uploaded.
     """

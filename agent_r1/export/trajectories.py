@@ -13,7 +13,7 @@ from agent_r1.core.trajectory import Conversation
 from agent_r1.export.attempts import ExportedAttempt, openai_messages, turn_record, valid_text
 
 ROWS_PER_FILE, ROWS_PER_GROUP = 10_000, 200
-"""The largest count of rows in a Parquet file, and in memory."""
+"""The maximum number of rows in a Parquet file, and in memory at once."""
 
 OPENAI_FILE = "trajectories.jsonl"
 
@@ -24,7 +24,7 @@ FACT_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("group", "sample", "retry", "version", "step", "conversation"), "int64"),
     **{"truncated": "bool", "seconds": "float64"},
 }
-"""The types of the columns about an attempt or a conversation, without rewards, as named in ``datasets``."""
+"""The types of the columns about an attempt or a conversation, without rewards, in the notation of ``datasets``."""
 
 OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
     {"name": "messages", "list": "json"},
@@ -35,12 +35,12 @@ OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
 )
 """The columns of the JSON lines, for the header of a dataset card.
 
-Without the header, ``datasets`` infers the columns from the first lines, and refuses later lines with more columns.
+Without the header, ``datasets`` infers the columns from the first lines, and refuses a line with more columns.
 """
 
 
 def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``trajectories.jsonl`` to ``folder``, one line per conversation. Return the count of lines."""
+    """Write ``trajectories.jsonl`` to ``folder``, one line per conversation. Return the number of lines."""
     count = 0
     with (folder / OPENAI_FILE).open("w", encoding="utf-8", newline="\n") as file:
         for attempt, conversation, facts in _conversations(attempts):
@@ -57,7 +57,7 @@ def write_openai(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
 
 
 def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
-    """Write ``data/train-*.parquet`` to ``folder``, one row per conversation. Return the count of rows."""
+    """Write ``data/train-*.parquet`` to ``folder``, one row per conversation. Return the number of rows."""
     datasets, parquet = import_extra("datasets", "datasets"), import_extra("pyarrow.parquet", "datasets")
     features = _features(datasets)
     (folder / "data").mkdir()

@@ -1,6 +1,6 @@
 """Retrieval: BM25 and dense indexes, the retrieval server and its client, and the search tool.
 
-Import ``retrieval.open``, ``retrieval.tool`` and ``retrieval.server`` by name: they load numpy or torch.
+``retrieval.open``, ``retrieval.tool`` and ``retrieval.server`` load numpy or torch, and are imported separately.
 """
 
 from agent_r1.retrieval.passages import Passage, read_corpus

@@ -23,9 +23,6 @@ class Origin:
         encoder: the fingerprint of the sentence encoder.
         passage_prefix: the text before every passage.
         factory: the factory string of the faiss index; "" for vectors without an index.
-
-    Example:
-        Origin(passages="9f2c..", encoder="77a0..", passage_prefix="", factory="")
     """
 
     passages: str
@@ -35,15 +32,14 @@ class Origin:
 
     @property
     def key(self) -> str:
-        """The name of the folder for this origin: a hash of all its attributes."""
         return hashlib.sha256(json.dumps([FORMAT, asdict(self)]).encode()).hexdigest()[:32]
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder in ``cache`` with the files of ``origin``. If it is missing or damaged, build it first.
+    """Return the folder of ``origin`` in ``cache``. If the folder is missing or damaged, build it first.
 
-    ``make(folder)`` writes the files to a temporary folder, which is then renamed. Raises InvalidInput if the folder
-    cannot be created.
+    ``make(folder)`` writes the files to a temporary folder, which then gets its final name. Raises InvalidInput if the
+    folder cannot be created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

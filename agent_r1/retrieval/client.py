@@ -27,11 +27,8 @@ BACKOFF = 0.25
 class RemoteRetriever:
     """A client of the retrieval server (``agent-r1 retriever``). One request carries many queries.
 
-    A request is tried again after a failed connection, a time-out or a server error (status 5xx).
-
-    Raises:
-        RetrievalError: the last try failed.
-        AgentR1Error: the server refused a request (status 4xx). Such a request is not tried again.
+    A request is tried again after a failed connection, a time-out or a status 5xx. If the last try fails,
+    RetrievalError is raised. After a status 4xx, AgentR1Error is raised at once.
     """
 
     def __init__(self, address: str, seconds: float = SECONDS, tries: int = TRIES, backoff: float = BACKOFF) -> None:
@@ -54,11 +51,9 @@ class RemoteRetriever:
         return found
 
     def health(self) -> Health:
-        """Return the server's description of its passages and search.
+        """Return the number of the server's passages, and its kind of search.
 
-        Raises:
-            RetrievalError: no retrieval server answers.
-            AgentR1Error: the server refuses the request.
+        Raises RetrievalError if no retrieval server answers, and AgentR1Error if the server refuses the request.
         """
         try:
             return Health.model_validate_json(self._request("GET", "/health", None).content)
@@ -105,7 +100,7 @@ def open_remote(address: str) -> RemoteRetriever:
 
 
 def _valid(query: str) -> str:
-    """Return the query with ``?`` for each lone surrogate, which UTF-8 cannot encode. A model can write lone
-    surrogates.
+    """Return the query with ``?`` for each lone surrogate: UTF-8 cannot encode lone surrogates, but a model can write
+    them.
     """
     return query.encode("utf-8", "replace").decode("utf-8")

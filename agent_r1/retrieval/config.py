@@ -1,4 +1,4 @@
-"""Settings of a search: the passages, and the sentence encoder of a dense index."""
+"""Settings of a search and of the retrieval server."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class IndexConfig(BaseModel):
     """The sentence encoder: all-minilm, a folder, or a Hugging Face name. Empty: search with BM25."""
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
-    """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: as the
-    encoder's folder says, else mean."""
+    """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: the
+    pooling that the encoder's folder names, else mean."""
 
     query_prefix: str = ""
     """Text before every query. Some encoders are trained with such an instruction."""
@@ -43,7 +43,7 @@ class IndexConfig(BaseModel):
     """Text before every passage."""
 
     max_tokens: int = Field(default=512, ge=1)
-    """The largest count of tokens that the encoder reads of a text."""
+    """Maximum number of tokens that the encoder reads of a text."""
 
     batch: int = Field(default=64, ge=1)
     """Texts per batch of the encoder."""

@@ -23,7 +23,7 @@ ENCODED_AT_ONCE = 8192
 class DenseIndex:
     """A search over passages by their vectors. Vector i belongs to passage i.
 
-    An exact search returns the ``k`` nearest passages, even if no passage is relevant.
+    The ``k`` nearest passages are returned, even if no passage is relevant. A faiss index can return fewer.
     """
 
     def __init__(
@@ -43,9 +43,8 @@ class DenseIndex:
 def open_dense(config: IndexConfig, passages: Sequence[Passage]) -> DenseIndex:
     """Return a dense index over ``passages``. Vectors and faiss indexes are cached in ``config.cache``.
 
-    Raises:
-        InvalidInput: the encoder cannot be loaded, the cache cannot be written, faiss is needed but not installed, or
-            faiss refuses the factory string.
+    Raises InvalidInput if the encoder cannot be loaded, the cache cannot be written, or faiss is missing or refuses the
+    factory string.
     """
     if config.faiss:
         import_faiss()  # raises before the passages are encoded, which can take an hour
@@ -74,5 +73,7 @@ def _write_index(vectors: Path, factory: str, folder: Path) -> None:
 
 
 def _mapped(vectors: Path) -> np.ndarray:
-    """Return the vectors in a file as a memory map (copy-on-write, because torch warns about read-only arrays)."""
+    """Return the vectors in a file as a memory map. The map is copy-on-write, because torch warns about read-only
+    arrays.
+    """
     return np.load(vectors, mmap_mode="c", allow_pickle=False)

@@ -25,11 +25,10 @@ def open_retriever(corpus: str | Path, encoder: str = "") -> Retriever:
     ``corpus`` is one of:
 
     - the address of a retrieval server, ``http://host:port``, or ``https://user:password@host`` behind a proxy
-    - a TOML file with settings of :class:`SearchConfig`; paths in the file are relative to its folder
-    - a file of passages, which is searched with the sentence encoder ``encoder``, or with BM25 if ``encoder`` is empty
+    - a TOML file with settings of :class:`SearchConfig`; paths are relative to the folder of the file
+    - a file of passages, which is searched with ``encoder``, or with BM25 if ``encoder`` is empty
 
-    Raises:
-        InvalidInput: the retriever cannot be opened, or ``encoder`` is given with an address or a TOML file.
+    Raises InvalidInput if the retriever cannot be opened, or if ``encoder`` is given with an address or a TOML file.
     """
     name = str(corpus)
     if encoder and (name.startswith(ADDRESSES) or name.endswith(".toml")):

@@ -1,4 +1,4 @@
-"""Passages: the unit of text that is searched."""
+"""Passages of a corpus."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from agent_r1.core.jsonl import read_records
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A titled piece of text.
-
-    Example:
-        Passage("Animorphs", "Animorphs is a science fantasy series of young adult books ...")
-    """
+    """A titled piece of text, such as Passage("Animorphs", "Animorphs is a science fantasy series ...")."""
 
     title: str
     text: str
@@ -40,7 +36,6 @@ def unique(passages: Iterable[Passage]) -> tuple[Passage, ...]:
 
 
 def corpus_checksum(passages: Iterable[Passage]) -> str:
-    """Return the sha256 of the passages in their order."""
     total = hashlib.sha256()
     for passage in passages:
         for text in (passage.title, passage.text):

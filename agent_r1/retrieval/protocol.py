@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent_r1.retrieval.retriever import TOP_K
 
 MAX_QUERIES = 256
-"""The largest count of queries in one request."""
+"""The maximum number of queries in one request."""
 
 MAX_BODY = 4 * 2**20
 """The largest body of a request, in bytes."""

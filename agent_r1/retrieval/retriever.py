@@ -9,7 +9,7 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.retrieval.passages import Passage
 
 TOP_K = 5
-"""The default count of passages per query (as in arXiv 2511.14460)."""
+"""The default number of passages per query (as in arXiv 2511.14460)."""
 
 Found = list[tuple[Passage, ...]]
 """The passages that were found: one tuple per query, best passage first."""

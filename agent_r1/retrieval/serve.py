@@ -15,8 +15,7 @@ from agent_r1.retrieval.server import RetrievalServer
 def serve(config: RetrieverConfig, on_started: Callable[[str, Health], None]) -> None:
     """Run the retrieval server until SIGTERM or SIGINT arrives, then answer the requests in progress.
 
-    ``on_started(address, health)`` is called when the server listens. Raises InvalidInput if the settings, the files or
-    the address cannot be used.
+    ``on_started(address, health)`` is called when the server listens. Raises InvalidInput if ``config`` cannot be used.
     """
     check(config)
     if config.encoder:

@@ -1,7 +1,7 @@
 """The retrieval server: one index for many machines, over HTTP.
 
 The server has no passwords and no TLS, so use it only between machines that trust each other. Requests are limited in
-size, count and time. On a loopback address, the server accepts only loopback host names, against DNS rebinding.
+size, number and time. On a loopback address, only loopback host names are accepted, against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DRAIN_SECONDS = 10
 """Seconds that a stopped server waits for the requests in progress."""
 
 QUERIES_PER_SEARCH = 16
-"""Queries of a batch that are searched at a time. A larger count would block other requests for seconds."""
+"""Queries of a batch that are searched at a time. A larger value would block other requests for seconds."""
 
 
 class _RequestError(Exception):
@@ -63,11 +63,8 @@ class _RequestError(Exception):
 def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str]) -> Starlette:
     """Return the web application of the retrieval server.
 
-    Searches run one at a time, because one search can use several cores.
-
-    Args:
-        health: the answer to requests for ``/health``.
-        allowed_hosts: the host names that a request can name in the header ``Host``.
+    Searches run one at a time, because one search can use several cores. ``health`` answers requests for ``/health``.
+    ``allowed_hosts`` are the accepted values of the header ``Host``.
     """
     searching = asyncio.Lock()
 
@@ -147,11 +144,8 @@ def _passage_text(passage: Passage) -> PassageText:
 class RetrievalServer(ThreadedServer):
     """A server for a retriever at (host, port). Raises InvalidInput if the server cannot listen there.
 
-    Args:
-        health: the answer to requests for ``/health``.
-        port: the port to listen on; 0 for any free port.
-        allowed_hosts: host names that the server accepts in requests. Empty: loopback names on a loopback address, else
-            any name.
+    Port 0 means any free port. ``health`` answers requests for ``/health``. An empty ``allowed_hosts`` accepts loopback
+    names on a loopback address, else any name.
     """
 
     def __init__(

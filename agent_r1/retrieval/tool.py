@@ -18,10 +18,9 @@ NOTHING_FOUND = "No passage matches this query."
 
 
 def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """Return a tool that shows at most ``k`` passages. The ``data`` of its results are the titles of the passages.
+    """Return a tool that shows at most ``k`` passages. The ``data`` of a result are the titles of its passages.
 
-    Waiting calls of different episodes are sent as one batch. If the retriever fails, each call of the batch returns an
-    error.
+    Waiting calls of different episodes are sent as one batch. If the retriever fails, all calls of the batch fail.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
@@ -42,7 +41,7 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
 def search_tool_with_question(retriever: Retriever, k: int = TOP_K) -> Tool:
     """Return a tool like :func:`search_tool` that repeats the task's last message after the passages.
 
-    Without this reminder, a small model often answers with the wrong value.
+    Without the repetition, a small model often answers with the wrong value.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:

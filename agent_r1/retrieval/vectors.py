@@ -11,7 +11,7 @@ import torch
 from agent_r1.core.errors import InvalidInput
 
 CHUNK = 65536
-"""The count of vectors that are scored, or added to a faiss index, at a time."""
+"""The number of vectors that are scored, or added to a faiss index, at a time."""
 
 
 class Vectors(Protocol):
@@ -20,7 +20,7 @@ class Vectors(Protocol):
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
         """Return, for each query, the indices of the ``k`` vectors with the largest inner products, largest first.
 
-        ``queries`` is float32, (n, width). A list has fewer than ``k`` indices if fewer vectors are found.
+        ``queries`` is float32, (n, width). A list is shorter if fewer vectors are found.
         """
         ...
 

@@ -16,13 +16,7 @@ __all__ = ["TASKSETS", "build"]
 
 @dataclass(frozen=True, slots=True)
 class TaskSetEntry:
-    """A task set that a user can select by name.
-
-    Attributes:
-        build: builds the task set from (data, corpus, seed). ``data`` is a file, a folder or the name of a data set on
-            the hub. ``corpus`` is a file or the address of a retrieval server. An argument that the user did not give
-            is None.
-    """
+    """A task set that a user can select by name. ``build`` gets (data, corpus, seed), as described at :func:`build`."""
 
     description: str
     build: Callable[[Path | None, str | Path | None, int], TaskSet]
@@ -30,10 +24,7 @@ class TaskSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SearchEntry:
-    """A task set whose agent searches passages.
-
-    The fourth argument of ``build`` is the sentence encoder of the search; "" means BM25.
-    """
+    """A task set whose agent searches passages. The fourth argument of ``build`` is the sentence encoder."""
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, str], TaskSet]
@@ -65,8 +56,7 @@ def build(
         encoder: the sentence encoder of the search; "" for BM25.
 
     Raises:
-        InvalidInput: the name is unknown; the files cannot be used; the sandbox level is not available; or the task set
-            has no use for ``sandbox`` or ``encoder``.
+        InvalidInput: the name is unknown, an argument cannot be used, or the sandbox level is not available.
     """
     if name not in TASKSETS:
         do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()

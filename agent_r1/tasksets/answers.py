@@ -18,14 +18,12 @@ def answer(text: str) -> Message:
 def answer_solutions(
     task: Task, searches: tuple[Message, ...], other: str, max_turns: int, full: Mapping[str, float]
 ) -> ReferenceSolutions:
-    """Return right and wrong reference solutions of a question.
+    """Return right and wrong reference solutions of the question ``task``.
 
     Args:
-        task: the question. Every entry of ``task.data["answers"]`` is a right answer.
         searches: messages with tool calls, fewer than ``max_turns``, that some solutions send before the answer.
         other: a wrong answer, for example the answer of another task.
-        full: the full value of each reward, by name. Every right solution reaches all these values; a wrong solution
-            reaches none.
+        full: the full value of each reward. A right solution reaches all these values, and a wrong solution none.
     """
     first, *aliases = gold_answers(task)
     gold = (

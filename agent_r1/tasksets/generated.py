@@ -8,7 +8,7 @@ from agent_r1.core.errors import InvalidInput
 
 
 def refuse_files(taskset: str, data: Path | None, corpus: str | Path | None) -> None:
-    """Raise InvalidInput if ``data`` or ``corpus`` is given. ``taskset`` is the name in the error."""
+    """Raise InvalidInput if ``data`` or ``corpus`` is given. The message contains the name ``taskset``."""
     for what, given in (("data", data), ("corpus", corpus)):
         if given is not None:
             raise InvalidInput(what, got=given, do=f"leave it out: {taskset} is generated")

@@ -26,9 +26,6 @@ class HubName:
         name: the name of the data set, or the path of the folder.
         config: the configuration; None for the default configuration.
         split: one split; None for all splits.
-
-    Example:
-        HubName("hotpotqa/hotpot_qa", "distractor", "validation"), written hf:hotpotqa/hotpot_qa:distractor@validation
     """
 
     name: str
@@ -80,11 +77,8 @@ def hub_splits(name: HubName) -> tuple[str, ...]:
 def hub_rows(source: Path) -> Iterator[JsonRecord]:
     """Yield the rows of one split on the hub, numbered from 1.
 
-    ``source`` has the form ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT``. If the data set has several
-    splits, ``@SPLIT`` is required. Raises InvalidInput if the data set cannot be loaded or the split is missing.
-
-    Example:
-        next(hub_rows(Path("hf:hotpotqa/hotpot_qa:distractor@validation"))).values["question"]
+    ``source`` has the form ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT``. A data set with several splits
+    needs ``@SPLIT``. Raises InvalidInput if the data set cannot be loaded or the split is missing.
     """
     name = hub_name(source)
     splits = _loaded(name)

@@ -1,6 +1,6 @@
 """Memory over turns: the user states one fact per turn, and then asks for the first fact.
 
-The *distance* is the count of facts between the first fact and the question. A context policy that drops old turns
+The *distance* is the number of facts between the first fact and the question. A context policy that drops old turns
 lowers the score at great distances.
 """
 
@@ -33,11 +33,10 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""The distances of each split, in turn: the training tasks have the distances 1, 2, 3, 1, 2, .. Distance 8 is not
-trained."""
+"""The distances of each split, in turn: the training tasks have the distances 1, 2, 3, 1, 2, .."""
 
 TASKS = 400
-"""The count of tasks per split. ``train`` has four times as many."""
+"""The number of tasks per split. ``train`` has four times as many."""
 
 MAX_TURNS = 16
 

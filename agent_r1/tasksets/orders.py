@@ -76,7 +76,7 @@ class Wish:
     value: str
 
     def fulfilled(self, database: Database) -> Database:
-        """Return a copy of ``database`` in which the wish is fulfilled."""
+        """Return a copy of ``database`` with the wanted change."""
         change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
         return {**database, self.order: replace(database[self.order], **change)}
 
@@ -88,7 +88,7 @@ class OrderDatabase:
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """Return (number, order) for a number in any case. Raises ValueError if there is no such order."""
+        """Return (number, order) for a number in upper or lower case. Raises ValueError if there is no such order."""
         number = order.strip().upper()
         if number not in self.orders:
             raise ValueError(f"there is no order {order}")
@@ -154,8 +154,8 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 class Customer:
     """The scripted customer, who answers questions and ends the conversation after a message without a question.
 
-    The customer knows the number, the colour and the city. If a message asks for two of them, the customer asks for one
-    question at a time.
+    The customer knows the number of the order and the new value. A question about two of number, colour and city gets
+    the reply "One question at a time, please."
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
@@ -192,8 +192,8 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
     """Return three rewards by name, each 1.0 or 0.0.
 
     - ``state``: 1.0 if the database is as the customer asked.
-    - ``told``: 1.0 if the conversation ended and the agent's statements name the price of the customer's order, and no
-      price of another order. Questions, thoughts and calls are not statements.
+    - ``told``: 1.0 if the conversation ended, and the agent stated the price of the customer's order but no other
+      order's price. Questions, thoughts and calls do not count.
     - ``served``: 1.0 if ``state`` and ``told`` are 1.0.
     """
     orders: Database = task.data["orders"]
@@ -207,7 +207,6 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
 
 
 def _stated(trajectory: Trajectory) -> Iterator[str]:
-    """Yield the sentences of the agent's messages to the customer, without questions."""
     for turn in trajectory.env_turns:
         if not turn.action.message.calls:
             yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))

@@ -8,7 +8,7 @@ from agent_r1.core.trajectory import Trajectory
 
 
 def share_of_pages(trajectory: Trajectory, titles: Collection[str]) -> float:
-    """Return the share of the titles that the searches of an attempt returned, from 0 to 1.
+    """Return the share of ``titles`` that the searches of an attempt found, from 0 to 1.
 
     The ``data`` of a search result must be the titles of its pages.
     """

@@ -17,9 +17,8 @@ S = TypeVar("S", bound=BaseModel)
 def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
     """Return the settings in the TOML file ``file`` as an instance of ``cls``.
 
-    Raises:
-        InvalidInput: the file cannot be read, or a setting is unknown or invalid. ``do`` is the advice in the message,
-            for example "give hops, pages or turns".
+    Raises InvalidInput if the file cannot be read, or a setting is unknown or invalid. ``do`` is the advice in the
+    message, for example "give hops, pages or turns".
     """
     try:
         return cls.model_validate(read_toml(file).values)
@@ -30,7 +29,7 @@ def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
 
 
 def locate_data(file: Path, data: Path) -> Path:
-    """Return the entry ``data`` of a settings file as a path or hub name. Paths are relative to the file's folder.
+    """Return the path or hub name ``data`` of a settings file. Paths are relative to the folder of ``file``.
 
     Example:
         Path("recipes/hotpot.json") for file "recipes/mix.toml" and data "hotpot.json"

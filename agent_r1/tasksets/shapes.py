@@ -57,7 +57,7 @@ as often as a guess.
 """
 
 TASKS = 300
-"""The count of tasks per split. ``train`` has four times as many."""
+"""The number of tasks per split. ``train`` has four times as many."""
 
 MAX_TURNS = 4
 RECIPE: Mapping[str, Any] = {

@@ -34,8 +34,7 @@ class BenchmarkQuestion(Protocol):
 Question = TypeVar("Question", bound=BenchmarkQuestion)
 Splits = Mapping[str, tuple[Question, ...]]
 Read = Callable[[Path], tuple[Question, ...]]
-"""A function that reads the questions of a file or of a split on the hub. It raises InvalidInput, which names the row.
-"""
+"""A function that reads the questions of a file or of a split on the hub. A bad row raises InvalidInput."""
 
 HELD_BACK = ("validation", "dev", "test")
 """The splits with test questions, in order of preference, if the answers of the split "test" are not public."""
@@ -45,14 +44,13 @@ GIVEN_OUT = ("test", "validation", "dev")
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
-    """Return the questions of each split.
+    """Return the questions of each split. ``data`` is a folder, a file, or the name of a data set on the hub
+    (:func:`_hub`).
 
     A folder has one file per split, such as ``train.jsonl``, or one folder per split if ``read`` accepts folders. A
-    single file is divided by :func:`divide`, and all its questions are also in the split ``WHOLE``. For a data set on
-    the hub, see :func:`_hub`.
+    single file is divided by :func:`divide`, and all its questions are also in the split ``WHOLE``.
 
     Args:
-        data: a folder, a file, or the name of a data set on the hub.
         seed: determines the order of the training questions.
         read: reads the questions of one file, folder or split on the hub.
         tested: on the hub, the first of these splits that exists has the test questions.
@@ -73,9 +71,7 @@ def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def whole_split(splits: Splits[Question]) -> str | None:
-    """Return the name of the split that contains all questions, or None. It serves agents that were trained on other
-    data.
-    """
+    """Return the name of the split that contains all questions, or None."""
     return WHOLE if WHOLE in splits else None
 
 
@@ -100,9 +96,10 @@ def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequ
 def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     """Divide the questions of one file into test, validation and training.
 
-    Test gets a fifth of the distinct questions (1 to 1000), and validation a tenth (1 to 128). A hash of the text
-    decides, so the test questions do not depend on a seed, and equal questions are in the same split. Raises
-    InvalidInput, which names ``source``, if there are fewer than three distinct questions.
+    Test gets a fifth of the distinct questions, but 1 to 1000. Validation gets a tenth, but 1 to 128. A hash of the
+    text decides the split, so the test questions depend on no seed, and equal questions are in one split.
+
+    Raises InvalidInput, which names ``source``, if there are fewer than three distinct questions.
     """
     ordered = hash_order(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))
@@ -145,7 +142,7 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
 
 
 def exclude(questions: Sequence[Question], others: Sequence[BenchmarkQuestion]) -> tuple[Question, ...]:
-    """Return the questions whose text is not the text of a question in ``others``."""
+    """Return the questions that are not in ``others``, compared by their texts."""
     asked = set(map(key, others))
     return tuple(question for question in questions if key(question) not in asked)
 
@@ -173,10 +170,7 @@ def _refuse_shared(splits: Splits[Question], folder: Path) -> None:
 
 
 def hash_order(questions: Sequence[Question], salt: str) -> tuple[Question, ...]:
-    """Return the questions, sorted by a hash of ``salt`` and their text.
-
-    The order looks random but is the same on every machine.
-    """
+    """Return the questions in an order that looks random but is the same on every machine: sorted by a hash."""
     return tuple(sorted(questions, key=lambda question: hashlib.sha256(f"{salt}|{key(question)}".encode()).digest()))
 
 

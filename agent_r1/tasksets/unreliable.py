@@ -1,8 +1,8 @@
 """TinyWiki with a search that sometimes fails and sometimes returns an outdated page.
 
-The agent learns to repeat a failed search and to check a page. In an outdated edition, the values belong to the wrong
-relations. No text marks an outdated edition, but two of them differ. So a page is true if two searches return equal
-pages. Only the final answer is rewarded.
+In an outdated edition of a page, the values belong to the wrong relations. No text marks outdated editions, but they
+differ from each other. So a page is true if two searches return equal pages. The agent learns to repeat a failed search
+and to check a page. Only the final answer is rewarded.
 
 The rates of failures and outdated pages depend on the split. All attempts at a task get the same results for the same
 searches.
@@ -36,12 +36,12 @@ from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
 from agent_r1.tools import Resources, tool
 
 MAX_TURNS = 20
-"""A right solution needs at most 19 turns: 6 searches for each of at most 3 pages, and the answer (see ``FRESH``)."""
+"""A right solution needs at most 19 turns: 6 searches for each of at most 3 pages, and the answer."""
 
 FRESH = 3
-"""The true page is certain for one of the searches 1 to 3 for a page, one of the searches 4 to 6, and so on.
+"""In each block of three searches for a page (1 to 3, 4 to 6, ..), one search is certain to return the true page.
 
-So every task can be solved. The position in a block is random, so the agent must compare results.
+So every task can be solved. The position of the certain search is random, so the agent must compare results.
 """
 
 Fortune = Literal["fresh", "old", "failed"]
@@ -51,7 +51,7 @@ Fortune = Literal["fresh", "old", "failed"]
 class Rates:
     """The probability that a search fails, and the probability that a search returns an outdated page.
 
-    The probabilities apply to the searches that are not certain to return the true page (see ``FRESH``).
+    The probabilities do not apply to the searches that are certain to return the true page (see ``FRESH``).
 
     Example:
         Rates(failed=0.2, old=0.2)
@@ -116,7 +116,8 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 def edition(task: Task, title: str, time: int) -> str:
     """Return the page ``title`` as search ``time`` returns it: the true page, or an outdated edition.
 
-    ``time`` counts the searches for this page in the episode, from 1. Raises ConnectionError if the search fails.
+    ``time`` is the number of the search for this page in the episode, from 1. Raises ConnectionError if the search
+    fails.
     """
     match search_outcome(task, title, time):
         case "failed":
@@ -128,9 +129,8 @@ def edition(task: Task, title: str, time: int) -> str:
 
 
 def search_outcome(task: Task, title: str, time: int) -> Fortune:
-    """Return the outcome of a search: "failed", "old" (outdated edition) or "fresh" (true page).
-
-    ``time`` counts the searches for the page ``title`` in the episode, from 1.
+    """Return the outcome of search ``time`` (from 1) for a page: "failed", "old" (outdated edition) or "fresh" (true
+    page).
     """
     if time == _surely_fresh(task, title, time):
         return "fresh"
@@ -142,7 +142,7 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the search in the same block of three as ``time`` that is certain to return the true page."""
+    """Return the number of the certain search (see ``FRESH``) in the block that contains search ``time``."""
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
 
@@ -152,7 +152,7 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """Return the outdated edition of a page for its search ``time``, as a wiki with only this page.
+    """Return the outdated edition of a page that search ``time`` can return, as a wiki with only this page.
 
     The edition has the values of the true page, each at another relation. The first 66 searches for a page have
     different editions. Any two of the first four editions differ in the value of every relation.
@@ -218,8 +218,9 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    """Return the reference solutions of a task. The right one searches for each page until two searches returned the
-    true page.
+    """Return the reference solutions of a task.
+
+    The right solution searches for each page until two searches have returned the true page, then answers.
     """
     chain: Chain = task.data["chain"]
     titles = (chain.start, *chain.values[:-1])
@@ -237,7 +238,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return the count of searches after which two searches have returned the true page."""
+    """Return how many searches for the page ``title`` are needed until two have returned the true page."""
     fresh = time = 0
     while fresh < 2:
         time += 1

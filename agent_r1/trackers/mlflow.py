@@ -11,7 +11,7 @@ from agent_r1.core.packages import import_extra
 from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRun
 
 MAX_PARAMS = 100
-"""The largest count of settings in one MLflow request."""
+"""The maximum number of settings in one MLflow request."""
 
 STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -19,8 +19,7 @@ STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "f
 class MlflowTracker:
     """A tracker that logs to MLflow.
 
-    The environment variable MLFLOW_TRACKING_URI selects a server. MLFLOW_EXPERIMENT_NAME selects an experiment
-    (default: ``agent-r1``).
+    MLFLOW_TRACKING_URI selects a server, and MLFLOW_EXPERIMENT_NAME an experiment (default: ``agent-r1``).
     """
 
     def __init__(self, run: TrackedRun) -> None:

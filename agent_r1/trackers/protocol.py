@@ -16,10 +16,10 @@ RunEnd = Literal["completed", "stopped", "failed"]
 """How a run ended. completed: all steps are done. stopped: a signal stopped the run. failed: an error ended the run."""
 
 PROJECT = "agent-r1"
-"""The default project in a tracker (in MLflow: the experiment)."""
+"""The default project (in MLflow: experiment) in a tracker."""
 
 TRACKERS_FOLDER = "trackers"
-"""The subfolder of a run that stores the id of the run in each tracker, one file per tracker."""
+"""The subfolder of a run with one file per tracker: the id of the run in this tracker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TrackedRun:
         return path.read_text("utf-8").strip() if path.is_file() else None
 
     def save_id(self, tracker: str, value: str) -> None:
-        """Save the id of the run in a tracker. A resumed run continues under this id."""
+        """Save the id of the run in a tracker. A resumed run keeps this id."""
         path = self.folder / TRACKERS_FOLDER / tracker
         path.parent.mkdir(exist_ok=True)
         path.write_text(value + "\n", encoding="utf-8")
@@ -53,7 +53,6 @@ class AttemptSample:
     """An attempt that trackers show as text, without credentials.
 
     Attributes:
-        name: the id of the attempt.
         rewards: the rewards of the whole trajectory.
         messages: the conversation, in the OpenAI format.
     """
@@ -90,8 +89,8 @@ def _message_text(message: Mapping[str, Any]) -> str:
 class Tracker(Protocol):
     """A client that shows the metrics of one run.
 
-    One thread makes the tracker and calls all its methods. A method may block and may raise any exception. If a method
-    raises or hangs, the run continues without the tracker.
+    One thread makes the tracker and calls its methods. A method may block and may raise any exception: the run then
+    continues without the tracker.
     """
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""The recorder that also sends metrics to trackers."""
+"""The recorder that sends metrics to trackers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun, Tracke
 from agent_r1.trackers.registry import TRACKERS
 
 HANG_SECONDS = 120.0
-"""The time limit of one call of a tracker, in seconds. ``close`` also has this time in total."""
+"""The time limit of one call of a tracker, and of ``close`` in total, in seconds."""
 
 SAMPLES, SAMPLE_EVERY = 2, 10
 """Trackers show SAMPLES attempts as text at step 1 and at every multiple of SAMPLE_EVERY."""
@@ -25,19 +25,19 @@ Job = Callable[[Tracker], object]
 
 
 class TrackingRecorder:
-    """A recorder that passes all events on to another recorder and sends their metrics to trackers.
+    """A recorder that passes all events on to ``recorder`` and sends their metrics to trackers.
 
     Each tracker runs in its own daemon thread, and ``record`` never waits for a tracker. If a call of a tracker raises
-    or exceeds ``limit``, one warning is printed and the tracker gets no more calls.
+    or takes more than ``limit`` seconds, one warning is printed and the tracker gets no more calls.
 
-    A tracker gets each value of a step once. A restart of the trainer's ranks can repeat steps. The values of repeated
-    steps are not sent, because most services cannot replace a value.
+    A restart of the trainer's ranks can repeat steps. A tracker does not get the values of a repeated step again,
+    because most services cannot replace a value.
 
     Args:
-        recorder: the recorder that writes the events to the disk.
+        recorder: writes the events to the disk.
         names: the names of the trackers.
         warn: prints a warning.
-        limit: the time limit of a call in seconds; None for ``HANG_SECONDS``.
+        limit: seconds; None for ``HANG_SECONDS``.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TrackingRecorder:
     async def record(self, *events: Event) -> None:
         """Record the events on the disk, then send their metrics and attempts to the trackers.
 
-        Exceptions of the disk's recorder are raised; exceptions of trackers are not.
+        Errors of the disk are raised. Errors of trackers are not raised.
         """
         await self._recorder.record(*events)
         if self._threads:
@@ -111,7 +111,7 @@ class TrackingRecorder:
             thread.submit(job)
 
     def _drop_failed(self) -> list[str]:
-        """Remove and warn about each tracker that failed or hangs. Return the warnings."""
+        """Remove each tracker that failed or hangs, and print a warning. Return the warnings."""
         failures = []
         for thread in list(self._threads):
             thread.failure = thread.failure or thread.hangs(self._limit)

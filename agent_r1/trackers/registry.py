@@ -24,6 +24,6 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
 
 
 def require_trackers(names: Iterable[TrackerName]) -> None:
-    """Raise InvalidInput if the package of a tracker is not installed. Do not import the packages."""
+    """Raise InvalidInput if the package of a tracker is not installed. The packages are not imported."""
     for name in names:
         require_extra(name, name)

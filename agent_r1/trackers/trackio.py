@@ -15,8 +15,8 @@ from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRu
 class TrackioTracker:
     """A tracker that logs to trackio. ``trackio show`` shows the metrics.
 
-    The environment variables of trackio, such as TRACKIO_PROJECT and TRACKIO_SPACE_ID, keep their meaning. The default
-    project is ``agent-r1``.
+    Trackio's environment variables, such as TRACKIO_PROJECT and TRACKIO_SPACE_ID, work as usual. The default project is
+    ``agent-r1``.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -10,16 +10,13 @@ from agent_r1.core.packages import import_extra
 from agent_r1.trackers.protocol import PROJECT, AttemptSample, RunEnd, TrackedRun
 
 STEP = "step"
-"""The metric on the horizontal axis of the charts.
-
-The step counter of wandb cannot decrease, but a resumed run repeats steps.
-"""
+"""The metric on the horizontal axis of the charts. wandb's own step counter cannot go back after a resume."""
 
 
 class WandbTracker:
     """A tracker that logs to wandb.
 
-    The environment variables of wandb, such as WANDB_PROJECT and WANDB_MODE, keep their meaning. The default project is
+    wandb's environment variables, such as WANDB_PROJECT and WANDB_MODE, work as usual. The default project is
     ``agent-r1``.
     """
 

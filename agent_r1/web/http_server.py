@@ -15,11 +15,10 @@ from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4
-"""The count of open files that are reserved per connection. A client in this process needs a second file."""
+"""The number of open files that are reserved per connection. A client in this process needs a second file."""
 
 KEEP_ALIVE_SECONDS = 75
-"""Seconds after which the server closes an idle connection. Clients must close idle connections earlier than the
-server."""
+"""Seconds after which an idle connection is closed. Clients close idle connections earlier."""
 
 CLOSE_SECONDS = 5.0
 """Seconds that requests in progress have after the server is closed."""
@@ -52,7 +51,7 @@ class HttpServer:
 
 
 def _max_connections() -> int:
-    """Raise the limit on open files if necessary. Return the count of connections that the limit permits."""
+    """Raise the limit on open files if necessary. Return the number of connections that the limit permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS * FILES_PER_CONNECTION
     if resource.RLIM_INFINITY != soft < wanted:

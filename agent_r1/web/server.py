@@ -26,16 +26,10 @@ class EmbeddedServer(uvicorn.Server):
 
 
 class ThreadedServer:
-    """A server that runs in the thread of the caller or in its own thread.
+    """A server that runs in the caller's thread (``run``), or in its own thread during a ``with`` block.
 
-    - ``run`` blocks until another thread or a signal handler calls ``stop``. ``run`` then answers the requests in
-      progress and returns.
-    - In a ``with`` statement, the server runs in its own thread until the end of the block.
-
-    Args:
-        listening: the socket on which the server accepts connections. The server closes the socket.
-        config: the settings of uvicorn.
-        name: the name of the thread.
+    ``run`` blocks until another thread or a signal handler calls ``stop``. Then ``run`` answers the requests in
+    progress and returns. The server closes the socket ``listening``.
     """
 
     def __init__(self, listening: socket.socket, config: uvicorn.Config, name: str) -> None:
@@ -64,9 +58,9 @@ class ThreadedServer:
 class LimitedHeadersProtocol(H11Protocol):
     """The HTTP/1.1 protocol of uvicorn, with time limits against slow clients.
 
-    The connection is closed if the headers of a request do not arrive within ``HEADER_SECONDS``. For the first request,
-    this time begins with the connection; for later requests, with their first byte. A client that does not read its
-    answer for ``HEADER_SECONDS`` is also disconnected.
+    A connection is closed if the headers of a request take more than ``HEADER_SECONDS``. For the first request, the
+    time starts with the connection; for a later request, with its first byte. A connection is also closed if the client
+    does not read the answer for ``HEADER_SECONDS``.
     """
 
     _stalled: asyncio.TimerHandle | None = None

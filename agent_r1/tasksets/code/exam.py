@@ -19,14 +19,14 @@ _SEEDED = "import random\nrandom.seed(0)\n"
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """The trusted code that tests an untrusted solution. Tests and solution run in two processes.
+    """The trusted code that tests an untrusted solution. The tests and the solution run in two processes.
 
     Attributes:
         calls: the names that the solution must define.
         tests: the hidden tests.
-        setup: code that runs before the tests, in their process.
-        given: code that runs before the solution, in its process.
-        after: code that runs after the solution, in its process.
+        setup: code that runs before the tests, in the process of the tests.
+        given: code that runs before the solution, in the process of the solution.
+        after: code that runs after the solution, in the process of the solution.
         handed: the names of objects that ``after`` creates from classes of the solution. The tests can use these
             objects only as arguments of the solution's functions.
 

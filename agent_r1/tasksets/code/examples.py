@@ -26,9 +26,9 @@ class Example:
 
 
 def example_from_assertion(source: str) -> Example:
-    """Convert an assertion to an example: ``assert f(1) == 2`` to the call ``f(1)`` with the value ``2``.
+    """Convert an assertion to an example: ``assert f(1) == 2`` becomes the call ``f(1)`` with the value ``2``.
 
-    An assertion without ``==`` must give True. Raises SyntaxError if ``source`` is not one assertion.
+    Raises SyntaxError if ``source`` is not one assertion.
 
     Example:
         >>> example_from_assertion("assert not odd(2)")
@@ -44,9 +44,9 @@ def example_from_assertion(source: str) -> Example:
 
 
 def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
-    """Return the examples in the docstring of ``function``, which ``source`` defines.
+    """Return the examples in the docstring of ``function``. ``source`` defines the function.
 
-    These are the doctests; without doctests, lines such as ``f(1) ➞ 2``. An expected value must be a literal.
+    Examples are doctests or, without doctests, lines such as ``f(1) ➞ 2``. An expected value must be a literal.
     """
     found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
@@ -66,8 +66,7 @@ def _doctests(docs: str) -> Iterator[Example]:
 def _line(line: str, function: str) -> Iterator[Example]:
     """Yield the example in a line such as ``f(1) ➞ 2``, if there is one.
 
-    The call starts at the first ``function(`` and has literal arguments. The value is the longest literal after the
-    arrow.
+    The arguments must be literals. The value is the longest literal after the arrow.
     """
     start = line.find(f"{function}(")
     ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []

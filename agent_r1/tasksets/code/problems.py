@@ -24,7 +24,6 @@ class Problem:
 
     Attributes:
         text: the request to the agent, with the public examples.
-        exam: the hidden tests.
         solution: a right solution.
         request: the request without the public example (MBPP only).
         tests: the tests one by one (MBPP only).
@@ -51,14 +50,14 @@ class Problem:
 def read_problems(source: Path) -> tuple[Problem, ...]:
     """Read a file of problems, or a split on the hub.
 
-    The fields of a row decide its format. Unknown fields are ignored. Rows of MBPP+ are refused, because the additional
-    tests in their field ``test`` would not run.
+    The fields of a row decide its format. Unknown fields are ignored.
 
     - HumanEval: ``task_id``, ``prompt``, ``entry_point``, ``test``, ``canonical_solution``
     - MBPP: ``task_id``, ``text``, ``code``, ``test_list``, ``test_setup_code``
     - MBPP, sanitized: ``prompt`` replaces ``text``, and ``test_imports`` replaces ``test_setup_code``
 
-    Raises InvalidInput, which names the file and the row, if a row cannot be used.
+    Rows of MBPP+ are refused, because the additional tests in their field ``test`` would not run. Raises InvalidInput,
+    which names the file and the row, if a row cannot be used.
     """
     problems: dict[str, Problem] = {}
     for row in read_rows_or_hub(source):

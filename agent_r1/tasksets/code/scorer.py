@@ -28,8 +28,8 @@ class CodeScorer:
     - ``passed``: 1 if the final solution passes the hidden tests; 0 if it fails or is missing; None if it could not be
       graded.
     - ``form``: 1 if the last action contains a solution, right or wrong, and every call was valid; else 0.
-    - ``first_passed``: like ``passed``, for the first code that the agent gave to ``run_tests``; without such code,
-      ``passed``.
+    - ``first_passed``: like ``passed``, for the first code that was given to ``run_tests``. Without such code, the
+      value of ``passed``.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -49,10 +49,9 @@ class CodeScorer:
 
 
 def extract_solution(text: str) -> str | None:
-    """Return the content of the last complete ```` ```python ```` block; None if there is none or it is blank.
+    """Return the content of the last complete ```` ```python ```` block; None if the block is missing or blank.
 
-    ``py``, ``Python`` and ``python3`` also mark Python blocks. Each fence must begin a line; indentation is allowed. A
-    block without a closing fence is ignored.
+    ``py``, ``Python`` and ``python3`` also mark Python blocks. Each fence must begin a line, and can be indented.
     """
     text = text.replace("\r\n", "\n")
     blocks = [block for opener in _OPENER.finditer(text) if (block := _closed(text, opener.end())) is not None]
@@ -60,9 +59,7 @@ def extract_solution(text: str) -> str | None:
 
 
 def _closed(text: str, start: int) -> str | None:
-    """Return the content of the code block that begins at ``start``; None without a closing fence before the next
-    block.
-    """
+    """Return the content of the code block that begins at ``start``; None if the block has no closing fence."""
     closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
     if closer is None or (opener is not None and opener.start() < closer.start()):
         return None
@@ -76,7 +73,7 @@ def final_code(trajectory: Trajectory) -> str | None:
 
 
 def first_code(trajectory: Trajectory) -> str | None:
-    """Return the first code that was given to ``run_tests``; without such code, the final solution or None."""
+    """Return the first code that was given to ``run_tests``. Without such code, return the final solution or None."""
     return next(iter(submitted_codes(trajectory)), None)
 
 
@@ -95,10 +92,9 @@ def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
 
     - ``first_pass_rate``: of all attempts, the share whose first code passed.
     - ``no_second_try_rate``: of the attempts whose first code failed, the share without a second code.
-    - ``fix_rate``: of the attempts whose first code failed and that have a second code, the share whose final solution
-      passed.
+    - ``fix_rate``: of the attempts with a second code after a failed first code, the share whose final solution passed.
 
-    Attempts that could not be graded are ignored. A rate of no attempts is left out.
+    Attempts that could not be graded are ignored. A share of no attempts is left out.
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]

@@ -22,7 +22,7 @@ WAIT = 600.0
 
 
 def run_tests_tool(sandbox: Sandbox) -> Tool:
-    """Return the tool ``run_tests``. The ``data`` of its results is an :class:`ExecutionResult`.
+    """Return the tool ``run_tests``. The ``data`` of a tool result is an :class:`ExecutionResult`.
 
     The output is no verdict: the solution can print any text.
     """
@@ -41,10 +41,7 @@ def run_tests_tool(sandbox: Sandbox) -> Tool:
 
 
 def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
-    """Return the source of a program that runs the solution ``code`` on the examples and prints the failures.
-
-    The hidden tests of ``exam`` are not run.
-    """
+    """Return the source of a program that runs the solution ``code`` on the examples and prints the failures."""
     pairs = [(example.call, example.wanted) for example in examples]
     before = exam.given or exam.setup  # imports and helper functions for the examples, without tests
     return f"{_TRIAL}\ntry_out({before!r}, {code!r}, {exam.after!r}, {pairs!r})"
@@ -53,8 +50,8 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 def format_trial(outcome: ExecutionResult) -> ToolResult:
     """Convert the outcome of a :func:`trial_program` to a tool result.
 
-    A call succeeds even if examples fail. A call fails if the program does not end normally, for example at the time
-    limit.
+    A call succeeds even if examples fail. A call fails if the program does not end normally, for example after a
+    time-out.
     """
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:

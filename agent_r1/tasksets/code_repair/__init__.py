@@ -29,15 +29,13 @@ RECIPE: Mapping[str, Any] = {
 """Default settings. Of the rewards, only ``fixed`` has a weight other than 0."""
 
 MAX_OUTPUT = 300
-"""The largest count of characters of a tool result: enough for a failed test, not for a long traceback."""
+"""The maximum number of characters of a tool result: enough for a failed test, not for a long traceback."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set of the functions in ``data``: a file, a folder or a data set on the hub, or a TOML file of
-    settings.
+    """Build the task set of the functions in ``data``, which can be a TOML file of settings.
 
-    ``seed`` determines the bugs and the order of the training tasks. ``corpus`` must be None. Raises InvalidInput if an
-    argument cannot be used, or if no bug can be planted.
+    Raises InvalidInput if an argument cannot be used, or if no bug can be planted.
     """
     if corpus is not None:
         raise InvalidInput("corpus", got=corpus, do="leave it out: nothing is searched here")

@@ -21,12 +21,10 @@ from agent_r1.tasksets.code_repair.mutations import Mutation, mutations, plain_s
 
 _TRIALS = (Path(__file__).parent / "inside" / "trials.py").read_text()
 _AT_ONCE = 25
-"""The count of functions that one program in the sandbox tests: to start a program takes longer than to test a
-function."""
+"""The number of functions that one program tests. To start a program takes longer than to test a function."""
 
 _LIMITS = Limits(seconds=300.0, cpu_seconds=5)
-"""The limits of a program that tests up to ``_AT_ONCE`` functions. The CPU time ends a program that hangs in one step.
-"""
+"""The limits of a program that tests up to ``_AT_ONCE`` functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +32,14 @@ class Bug:
     """A function with one planted bug.
 
     Attributes:
-        problem: the problem that the function solves.
-        kind: the kind of the mutation that planted the bug, such as "comparison".
+        kind: the kind of the mutation, such as "comparison".
         source: the source of the function with the bug.
         right: the source of the function without the bug.
         line: the index of the line with the bug, from 0.
         tests: all tests. The agent sees only the first test; the others are hidden.
         passes: for each hidden test, whether the function with the bug passes. At least one value is False.
-        proposals: versions of the whole function, one of which is ``right``. The agent chooses one. With (), the agent
-            writes the right line itself.
+        proposals: versions of the whole function, one of which is ``right``. The agent chooses one. If ``proposals`` is
+            (), the agent writes the right line.
     """
 
     problem: Problem
@@ -70,8 +67,8 @@ class Bug:
     def task(self, split: str, number: int) -> Task:
         """Return the task to repair the function.
 
-        The text has the request, the first test, the function and, with proposals, the changed line of each proposal.
-        ``number`` distinguishes the bugs of one function in the task's id.
+        The text contains the request, the first test, the function and the changed line of each proposal. ``number`` is
+        the last part of the task's id.
         """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))
@@ -104,12 +101,10 @@ def plant_bugs(
     - No test runs too long.
     - :func:`apply_edit` with the original line restores the function.
 
-    A function that fails its own tests, or has fewer than two tests, gets no bug. The kind of a bug is drawn first,
-    because some kinds have many more mutations than others.
+    A function that fails its own tests, or has fewer than two tests, gets no bug.
 
     Args:
-        proposals: the largest count of proposals per bug: the right function, and mutations of the function with the
-            bug. 0: the agent writes the line itself.
+        proposals: the maximum number of proposals per bug (see :class:`Bug`). 0: the agent writes the right line.
         seed: determines the bugs and proposals. Equal seeds give equal bugs on every machine.
     """
     functions = [function for problem in problems if (function := _function(problem, lines)) is not None]
@@ -126,8 +121,8 @@ def plant_bugs(
 def _function(problem: Problem, lines: int) -> _Function | None:
     """Return the function that solves a problem; None if no bug can be planted.
 
-    Such a function has more than ``lines`` lines, fewer than two tests, a test that is not one assertion, or tests that
-    need code after the function.
+    No bug can be planted if the function has more than ``lines`` lines, fewer than two tests, a test that is not one
+    assertion, or tests that need code after the function.
     """
     source = plain_source(problem.solution)
     if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:
@@ -140,7 +135,7 @@ def _function(problem: Problem, lines: int) -> _Function | None:
 
 
 def _bugs(function: _Function, outcomes: Sequence[str]) -> Iterator[Bug]:
-    """Yield a bug for each mutation that counts as a bug (see :func:`plant_bugs`).
+    """Yield a bug for each mutation that is a bug (see :func:`plant_bugs`).
 
     ``outcomes`` has one text per mutation, with one letter per test (see ``inside/trials.py``).
     """
@@ -158,6 +153,7 @@ def _bugs(function: _Function, outcomes: Sequence[str]) -> Iterator[Bug]:
 def _draw(bugs: list[Bug], count: int, rng: random.Random) -> list[Bug]:
     drawn: list[Bug] = []
     while bugs and len(drawn) < count:
+        # First the kind: some kinds have many more mutations than others.
         kind = rng.choice(sorted({bug.kind for bug in bugs}))
         drawn.append(rng.choice([bug for bug in bugs if bug.kind == kind]))
         bugs.remove(drawn[-1])
@@ -185,9 +181,10 @@ async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[li
 
 
 async def _run(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
-    """Test the functions in one program or, if that fails, one by one. The result has the form of :func:`_outcomes`.
+    """Test the functions in one program. If the program fails, test the functions one by one.
 
-    If the program of a single function fails too, all its tests are "x" (unusable).
+    The result has the form of :func:`_outcomes`. If the program of a single function fails, all its tests are "x"
+    (unusable).
     """
     variants = [[one.source, *(mutation.source for mutation in one.mutations)] for one in functions]
     tests = [[(test.call, test.wanted) for test in one.tests] for one in functions]

@@ -32,11 +32,8 @@ def most_similar_line(source: str, line: str) -> int | None:
 def apply_edit(source: str, proposals: tuple[str, ...], text: str) -> str | None:
     """Return the source of a function after an edit; None if the edit is invalid or changes nothing.
 
-    Args:
-        source: the source of the function before the edit.
-        proposals: versions of the whole function, which the agent chooses by number, from 1. With (), the agent writes
-            a line, which replaces the most similar line of ``source``.
-        text: the edit, as the agent wrote it.
+    With ``proposals`` (versions of the whole function), the edit ``text`` is the number of a proposal, from 1. Without
+    proposals, ``text`` is a line, which replaces the most similar line of ``source``.
     """
     text = text.strip()
     if proposals:

@@ -28,7 +28,7 @@ class SolvedTask:
     Attributes:
         text: the text of the task.
         proposals: the proposed lines.
-        tries: a pair (line, result of the tool) per tried edit. The last line passes the test.
+        tries: a pair (line, result of the tool) per edit. The last line passes the test.
     """
 
     text: str
@@ -36,9 +36,7 @@ class SolvedTask:
     tries: tuple[tuple[str, str], ...]
 
     def messages(self, choosing: bool) -> tuple[Message, ...]:
-        """Return the conversation. With ``choosing``, an edit is the number of a proposed line, from 1; otherwise the
-        line itself.
-        """
+        """Return the conversation. An edit is a line or, with ``choosing``, the number of a proposed line, from 1."""
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
         calls = [

@@ -1,4 +1,4 @@
-"""Mutations: changes of one place in a Python function, such as ``<`` to ``<=``. They plant bugs."""
+"""Mutations: changes of one place in a Python function, such as ``<`` to ``<=``. Mutations plant bugs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPERATORS: Mapping[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 
 ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-"""The operators whose operands a mutation swaps. With the other operators, a swap rarely changes the value."""
+"""The operators whose operands a mutation swaps. With other operators, a swap rarely changes the value."""
 
 NAMES: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any", "upper": "lower", "lower": "upper"}
 
@@ -50,7 +50,7 @@ class Mutation:
     Attributes:
         kind: the kind of the change, such as "comparison".
         line: the index of the changed line, from 0.
-        source: the source of the whole copy, as ``ast.unparse`` writes it.
+        source: the source of the whole copy.
 
     Example:
         Mutation("operator", 1, "def double(x):\\n    return 2 + x")

@@ -27,10 +27,10 @@ Results = tuple[bool | None, ...]
 class RepairScorer:
     """A scorer with three rewards. A reward is None if the sandbox failed, and 0 without a valid edit.
 
-    - ``fixed``: 1 if the function after the final answer's edit passes all hidden tests; else 0.
+    - ``fixed``: 1 if the final function (after the edit in the final answer) passes all hidden tests; else 0.
     - ``gained``: max(0, (p - b) / (n - b)). Of n hidden tests, the final function passes p, and the function with the
-      bug b.
-    - ``first_fixed``: like ``fixed``, for the first edit that was tried; without a tried edit, for the final answer.
+      bug passes b.
+    - ``first_fixed``: like ``fixed``, for the first edit that was tried. Without a tried edit, the value of ``fixed``.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -67,10 +67,9 @@ def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
 
 
 def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function of ``bug`` after the first tried edit; without a tried edit, after the edit in the final
-    answer.
+    """Return the function of ``bug`` after the first edit that was tried. Without a tried edit, use the final answer.
 
-    Return None if this edit is missing or invalid, or changes nothing.
+    Return None if the edit is missing or invalid, or changes nothing.
     """
     for turn in trajectory.env_turns:
         for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run
@@ -81,9 +80,9 @@ def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
 
 
 def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
-    """Return a pair about the first edit that the tool tested; None without such an edit.
+    """Return two facts about the first edit that the tool tested; None if the tool tested no edit.
 
-    The first value is whether the visible test passed. The second is whether the final answer is this edit.
+    The facts are whether the visible test passed, and whether the final answer is this edit.
     """
     for turn in trajectory.env_turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):
@@ -97,17 +96,17 @@ def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     """Return how often the first edit was right, and how attempts use the results of the tool.
 
-    The first edit is the first call of the tool; without a call, the final answer.
+    The first edit is in the first call of the tool or, without a call, in the final answer.
 
     - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
-    - ``corrected_rate``: of the attempts whose first edit does not repair the function, the share whose final answer
-      does.
+    - ``corrected_rate``: of the attempts with a wrong first edit, the share whose final answer repairs the function.
     - ``kept_after_pass``: of the attempts whose first tested edit passed the visible test, the share whose final answer
       is this edit.
-    - ``kept_after_fail``: the same share of the attempts whose first tested edit failed. If an agent ignores the tool,
-      the last two shares are equal.
+    - ``kept_after_fail``: of the attempts whose first tested edit failed the visible test, the share whose final answer
+      is this edit.
 
-    Attempts that could not be graded are ignored. A share of no attempts is left out.
+    The last two shares are equal for an agent that ignores the tool. Attempts that could not be graded are ignored. A
+    share of no attempts is left out.
     """
     judged = [t for t in trajectories if None not in (_of(t, "fixed"), _of(t, "first_fixed"))]
     tries = [found for found in map(first_try, judged) if found is not None]

@@ -25,29 +25,27 @@ class Settings(BaseModel):
     """The functions and their tests, in the format of MBPP. A path is relative to the folder of the settings file."""
 
     lines: int = Field(default=8, ge=2)
-    """The largest count of lines of a function. Longer functions are left out."""
+    """The maximum number of lines of a function. Longer functions are left out."""
 
     bugs: int = Field(default=3, ge=1)
-    """The largest count of bugs per function of the training split. Each bug is a task. In validation and test, a
+    """The maximum number of bugs per function of the training split. Each bug is a task. In the other splits, a
     function gets one bug."""
 
     proposals: int = Field(default=0, ge=0, le=99)
-    """The largest count of proposed lines, of which the agent chooses one. 0: the agent writes the line itself."""
+    """The maximum number of proposed lines, of which the agent chooses one. 0: the agent writes the line itself."""
 
     turns: int = Field(default=4, ge=2)
-    """The largest count of actions in an episode."""
+    """The maximum number of actions in an episode."""
 
     shuffle_feedback: bool = False
-    """Whether the tool returns the result of a random edit of a random function: a control for what true results are
-    worth."""
+    """Whether the tool returns the result of a random edit of a random function, as a control experiment."""
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in the TOML file ``data``, or ``Settings(data=data)`` for any other file, folder or name on
-    the hub.
+    """Return the settings in the TOML file ``data``. For any other file, folder or name, return
+    ``Settings(data=data)``.
 
-    Raises:
-        InvalidInput: ``data`` is None; the TOML file cannot be read; or a setting is unknown or invalid.
+    Raises InvalidInput if ``data`` is None, the TOML file cannot be read, or a setting is unknown or invalid.
     """
     if data is None:
         raise InvalidInput("--data for code-repair", got="nothing", do="give a file of functions with tests (MBPP)")

@@ -38,5 +38,5 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def _unchanged(bug: Bug) -> str:
-    """Return an answer that does not repair the function: the line with the bug, or a number without a proposal."""
+    """Return a wrong answer: the line with the bug, or a number that is too large."""
     return str(len(bug.proposals) + 1) if bug.proposals else bug.source.splitlines()[bug.line].strip()

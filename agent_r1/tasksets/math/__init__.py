@@ -24,10 +24,9 @@ SYSTEM = (
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set of the problems in ``data``: a file, a folder with a file per split, or a data set on the hub.
+    """Build the task set of the problems in ``data`` (see :func:`agent_r1.tasksets.build`).
 
-    ``seed`` determines the order of the training problems. ``corpus`` must be None. Raises InvalidInput if an argument
-    cannot be used, or if math-verify is not installed.
+    Raises InvalidInput if an argument cannot be used, or if math-verify is not installed.
     """
     if data is None:
         raise InvalidInput(

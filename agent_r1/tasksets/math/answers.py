@@ -12,8 +12,7 @@ _BRACE = re.compile(r"(?:\\\\)|(?:\\[{}])|(?P<brace>[{}])")
 def stated_answer(text: str) -> str | None:
     r"""Return the content of the last complete ``\boxed{..}``; without a box, the text after the last ``#### ``.
 
-    Return None if there is neither. ``#### `` must begin a line. Boxes that are blank or whose braces do not close are
-    ignored.
+    Return None without a box and without ``#### `` at the start of a line. Blank and unclosed boxes are ignored.
 
     Example:
         >>> stated_answer(r"Either \boxed{2} or \boxed{\frac{1}{2}}."), stated_answer("So 6 * 3 = 18.\n#### 18")
@@ -47,8 +46,8 @@ def boxed_answer(text: str) -> str | None:
 def _closing_braces(text: str) -> dict[int, int]:
     """Return the index of the closing brace by the index of its opening brace: {2: 4, 0: 5} for "{a{b}}".
 
-    Escaped braces and braces without a partner are left out. One pass finds all pairs: a search per box would take
-    quadratic time on many unclosed boxes.
+    Escaped braces and braces without a partner are left out. One pass takes linear time even if many boxes are not
+    closed.
     """
     closing: dict[int, int] = {}
     opened: list[int] = []

@@ -26,10 +26,10 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 
 
 def refusal_reason(gold: str, said: str, question: str) -> str | None:
-    """Return why the form of the answer ``said`` is refused (for example, a sum that is not computed), or None.
+    """Return why the form of the answer ``said`` is refused, such as an uncomputed sum; None if the form is acceptable.
 
-    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the text of ``gold`` is never
-    refused.
+    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the text of ``gold`` is
+    accepted.
     """
     if same_text(gold, said):
         return None
@@ -47,7 +47,7 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
 
 
 def match_shape(gold: str, said: str) -> str:
-    r"""Return the gold answer, as a tuple if it is a vector and ``said`` is a tuple.
+    r"""Return the gold answer in the notation of ``said``: a vector becomes a tuple if ``said`` is a tuple.
 
     Example:
         match_shape(r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,3)") == "(1,2)"
@@ -84,9 +84,9 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the operations that an answer leaves uncomputed, for example {"arithmetic"} for ``17 + 1``.
+    """Return the operations that an answer leaves uncomputed, such as {"arithmetic"} for ``17 + 1``.
 
-    If an answer contains letters, only named operations such as ``gcd`` are returned: ``x + 1`` cannot be computed.
+    If the answer contains letters, only named operations such as ``gcd`` count, because ``x + 1`` cannot be computed.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)

@@ -18,11 +18,11 @@ from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 _log = logging.getLogger(__name__)
 
 SECONDS = 5.0
-"""The time limit for one comparison, which usually takes milliseconds."""
+"""The time limit for one comparison, in seconds. A comparison usually takes milliseconds."""
 
 LONGEST = 1000
-"""The largest count of characters of an answer. A longer answer is wrong. Gold answers have less than half this length.
-"""
+"""The maximum number of characters of an answer. A longer answer is wrong. Gold answers have less than half this
+length."""
 
 _VERIFIER = "agent_r1.tasksets.math.verifier"
 
@@ -33,7 +33,7 @@ class Checked:
 
     Attributes:
         correct: whether the agent's answer is right; None if the answers could not be compared.
-        reason: why the answer's form was refused, or why the answers could not be compared; otherwise "".
+        reason: why the form was refused or the comparison failed; otherwise "".
 
     Example:
         Checked(None, "score timed out")
@@ -52,8 +52,8 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare the answer ``said`` with the gold answer.
 
-        If the comparison fails or takes too long, ``gold`` is compared with itself. If that works, ``said`` is wrong;
-        otherwise ``correct`` is None.
+        If the comparison fails or takes too long, ``gold`` is compared with itself. If this works, ``said`` is wrong.
+        Otherwise ``correct`` is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

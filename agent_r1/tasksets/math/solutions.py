@@ -52,8 +52,7 @@ def boxed_message(answer: str) -> Message:
 
 
 def plus_one(answer: str) -> tuple[str, ...]:
-    r"""Return a tuple with the answer plus one; () if the answer contains infinity. Only the sum of an integer is
-    computed.
+    r"""Return a tuple with the answer plus one; () if the answer contains infinity. Only integers are added up.
 
     Example:
         >>> plus_one("1,999"), plus_one(r"\frac{1}{2}"), plus_one(r"\infty")
@@ -66,7 +65,7 @@ def plus_one(answer: str) -> tuple[str, ...]:
 
 
 def uncomputed_sum(answer: str) -> str:
-    """Return an uncomputed sum with the value of ``answer`` if it is an integer; otherwise ``1 + 1 + 1``.
+    """Return an integer answer as a sum that is not computed. Return ``1 + 1 + 1`` for any other answer.
 
     Example:
         >>> uncomputed_sum("18")
@@ -86,5 +85,5 @@ def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
 
 
 def have_different_digits(one: str, other: str) -> bool:
-    """Return whether the digits of two answers differ. ``x=5`` and ``5`` can mean the same."""
+    """Return whether the digits of two answers differ: True for ``x=5`` and ``6``, False for ``x=5`` and ``5``."""
     return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

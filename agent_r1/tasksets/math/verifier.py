@@ -14,7 +14,7 @@ from agent_r1.tasksets.math.form import match_shape, refusal_reason
 from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
 
 MEMORY = 4 * 2**30
-"""The largest address space of the process, in bytes. Beyond it, Python raises MemoryError."""
+"""The largest address space of the process, in bytes. If the process needs more, Python raises MemoryError."""
 
 
 class Verifier:
@@ -51,7 +51,7 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 def _are_equal(gold: str, said: str) -> bool:
     """Return whether math-verify finds two answers equal. The order of the answers can matter.
 
-    math-verify's own time limits are off, because they give "not equal" even for a right answer.
+    math-verify's time limits are off: after a time-out, it returns "not equal" even for a right answer.
     """
     return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 

@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 
 MAX_TURNS = 5
 MAX_OUTPUT = 4000
-"""The largest count of characters of a search result: five passages of the usual Wikipedia length.
+"""The maximum number of characters of a search result: five passages of the usual Wikipedia length.
 
-The paper's limit (arXiv 2511.14460) of 2048 cuts off the last passages.
+The paper's limit of 2048 (arXiv 2511.14460) cuts off the last passages.
 """
 
 AGENT_SYSTEM = (
@@ -49,7 +49,6 @@ class Questions:
     """The questions of a task set.
 
     Attributes:
-        splits: the questions of each split.
         evaluation: the names of the splits that an evaluation reports.
         whole: the name of the split that contains all questions; None if there is no such split.
     """
@@ -60,18 +59,11 @@ class Questions:
 
 
 def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
-    """Build the task set of one benchmark, or of a mixture of benchmarks.
+    """Build the task set of a benchmark such as ``hotpotqa``, or of a mixture (``name`` "multihop").
 
-    Args:
-        name: the name of the task set: ``hotpotqa``, for example, or ``multihop`` for a mixture.
-        data: a file of questions, a folder with a file per split, or a data set on the hub; for a mixture, a TOML file
-            (see ``mixture``).
-        corpus: the corpus to search (see ``retrieval.open``). None: the passages in the files of questions.
-        seed: determines the order of the training questions and, for a mixture, which questions are drawn.
-        encoder: the sentence encoder of the search; "" for BM25.
-
-    Raises:
-        InvalidInput: a file is missing or malformed, or there are no passages to search.
+    ``data`` of a mixture is a TOML file (see ``mixture``). If ``corpus`` is None, the passages in the files of
+    questions are searched. Raises InvalidInput if a file is missing or malformed, or if there are no passages to
+    search.
     """
     if data is None:
         raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
@@ -119,7 +111,8 @@ def _own_passages(name: str, splits: Splits[Question]) -> tuple[Passage, ...]:
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
     """Return a function from a task to its reference solutions.
 
-    The reward ``sub_match`` is not checked: a copy of the question gets it if the question contains its answer.
+    The reward ``sub_match`` is not checked. A copy of the question gets this reward if the question contains its
+    answer.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
@@ -137,8 +130,8 @@ def recall_function(
 ) -> Callable[[str], Mapping[str, float]] | None:
     """Return a function that measures the retriever's recall; None if no question has supporting titles.
 
-    The function maps the name of a split to, for example, ``{"recall@5": 0.62}`` (see :func:`recall`). The result is
-    empty if no question of the split has supporting titles, or if the search fails.
+    The function returns, for the name of a split, a mapping such as ``{"recall@5": 0.62}`` (see :func:`recall`). The
+    mapping is empty if no question of the split has supporting titles, or if the search fails.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None
@@ -157,8 +150,8 @@ def recall_function(
 def recall(questions: Sequence[Question], retriever: Retriever, k: int = TOP_K) -> float:
     """Return the mean recall of the retriever over the questions, in [0, 1].
 
-    The recall of a question is the share of its supporting titles among the titles of ``k`` retrieved passages. Each
-    question must have a supporting title.
+    The recall of a question is the share of its supporting titles among the titles of ``k`` retrieved passages. A
+    question without supporting titles is not allowed.
     """
     found = retriever.search([question.text for question in questions], k)
     shares = [

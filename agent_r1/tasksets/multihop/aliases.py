@@ -15,17 +15,10 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the aliases and demonyms of each entity in ``wanted``, by the entity's Wikidata id.
+    """Return the aliases and demonyms of the entities with the Wikidata ids ``wanted``: {"Q183": ("BRD", "German")}.
 
-    Args:
-        path: a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``.
-        wanted: the Wikidata ids of the entities.
-
-    Raises:
-        InvalidInput: a row cannot be used. The message names the row.
-
-    Example:
-        {"Q183": ("BRD", "German")}
+    ``path`` is a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises
+    InvalidInput, which names the row, if a row cannot be used.
     """
     names: dict[str, tuple[str, ...]] = {}
     for row in read_records(path):

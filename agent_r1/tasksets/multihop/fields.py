@@ -35,7 +35,7 @@ _ALIASES = TypeAdapter(list[str])
 
 
 def parse_answers(row: JsonRecord) -> tuple[str, ...]:
-    """Return the right answers, including MuSiQue's ``answer_aliases``. Raises InvalidInput if there is none."""
+    """Return the right answers, with MuSiQue's ``answer_aliases``. Raises InvalidInput if the row has no answer."""
     given = next((row.values[name] for name in ("answer", "answers", "golden_answers") if name in row.values), None)
     answers = [given] if isinstance(given, str) else given
     if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
@@ -78,7 +78,7 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Return a field that the hub stores as columns as a list of rows. Return any other value unchanged.
+    """Convert a field from columns to a list of rows. Return any other value unchanged.
 
     Example:
         >>> _columns({"title": ["X", "Y"], "sent_id": [0, 3]}, "title", "sent_id")
@@ -92,10 +92,10 @@ def _columns(value: Any, *names: str) -> Any:
 
 
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
-    """Return ``value`` as a validated list; [] if it is empty or None.
+    """Return ``value`` as a validated list; [] if ``value`` is empty or None.
 
-    Raises InvalidInput with advice such as "give paragraphs as MuSiQue's files do": ``name`` is "paragraphs", and
-    ``whose`` is "MuSiQue's".
+    Raises InvalidInput with the advice "give ``name`` as ``whose`` files do", such as "give paragraphs as MuSiQue's
+    files do".
     """
     try:
         return kind.validate_python(value or [])

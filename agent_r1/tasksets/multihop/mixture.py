@@ -33,7 +33,7 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Names that a data set of a mixture must not have: its name becomes a split, and these are names of other splits."""
+"""Names that a data set of a mixture must not have, because other splits have these names."""
 
 
 class Portion(BaseModel):
@@ -72,8 +72,9 @@ def read_mixture(path: Path, seed: int) -> Mixture:
     """Return the questions that a mixture file selects from its data sets.
 
     Only the training questions depend on ``seed``. Training, validation and test share no question. Paths in the file
-    are relative to its folder. Raises InvalidInput if the file is malformed, or a data set cannot be read or has too
-    few questions.
+    are relative to its folder.
+
+    Raises InvalidInput if the file is malformed, or a data set cannot be read or has too few questions.
     """
     file = _read(path)
     draw = _Draw(path)
@@ -96,16 +97,10 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of one split. Return them by the name of the data set.
+        """Draw the questions of one split. Return the questions by the name of the data set.
 
-        Args:
-            split: the name of the split, for error messages.
-            portions: for each data set, the file and the count of questions to draw.
-            salt: determines which questions are drawn, and their order.
-            held: questions of other splits, which are not drawn.
-
-        Raises:
-            InvalidInput: a data set has too few questions.
+        ``salt`` determines the questions and their order. Questions in ``held`` are not drawn. Raises InvalidInput if a
+        data set has too few questions. The message contains the name ``split``.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 

@@ -38,11 +38,9 @@ OTHER_NAME = "look_up"
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. ``data`` can be a TOML file of settings (see ``settings.Settings``), and ``corpus`` must be
-    None.
+    """Build the task set. ``data`` is None or a TOML file of settings.
 
-    ``seed`` determines the people and the questions of the split ``train``. Raises InvalidInput if ``data`` or
-    ``corpus`` cannot be used.
+    Raises InvalidInput if ``corpus`` is given, or if ``data`` cannot be used.
     """
     refuse_files("people", None, corpus)
     settings = read_settings(data)

@@ -1,4 +1,6 @@
-"""The prompt of ``people``: an instruction and solved questions. Their people do not occur in the tasks."""
+"""The prompt of ``people``: an instruction and solved questions. The people of these questions do not occur in the
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ EXAMPLES: tuple[Message, ...] = (
     *solved_example("Where was the rival of Rose Okafor born?", "Cairo", _ROSE, _IVAN),
     *solved_example("Which animal did the teacher of Ivan Petrov keep?", "spaniel", _IVAN, _ROSS),
 )
-"""Three solved questions: one of one hop, and two of two hops. With only one of two hops, a model makes the second
-search less often."""
+"""Three solved questions: one with one hop, and two with two hops.
+
+With a single example of two hops, a model makes the second search less often.
+"""
 
 READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_IVAN, _VERA))}\n\nWhere was Ivan Petrov born?"),
     Message.assistant("<answer>Cairo</answer>"),
 )
-"""The solved question for naive RAG. The prompt contains the pages, so there is no search."""
+"""The solved question for naive RAG, without a search."""

@@ -21,9 +21,9 @@ class Split:
     """How the questions of a split are drawn.
 
     Attributes:
-        owner: "train", "validation" or "test": the list of the people's surnames. No surname is in two lists.
-        worlds: the count of worlds of people.
-        tasks: the count of questions.
+        owner: the list of surnames that is used: "train", "validation" or "test". No surname is in two lists.
+        worlds: the number of worlds (sets of people).
+        tasks: the number of questions.
         hops: the lengths of the chains of facts, in turn: (1, 2) gives chains of 1, 2, 1, 2, .. facts.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
         last: the names of the relations with which a chain can end.
@@ -54,16 +54,13 @@ Each of ``paraphrased``, ``renamed-tool`` and ``unseen-relation`` differs from `
 """
 
 _TRIES = 10_000
-"""The largest count of chains that are drawn for one question. Many chains reach a person without a suitable last fact.
-"""
+"""The maximum number of chains that are drawn for one question. Many chains cannot be completed."""
 
 
 def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"].hops) -> tuple[Task, ...]:
     """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
 
-    Args:
-        seed: changes only the split ``train``.
-        training_hops: the lengths of the training questions' chains of facts, in turn. Other splits ignore it.
+    ``seed`` and ``training_hops`` (see ``Split.hops``) change only the split ``train``.
     """
     if split not in SPLITS:
         raise InvalidInput("people split", got=split, do=f"give one of {', '.join(SPLITS)}")
@@ -80,7 +77,7 @@ def world_of(task: Task) -> WorldKey:
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return task ``index`` of a split, with a random question that is not yet in ``asked``. Add the question to
+    """Return task ``index`` of a split, with a random question that is not in ``asked``, and add this question to
     ``asked``.
 
     ``prefix`` begins the name of each world, such as "0/". Raises InvalidInput if no new question is found.
@@ -105,7 +102,8 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
 
 
 def question(chain: Chain, held_out_wording: bool, rng: random.Random) -> str:
-    """Return a question for the last value of a chain, in the held-out wording or in a random wording of training.
+    """Return a question that asks for the last value of a chain, in the held-out wording or in a random training
+    wording.
 
     Example:
         "In which city was the teacher of the rival of Clara Hale born?"

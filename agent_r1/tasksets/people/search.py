@@ -27,7 +27,7 @@ def _index(world: WorldKey) -> BM25Index:
 def search_tool(pages: int, name: str = "search") -> Tool:
     """Return the search tool of an agent. A call returns at most ``pages`` pages, and then the question again.
 
-    Without this reminder, a small model often answers with the wrong value from the pages.
+    Without the question at the end, a small model often answers with the wrong value from the pages.
     """
 
     @tool(name=name)
@@ -44,9 +44,7 @@ def search_tool(pages: int, name: str = "search") -> Tool:
 
 
 def retrieval_tool(pages: int) -> Tool:
-    """Return the search tool of naive RAG, whose prompt already repeats the question. A call returns at most ``pages``
-    pages.
-    """
+    """Return the search tool of naive RAG. A call returns at most ``pages`` pages, and does not repeat the question."""
 
     @tool
     def search(query: str, task: Task) -> ToolResult:
@@ -71,7 +69,7 @@ def _result(found: Sequence[Passage], text: str) -> ToolResult:
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the chain's pages that the searches of an attempt found, from 0 to 1."""
+    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1."""
     return share_of_pages(trajectory, task.data["chain"].pages)
 
 

@@ -23,14 +23,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     hops: tuple[Literal[1, 2], ...] = Field(default=(1, 2), min_length=1)
-    """The counts of facts (hops) behind the answers of training questions, in turn. [1, 2, 2] gives two 2-hop questions
-    per 1-hop question."""
+    """The numbers of facts (hops) that lead to the answers of training questions, in turn. [1, 2, 2] gives two 2-hop
+    questions per 1-hop question."""
 
     pages: int = Field(default=3, ge=1)
-    """The largest count of pages that a search returns."""
+    """The maximum number of pages that a search returns."""
 
     turns: int = Field(default=7, ge=1)
-    """The largest count of actions in an episode."""
+    """The maximum number of actions in an episode."""
 
 
 def read_settings(path: Path | None) -> Settings:

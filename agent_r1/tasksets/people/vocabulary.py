@@ -34,8 +34,7 @@ SURNAMES: Mapping[str, tuple[str, ...]] = {
         "Weaver Webster Wheeler Whitfield Winslow Yates"
     ),
 }
-"""The surnames of the people in each kind of split. No surname is in two lists, so a test question shares no person
-with a training question."""
+"""The surnames in training, validation and test. No surname is in two lists, so the splits share no person."""
 
 CITIES = _words(
     "Amsterdam Athens Barcelona Berlin Boston Bristol Budapest Cairo Chicago Copenhagen Dublin Edinburgh Florence "

@@ -24,10 +24,10 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The smallest and the largest count of facts about another person on a page."""
+"""The minimum and the maximum number of facts about another person on a page."""
 
 VALUED_FACTS = (1, 3)
-"""The smallest and the largest count of other facts on a page."""
+"""The minimum and the maximum number of other facts on a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class World:
         """Draw a chain of ``hops`` facts in which no person occurs twice.
 
         Return None if the drawn facts reach a person without a suitable next fact; the caller can draw again. ``last``
-        are the names of the relations with which the chain can end.
+        has the names of the relations with which the chain can end.
         """
         at = start = rng.choice(sorted(self.facts))
         relations, values, visited = [], [], {start}
@@ -105,8 +105,8 @@ class WorldKey:
     """The key from which a world is generated. Equal keys give equal worlds on every machine.
 
     Attributes:
-        owner: "train", "validation" or "test": the list of the people's surnames.
-        number: a text that distinguishes the worlds of one ``owner``.
+        owner: the list of surnames that is used: "train", "validation" or "test".
+        number: distinguishes the worlds of one ``owner``.
         held_out_wordings: whether the pages use wordings that no page of training uses.
         held_out_relations: whether every page has facts of two relations that no page of training has.
 

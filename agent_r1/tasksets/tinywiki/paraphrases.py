@@ -8,10 +8,10 @@ from agent_r1.tasksets.tinywiki.wiki import Chain
 
 
 def who(chain: Chain) -> str:
-    """Return the question for the last value of ``chain`` with "Who".
+    """Return a question that asks for the last value of ``chain``.
 
     Example:
-        "Who is the capital of the mayor of Alba?" (in training: "What is the capital of the mayor of Alba?")
+        "Who is the capital of the mayor of Alba?"
     """
     return f"Who is {_nested(chain)}{chain.start}?"
 
@@ -20,26 +20,25 @@ def command(chain: Chain) -> str:
     """Return a request for the last value of ``chain``.
 
     Example:
-        "Find the capital of the mayor of Alba." (in training: "What is the capital of the mayor of Alba?")
+        "Find the capital of the mayor of Alba."
     """
     return f"Find {_nested(chain)}{chain.start}."
 
 
 def topic(chain: Chain) -> str:
-    """Return the question for the last value of ``chain`` with the first entity at the front.
+    """Return a question that asks for the last value of ``chain``, with the first entity at the front.
 
     Example:
-        "Alba: what is the capital of the mayor of it?" (in training: "What is the capital of the mayor of Alba?")
+        "Alba: what is the capital of the mayor of it?"
     """
     return f"{chain.start}: what is {_nested(chain)}it?"
 
 
 def swapped(chain: Chain) -> str:
-    """Return the question for the last value of ``chain`` with two sentences swapped.
+    """Return a question that asks for the last value of ``chain``: "style b" with two sentences swapped.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"
-        (in training: "Start at Alba. Take the mayor, then the capital. Who is it?")
     """
     return "Take " + ", then ".join(f"the {name}" for name in chain.relations) + f". Start at {chain.start}. Who is it?"
 
@@ -50,7 +49,8 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""The wordings by name. tiny-base knows all their words, so the questions test the wording and not the vocabulary."""
+"""The wordings by name. tiny-base knows all their words, so that the questions test the wording and not the vocabulary.
+"""
 
 
 def _nested(chain: Chain) -> str:

@@ -18,16 +18,16 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Return the question for the last value of ``chain`` in style a: the last relation comes first.
+    """Return a question that asks for the last value of ``chain``, in "style a": the last relation comes first.
 
     Example:
-        "What is the capital of the mayor of Alba?" for the chain from Alba to its mayor, and to the mayor's capital
+        "What is the capital of the mayor of Alba?"
     """
     return "What is " + "".join(f"the {relation} of " for relation in reversed(chain.relations)) + f"{chain.start}?"
 
 
 def forward(chain: Chain) -> str:
-    """Return the question for the last value of ``chain`` in style b: the first relation comes first.
+    """Return a question that asks for the last value of ``chain``, in "style b": the first relation comes first.
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"
@@ -52,10 +52,10 @@ class Split:
     Attributes:
         owner: the class of the wikis: "train", "validation", "test" or ``UNSEEN``. Wikis of the first three classes
             share no fact.
-        wikis: the count of wikis.
-        tasks: the count of questions.
-        kinds: the kinds of questions, as pairs (wording, count of hops). The questions have these kinds in turn.
-        relation: a relation that every chain must contain; None for any relations.
+        wikis: the number of wikis.
+        tasks: the number of questions.
+        kinds: the kinds of questions, in turn, as pairs (wording, number of hops).
+        relation: a relation that every chain must contain, or None.
 
     Example:
         Split("test", wikis=4, tasks=400, kinds=(("style-a", 1), ("style-a", 2)))
@@ -97,8 +97,7 @@ SPLITS: Mapping[str, Split] = {
 
 
 _TRIES = 1000
-"""The largest count of chains that are drawn for one task, until one gives a new question with the required relation.
-"""
+"""The maximum number of chains that are drawn for one task."""
 
 
 @lru_cache(maxsize=32)
@@ -116,9 +115,8 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return task ``index`` of a split, and add its (wiki, question) to ``asked``.
-
-    ``prefix`` begins the names of the wikis, such as "test".
+    """Return task ``index`` of a split, and add (wiki, question) to ``asked``. ``prefix`` begins the names of the
+    wikis.
     """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"

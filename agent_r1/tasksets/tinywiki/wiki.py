@@ -25,8 +25,7 @@ FACTS_PER_PAGE = 5
 def fact_class(entity: str, relation: str, value: str) -> int:
     """Return the index of the class of a fact: 0 for train, 1 for validation, 2 for test.
 
-    The index is the sum of the three words' positions in their vocabularies, modulo 3. The fact (Alba, mayor, Bruno)
-    means that the mayor of Alba is Bruno.
+    The index is the sum of the three words' positions in their vocabularies, modulo 3.
     """
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
@@ -65,7 +64,7 @@ class Wiki:
         return tuple(self.facts)
 
     def page(self, title: str) -> str:
-        """Return the text of a page, such as "Alba: mayor Bruno. river Dovra.", without the quotes."""
+        """Return the text of a page, for example ``Alba: mayor Bruno. river Dovra.``"""
         return f"{title}: " + " ".join(f"{relation} {value}." for relation, value in self.facts[title].items())
 
     def renamed(self, relation: str, name: str) -> Wiki:

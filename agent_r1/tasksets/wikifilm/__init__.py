@@ -30,10 +30,10 @@ from agent_r1.tasksets.wikifilm.questions import build_questions
 from agent_r1.tasksets.wikifilm.settings import KINDS, Settings, read_settings
 
 TITLE = 200
-"""Characters that the limit on a search result reserves for the title of each page."""
+"""The number of characters of a search result that are reserved for the title of each page."""
 
 QUESTION = 400
-"""Characters that the limit on a search result reserves for the repeated question."""
+"""The number of characters of a search result that are reserved for the repeated question."""
 
 RECIPE: Mapping[str, Any] = {
     "tool_format": "tags",
@@ -49,16 +49,10 @@ RECIPE: Mapping[str, Any] = {
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
-    """Build the task set.
+    """Build the task set of the pages in ``data``, which can also be a TOML file of settings.
 
-    Args:
-        data: pages about films (see ``pages.read_pages``), or a TOML file (see ``settings.Settings``).
-        corpus: the corpus to search; None for the pages of ``data``.
-        seed: determines the order of the training questions.
-        encoder: the sentence encoder of the search; "" for BM25.
-
-    Raises:
-        InvalidInput: a file is missing or malformed, or has too few films for questions.
+    If ``corpus`` is None, the pages of ``data`` are searched. Raises InvalidInput if a file is missing or malformed, or
+    has too few films for questions.
     """
     settings = read_settings(data)
     pages = read_pages(settings.data)
@@ -86,7 +80,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str 
 
 
 def _splits(settings: Settings, questions: Mapping[str, tuple[Question, ...]], seed: int) -> Splits[Question]:
-    """Return the questions by split. The test questions of each kind, such as ``2-hop``, are a split of their own.
+    """Return the questions by split. The test questions of each kind, such as ``2-hop``, are a separate split.
 
     Raises InvalidInput if there are no training or no test questions.
     """

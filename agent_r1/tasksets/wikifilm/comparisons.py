@@ -13,10 +13,10 @@ from agent_r1.tasksets.wikifilm.facts import DirectedFilm
 from agent_r1.tasksets.wikifilm.words import name_key, title_name
 
 PARTNERS = 12
-"""The largest count of films that are tried as the second film of a comparison."""
+"""The maximum number of films that are tried as the second film of a comparison."""
 
 YEARS_APART = 2
-"""The smallest difference of two compared years. A film can have several release dates."""
+"""The minimum difference of two compared years. A film can have several release dates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,10 @@ class Comparison:
     """A way to compare two films by a year. ``{a}`` and ``{b}`` in the wordings stand for the titles.
 
     Attributes:
-        first: wordings of questions that ask for the film with the earlier year.
-        last: wordings of questions that ask for the film with the later year.
+        first: wordings of questions for the film with the earlier year.
+        last: wordings of questions for the film with the later year.
         year: returns the compared year of a film; None if the pages do not state the year.
         reads_directors: whether the years are on the pages of the directors, and not on the pages of the films.
-
-    Example:
-        Comparison("release", ("Which film came out first, {a} or {b}?",), (..), lambda one: one.film.year)
     """
 
     name: str
@@ -85,11 +82,7 @@ SAME_COUNTRY = (
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two films, in the order in which a question names them.
-
-    Attributes:
-        reads_directors: whether the answer is on the pages of the directors.
-    """
+    """Two films in the order of a question. If ``reads_directors``, the answer is on the pages of the directors."""
 
     one: DirectedFilm
     other: DirectedFilm
@@ -98,9 +91,8 @@ class _Pair:
     def question(self, id: str, text: str, answers: tuple[str, ...], found: tuple[str, str]) -> Question:
         """Return a question about the two films.
 
-        Args:
-            text: the wording. The titles of the two films replace ``{a}`` and ``{b}``.
-            found: the two years or nationalities to compare, such as ("1953", "1961").
+        The titles of the films replace ``{a}`` and ``{b}`` in ``text``. ``found`` has the two years or nationalities to
+        compare, such as ("1953", "1961").
         """
         films = (self.one, self.other)
         directors = [one.director.title for one in films if one.director] if self.reads_directors else []
@@ -138,7 +130,7 @@ def _by_year(films: Sequence[DirectedFilm], comparison: Comparison) -> Iterator[
 
 
 def _by_country(films: Sequence[DirectedFilm]) -> Iterator[Question]:
-    """Yield questions whether two directors are from the same country. About half of the answers are "yes"."""
+    """Yield the questions whether two directors are from the same country. About half of the answers are "yes"."""
     nations = {
         one.film.title: nation for one in films if one.director and (nation := one.director.nationality) is not None
     }

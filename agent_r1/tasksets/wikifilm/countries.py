@@ -56,7 +56,7 @@ NATIONALITY = re.compile(rf"\b(?:{'|'.join(sorted(COUNTRIES, key=len, reverse=Tr
 
 
 def country(nationality: str) -> str | None:
-    """Return the country of a nationality; None if it cannot be compared clearly, as for "Soviet" or "Hong Kong".
+    """Return the country of a nationality; None if the country is not clear, as for "Soviet" or "Hong Kong".
 
     All nationalities of the United Kingdom have the same country.
 

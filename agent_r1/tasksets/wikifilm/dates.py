@@ -52,7 +52,7 @@ class Date:
 
 @dataclass(frozen=True, slots=True)
 class FoundDate:
-    """A date in a text, at the characters from index ``start`` up to, but not including, index ``end``.
+    """A date that a text contains at ``text[start:end]``.
 
     Example:
         FoundDate(Date(1935, 9, 29), start=5, end=22)

@@ -35,11 +35,13 @@ EXAMPLES: tuple[Message, ...] = (
     *solved_example("When was the director of film The Quay Wardens born?", "9 March 1921", _WARDENS, _OTTILIE),
     *solved_example("Where was the director of film Salt on the Quay born?", "Visby", _SALT, _EDDA),
 )
-"""Three solved questions: one of one hop, and two of two hops. With only one of two hops, a model makes the second
-search less often."""
+"""Three solved questions: one with one hop, and two with two hops.
+
+With a single example of two hops, a model makes the second search less often.
+"""
 
 READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_EDDA, _OLLE))}\n\nWhere was Edda Lindqvane born?"),
     Message.assistant("<answer>Visby</answer>"),
 )
-"""The solved question for naive RAG. The prompt contains the pages, so there is no search."""
+"""The solved question for naive RAG, without a search."""

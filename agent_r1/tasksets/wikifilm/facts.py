@@ -13,11 +13,11 @@ from agent_r1.tasksets.wikifilm.persons import Person, read_director
 from agent_r1.tasksets.wikifilm.words import as_spelled, name_key, title_name
 
 AGES = (14, 100)
-"""The smallest and the largest age of a director in the year of a film. Otherwise, the name belongs to several persons.
+"""The minimum and the maximum age of a director in the year of a film. At another age, the director is another person.
 """
 
 YEARS_AFTER_DEATH = 3
-"""The largest count of years from a director's death to the release of the film."""
+"""The maximum number of years from a director's death to the release of the film."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class FilmFacts:
     classes: Mapping[str, str]
 
     def answers(self, values: Sequence[str], title: str) -> tuple[str, ...]:
-        """Return ``values`` and their other spellings on the page ``title``; () if the page contains none of the
+        """Return ``values`` with their other spellings on the page ``title``; () if the page contains none of the
         values.
         """
         spellings = [spelling for value in values if (spelling := as_spelled(value, self.texts[title]))]
@@ -79,8 +79,8 @@ def read_facts(pages: Iterable[Passage]) -> FilmFacts:
 def _director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
     """Return the director of a film; None if the director is not known.
 
-    The director is known if the film's page names a person, exactly one entry of ``directors`` has this name, and the
-    film's year fits the person's life.
+    The film's page must name the director. Exactly one entry of ``directors`` must have this name, and the film's year
+    must fit the person's life.
     """
     named = directors.get(name_key(film.director), []) if film.director else []
     return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None
@@ -100,7 +100,7 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 def _family(one: DirectedFilm) -> list[str]:
     """Return the keys (see ``name_key``) of the names that connect a film with other films.
 
-    The names are the titles of the film's and the director's page, the director, and the director's father.
+    The names are the titles of the two pages, the director, and the director's father.
     """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)

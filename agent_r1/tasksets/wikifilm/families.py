@@ -13,9 +13,8 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
     """Return the split ("train", "validation" or "test") of each name in ``families``.
 
     A family is a list of names of films and persons that must be in the same split, such as a film and its director.
-    Families with a common name are merged: ("Jaws", "Steven Spielberg") and ("Lincoln", "Steven Spielberg"). The
-    alphabetically first name ("Jaws") decides the split of a merged family (:func:`class_of`). More pages change the
-    split only if another name becomes the first.
+    Families with a common name are merged, such as ("Jaws", "Steven Spielberg") and ("Lincoln", "Steven Spielberg").
+    The alphabetically first name ("Jaws") decides the split of a merged family (:func:`class_of`).
     """
     parent: dict[str, str] = {}
 

@@ -90,11 +90,8 @@ def read_film(page: Passage) -> Film | None:
 def _year(title: str, start: str, before: str, after: str) -> int | None:
     """Return the release year from the first sentence of a film's page; None if there is not exactly one year.
 
-    Args:
-        title: the title of the page, such as "X (1953 film)".
-        start: the text before "is a", such as "X (1953)".
-        before: the text between "is a" and "film", such as "1953 comedy".
-        after: the text after "film", such as "from 1953".
+    ``start``, ``before`` and ``after`` are parts of the sentence, for example "X (1953)", "1953 comedy" and "from
+    1953".
     """
     in_title = re.search(rf"\(({_YEAR.pattern})\b.*\)$", title)
     at_start = re.search(rf"\(({_YEAR.pattern})\) ?$", start)
@@ -105,7 +102,7 @@ def _year(title: str, start: str, before: str, after: str) -> int | None:
 
 
 def _director(text: str) -> str | None:
-    """Return the only name after "directed by" on a film's page.
+    """Return the name after "directed by" on a film's page.
 
     Return None if there is no full name, several names, or a sentence about another work.
     """
@@ -122,7 +119,9 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the name of the only person with whom the text begins, without a description, or None.
+    """Return the name at the beginning of the text, without the description before the name.
+
+    Return None if there is no name, or several names.
 
     Example:
         "Sergio Leone" for "Italian filmmaker Sergio Leone and starring ..."

@@ -18,7 +18,7 @@ from agent_r1.tasksets.multihop.aliases import ALIASES_FILE
 from agent_r1.tasksets.multihop.fields import parse_context
 
 SHOWN = 600
-"""The largest count of characters of a page that a search shows. Facts are read only from this part."""
+"""The maximum number of characters of a page that a search shows. Facts are read only from this part."""
 
 _SENTENCES = TypeAdapter(list[str])
 
@@ -60,9 +60,7 @@ def _pages(row: JsonRecord) -> Iterator[Passage]:
 
 
 def shorten(page: Passage) -> Passage:
-    """Return the page, cut after a sentence to at most ``SHOWN`` characters, or after a word if the first sentence is
-    too long.
-    """
+    """Return the page, cut after a sentence to at most ``SHOWN`` characters. If no sentence fits, cut after a word."""
     if len(page.text) <= SHOWN:
         return page
     start = page.text[:SHOWN]

@@ -113,9 +113,9 @@ def _read_life(life: str) -> tuple[_Event, _Event]:
 
 
 def _read_event(text: str, which: int) -> _Event:
-    """Return the event in a text such as "14 January 1896 in Lviv": a date, and the place directly after or before it.
+    """Return the event in a text such as "14 January 1896 in Lviv". The place is directly after or before the date.
 
-    ``which`` is the index of the date among the dates of the text: 0 for the first, -1 for the last.
+    ``which`` is the index of the event's date among the dates of the text: 0 for the first, -1 for the last.
     """
     dates = list(find_dates(text))
     if not dates:
@@ -133,8 +133,7 @@ def _read_event(text: str, which: int) -> _Event:
 
 
 def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
-    """Yield an event for each sentence of ``text`` that states the birth (``verb`` "born") or death ("died") of
-    ``name``.
+    """Yield an event for each sentence that states the birth (verb "born") or the death (verb "died") of ``name``.
 
     Example:
         For the verb "born" and the text "Marin was born on 3 May 1918 in Rome, Italy, and died in Oslo.":

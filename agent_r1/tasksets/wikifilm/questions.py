@@ -74,9 +74,7 @@ RELATIONS = (
 
 
 def build_questions(facts: FilmFacts) -> Mapping[str, tuple[Question, ...]]:
-    """Return the questions by split (train, validation or test). The films and directors of a question decide its
-    split.
-    """
+    """Return the questions by split (train, validation or test). The films of a question decide its split."""
     questions = {}
     for owner in SHARES:
         films = [one for one in facts.films if facts.classes[one.film.title] == owner]
@@ -85,10 +83,10 @@ def build_questions(facts: FilmFacts) -> Mapping[str, tuple[Question, ...]]:
 
 
 def _about_directors(films: Sequence[DirectedFilm], facts: FilmFacts) -> Iterator[Question]:
-    """Yield questions of one and two hops about the directors of ``films``.
+    """Yield questions about the directors of ``films``.
 
     A 1-hop question asks who directed a film, or for a fact about a director. A 2-hop question asks for a fact about
-    the director of a film, without the director's name.
+    "the director of film ..".
     """
     asked: set[str] = set()
     for one in films:

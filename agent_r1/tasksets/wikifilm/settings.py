@@ -39,19 +39,18 @@ class Settings(BaseModel):
     """The kinds of questions in the training split."""
 
     pages: int = Field(default=3, ge=1)
-    """The largest count of pages that a search returns."""
+    """The maximum number of pages that a search returns."""
 
     turns: int = Field(default=7, ge=1)
-    """The largest count of actions in an episode. A 1-hop question needs one search and the answer; a
-    bridge-comparison, four searches and the answer."""
+    """The maximum number of actions in an episode: the searches and the answer. A bridge-comparison needs four
+    searches."""
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in the TOML file ``data``, or ``Settings(data=data)`` for any other file, folder or name on
-    the hub.
+    """Return the settings in the TOML file ``data``. For any other file, folder or name, return
+    ``Settings(data=data)``.
 
-    Raises:
-        InvalidInput: ``data`` is None; the TOML file cannot be read; or a setting is unknown or invalid.
+    Raises InvalidInput if ``data`` is None, the TOML file cannot be read, or a setting is unknown or invalid.
     """
     if data is None:
         raise InvalidInput("--data for wikifilm", got="nothing", do="give a file of Wikipedia's pages about films")

@@ -8,13 +8,10 @@ LONGEST = 500  # the largest number of characters of a value that are printed
 
 
 def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) -> None:
-    """Run a solution and the examples. Print the failures and the count of examples that pass.
+    """Run a solution and the examples. Print the failures and the number of examples that pass.
 
-    Args:
-        given: source that runs before the solution.
-        code: the source of the solution.
-        after: source that runs after the solution.
-        examples: pairs of a call and its expected value, both as source.
+    All texts are Python source. ``given`` and ``after`` run before and after the solution ``code``. An example is a
+    pair (call, expected value).
     """
     linecache.cache[NAME] = (len(code), None, f"{code}\n".splitlines(True), NAME)
     names: dict[str, object] = {"__name__": "solution"}
@@ -47,9 +44,7 @@ def tried(call: str, wanted: str, names: dict[str, object]) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """Return the text of an error with its traceback: at most the last 8 frames, from the first frame in the solution
-    on.
-    """
+    """Return the text of an error and its traceback: at most the last 8 frames, starting in the solution."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != NAME:
         frames = frames.tb_next

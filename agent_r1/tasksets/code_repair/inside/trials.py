@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 STEPS = 20_000
-"""The largest count of steps of a test: events of ``sys.settrace``, such as calls and executed lines.
+"""The maximum number of steps of a test. A step is an event of ``sys.settrace``, such as an executed line.
 
 Unlike a time limit, this limit has the same effect on every machine.
 """
@@ -22,9 +22,8 @@ class _TooLong(BaseException):
 def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]) -> None:
     """Print the outcomes as JSON: for each function, a list with one text per version (:func:`outcome_of`).
 
-    Args:
-        functions: for each function, a tuple (code that runs before it, the sources of its versions, its tests). A test
-            is a pair of a call and its expected value.
+    ``functions`` has a tuple (code that runs first, sources of the versions, tests) per function. A test is a pair
+    (call, expected value).
     """
     outcomes = []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -36,9 +35,8 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
     """Return one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
 
-    A test is unusable if the call runs too long, exits, or returns the expected value but not plain data
-    (:func:`is_plain`). If ``given`` or ``source`` cannot be executed, all tests are unusable. ``given`` runs before
-    ``source``.
+    A test is unusable if the call runs too long, exits, or returns the expected value in a form that is not plain data
+    (:func:`is_plain`). All tests are unusable if ``given`` or ``source`` cannot be executed.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
@@ -50,7 +48,7 @@ def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
 
 
 def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
-    """Return the letter of one test (see :func:`outcome_of`). ``names`` are the global variables."""
+    """Return the letter of one test (see :func:`outcome_of`)."""
     steps = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
