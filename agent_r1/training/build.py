@@ -177,7 +177,7 @@ class Runtime:
 
     @property
     def agent(self) -> Agent:
-        """The agent that samples at the configured temperature, without guidance."""
+        """The agent that samples at the configured temperature, without the guidance of a critic."""
         engine: InferenceEngine = MeteredEngine(self.engine, self.meter)
         agent = self.policy.agent(engine, self.config, self.config.temperature)
         if self.profiler is NO_PROFILER:

@@ -186,7 +186,7 @@ class RunConfig(TasksetConfig):
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     threads: int = Field(default=1, ge=1, le=256)
-    """Number of torch threads. Runs are bit-identical only with the same number."""
+    """Number of torch threads. Runs with different numbers of threads are not bit-identical."""
 
     @field_validator("tags")
     @classmethod
@@ -221,7 +221,7 @@ class GuidedConfig(RunConfig):
 
 
 class TrainSettings(GuidedConfig):
-    """Settings of training except the algorithm, which are validated without importing torch."""
+    """Settings of training, except the algorithm. Their validation does not import torch."""
 
     section: ClassVar[str] = "Training"
 

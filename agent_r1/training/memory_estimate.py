@@ -105,7 +105,7 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
 
 
 def shares_prefixes(model: PreTrainedModel, config: TrainConfig) -> bool:
-    """Return whether the trainer computes a common prefix of several sequences only once."""
+    """Return whether the trainer computes a prefix that several sequences have in common only once."""
     if not wants_sharing(config.trainer, [model]):
         return False
     return obstacle_to_sharing(config.trainer, config.algorithm, [model]) is None

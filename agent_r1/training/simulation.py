@@ -146,7 +146,7 @@ class Timeline:
 
 
 def simulate(groups: Sequence[GroupLoad], cluster: Cluster, schedule: Schedule) -> Timeline:
-    """Return the timeline of training on ``groups``, of which each step takes ``schedule.groups_per_step``."""
+    """Return the timeline of training on ``groups``, with ``schedule.groups_per_step`` groups per step."""
     return _Simulation(groups, cluster, schedule).run()
 
 

@@ -52,7 +52,7 @@ class MonitorConfig(BaseModel):
     falls while the trained reward rises. Empty: no check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Number of steps in each mean that the check of true_reward compares."""
+    """Number of steps in each of the two means that the check of true_reward compares."""
 
     def ratio_limit(self, trainer: Dtype) -> float:
         """Return ``ratio_deviation``, or its default for the trainer's data type."""
