@@ -105,7 +105,7 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
 
 
 def shares_prefixes(model: PreTrainedModel, config: TrainConfig) -> bool:
-    """Return whether the trainer computes a prefix that several sequences have in common only once."""
+    """Return whether the trainer computes the common prefix of several sequences once, instead of once per sequence."""
     if not wants_sharing(config.trainer, [model]):
         return False
     return obstacle_to_sharing(config.trainer, config.algorithm, [model]) is None
