@@ -47,7 +47,7 @@ class Exchange(Protocol):
         ...
 
     def to_json(self, answer: Answer) -> Json:
-        """Return the JSON body of a response without a stream."""
+        """Return the JSON body of the response, for a client that wants no events."""
         ...
 
     def event_writer(self) -> EventWriter:

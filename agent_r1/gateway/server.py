@@ -116,8 +116,9 @@ class Gateway:
 
     @property
     def base_url(self) -> str:
-        """The base URL for the clients of OpenAI, such as ``http://127.0.0.1:8123/v1``. Raise RuntimeError before a
-        start.
+        """The base URL for the clients of OpenAI, such as ``http://127.0.0.1:8123/v1``.
+
+        Raise RuntimeError if the gateway was not started.
         """
         if self._server is None:
             raise RuntimeError("the gateway was not started")

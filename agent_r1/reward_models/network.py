@@ -224,7 +224,7 @@ class RewardModel:
     implicit_reward: ImplicitReward = "probability"
 
     def score(self, trajectories: Sequence[Trajectory], micro_tokens: int) -> list[tuple[float, tuple[float, ...]]]:
-        """Return (score of the trajectory, scores of its turns that have action tokens) for each trajectory."""
+        """Return a pair for each trajectory: its score, and the scores of its turns that have action tokens."""
         packed = pack_traces(trajectories)
         turns = score_turns(self.network, packed, micro_tokens)
         traces = self.network.trace_scores(turns, packed).tolist()

@@ -122,7 +122,7 @@ def _require_both_outcomes(split: TraceSplit, config: RewardModelConfig) -> None
 
 
 def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardModel, RewardModel, MixedPrecision[Any]]:
-    """Return (reward model in float32, reward model that computes in ``config.dtype``, weights of both)."""
+    """Return (reward model in float32, reward model that computes in ``config.dtype``, the weights of both)."""
     if config.kind != "implicit":
         head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
         sharing = find_sharing(head.compute.backbone)

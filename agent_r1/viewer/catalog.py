@@ -154,7 +154,7 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
 
 
 def read_curves(reader: RunReader) -> Curves:
-    """Return the curve of each metric of a run."""
+    """Return the curve of each metric of a run, by the name of the metric."""
     curves: dict[str, dict[int, float]] = {}
     for metrics in reader.metrics():
         for name, value in metrics.values.items():

@@ -1,4 +1,4 @@
-"""The settings that pages show: those that differ from their defaults or between runs."""
+"""The settings that pages show: settings that differ from their defaults or between runs."""
 
 from __future__ import annotations
 

@@ -258,7 +258,10 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def _check_failed(self) -> asyncio.Task[None] | None:
-        """Check failed workers whose last check is ``RECHECK_SECONDS`` ago. Return the task that checks, or None."""
+        """Check failed workers again, ``RECHECK_SECONDS`` after their last check.
+
+        Return the task that checks, or None.
+        """
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
         if due and (self._checking is None or self._checking.done()):

@@ -51,7 +51,7 @@ class WorkerSession:
     _work: asyncio.Task[Answer] | None = None
 
     def models(self, roles: tuple[str, ...]) -> Mapping[str, ModelClient]:
-        """Return models, by role, that forward the environment's queries to the run."""
+        """Return a model for each role. The models forward the environment's queries to the run."""
         return {role: self._model(role) for role in roles}
 
     async def open(self, env: Env, task: Task, context: RolloutContext) -> Answer | ModelQuery:
