@@ -30,7 +30,6 @@ class ExportedAttempt:
     tools: Sequence[Mapping[str, Any]]
 
     def tools_of(self, conversation: Conversation) -> list[dict[str, Any]]:
-        """Return the tools in the prompt of a conversation, in the OpenAI format."""
         if conversation.tools is None:
             return [dict(tool) for tool in self.tools]
         return [tool.to_openai() for tool in conversation.tools]

@@ -1,4 +1,4 @@
-"""Export a run: select the content, write the folder, and upload the folder if requested."""
+"""Export a run."""
 
 from __future__ import annotations
 

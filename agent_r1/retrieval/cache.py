@@ -36,10 +36,10 @@ class Origin:
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder of ``origin`` in ``cache``. If the folder is missing or damaged, build it first.
+    """Return the folder of ``origin`` in ``cache``. A missing or damaged folder is built: ``make(folder)`` writes the
+    files.
 
-    ``make(folder)`` writes the files to a temporary folder, which then gets its final name. Raises InvalidInput if the
-    folder cannot be created.
+    Raises InvalidInput if the folder cannot be created.
     """
     try:
         return build_once(cache.expanduser() / origin.key, {"format": FORMAT, **asdict(origin)}, make)

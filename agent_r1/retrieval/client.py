@@ -1,4 +1,4 @@
-"""A client of a retrieval server. The client searches over HTTP."""
+"""A client of a retrieval server, over HTTP."""
 
 from __future__ import annotations
 

@@ -62,9 +62,7 @@ class IndexConfig(BaseModel):
 
 
 class SearchConfig(IndexConfig):
-    """The settings of a search in this process, from a TOML file (``--corpus search.toml``) or from options of
-    ``agent-r1 retriever``.
-    """
+    """The settings of a search in this process."""
 
     corpus: Path
     """The file of passages. Each row has the fields ``title`` and ``text``."""

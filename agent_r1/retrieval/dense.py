@@ -1,4 +1,4 @@
-"""Dense search: a sentence encoder turns passages and queries into vectors. Inner products rank the passages."""
+"""Dense search: inner products of the vectors of queries and passages rank the passages."""
 
 from __future__ import annotations
 

@@ -27,4 +27,4 @@ class Retriever(Protocol):
 
 
 class RetrievalError(AgentR1Error):
-    """Raised if a retriever is not available. The message gives the reason in one line."""
+    """Raised if a retriever is not available. The message is one line."""

@@ -1,7 +1,7 @@
 """The retrieval server: one index for many machines, over HTTP.
 
-The server has no passwords and no TLS, so use it only between machines that trust each other. Requests are limited in
-size, number and time. On a loopback address, only loopback host names are accepted, against DNS rebinding.
+The server has no passwords and no TLS, so use it only between machines that trust each other. On a loopback address,
+only loopback host names are accepted, against DNS rebinding.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ CHUNK = 65536
 
 
 class Vectors(Protocol):
-    """Vectors that can be searched by inner product with a query."""
+    """Vectors that can be searched by inner product."""
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
         """Return, for each query, the indices of the ``k`` vectors with the largest inner products, largest first.

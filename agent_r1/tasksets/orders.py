@@ -76,15 +76,12 @@ class Wish:
     value: str
 
     def fulfilled(self, database: Database) -> Database:
-        """Return a copy of ``database`` with the wanted change."""
         change: Mapping[str, Any] = {"cancelled": True} if self.field == "cancel" else {self.field: self.value}
         return {**database, self.order: replace(database[self.order], **change)}
 
 
 @dataclass(slots=True)
 class OrderDatabase:
-    """The orders of one episode, by number."""
-
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:

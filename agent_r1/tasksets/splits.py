@@ -23,8 +23,6 @@ _MOST = {"test": 1000, "validation": 128}
 
 
 class BenchmarkQuestion(Protocol):
-    """A question of a benchmark."""
-
     @property
     def text(self) -> str: ...
 

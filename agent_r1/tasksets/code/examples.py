@@ -90,7 +90,7 @@ def _parses(text: str) -> bool:
 
 
 def _is_plain_call(text: str) -> bool:
-    """Return whether the text is a call with only literal arguments. A call such as ``f(n)`` is part of a sentence."""
+    """Return whether the text is a call with only literal arguments."""
     if not _parses(text):
         return False
     call = ast.parse(text, mode="eval").body

@@ -1,4 +1,4 @@
-"""The scorer of the task set ``code``: hidden tests grade the solutions."""
+"""The scorer of the task set ``code``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def extract_solution(text: str) -> str | None:
 
 
 def _closed(text: str, start: int) -> str | None:
-    """Return the content of the code block that begins at ``start``; None if the block has no closing fence."""
     closer, opener = _CLOSER.search(text, start), _OPENER.search(text, start)
     if closer is None or (opener is not None and opener.start() < closer.start()):
         return None

@@ -1,4 +1,4 @@
-"""Right and wrong reference solutions of a problem."""
+"""Reference solutions of a problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions, for episodes of ``max_turns`` turns."""
+    """Return a function from a task to its reference solutions."""
 
     def of(task: Task) -> ReferenceSolutions:
         exam: Exam = task.data["exam"]

@@ -1,4 +1,4 @@
-"""The tool ``run_tests``: the agent tries its solution on the public examples, never on the hidden tests."""
+"""The tool ``run_tests``: the agent tries its solution on the public examples."""
 
 from __future__ import annotations
 

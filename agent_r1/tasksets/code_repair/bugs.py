@@ -1,4 +1,4 @@
-"""Plant a bug into a function, and run the tests in a sandbox to verify that the function now fails."""
+"""Plant bugs into functions, and run the tests in a sandbox to verify that the functions fail."""
 
 from __future__ import annotations
 

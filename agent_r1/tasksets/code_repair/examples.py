@@ -26,8 +26,6 @@ class SolvedTask:
     """A solved task in the prompt: the agent tries edits until the test passes.
 
     Attributes:
-        text: the text of the task.
-        proposals: the proposed lines.
         tries: a pair (line, result of the tool) per edit. The last line passes the test.
     """
 

@@ -45,12 +45,7 @@ NAMES: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "an
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A copy of a function with one changed line.
-
-    Attributes:
-        kind: the kind of the change, such as "comparison".
-        line: the index of the changed line, from 0.
-        source: the source of the whole copy.
+    """A copy of a function with one changed line. ``line`` is the index of this line, from 0.
 
     Example:
         Mutation("operator", 1, "def double(x):\\n    return 2 + x")

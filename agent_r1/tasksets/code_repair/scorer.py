@@ -1,4 +1,4 @@
-"""The scorer of ``code-repair``: hidden tests grade the edits."""
+"""The scorer of ``code-repair``."""
 
 from __future__ import annotations
 
@@ -100,10 +100,9 @@ def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
 
     - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
     - ``corrected_rate``: of the attempts with a wrong first edit, the share whose final answer repairs the function.
-    - ``kept_after_pass``: of the attempts whose first tested edit passed the visible test, the share whose final answer
-      is this edit.
-    - ``kept_after_fail``: of the attempts whose first tested edit failed the visible test, the share whose final answer
-      is this edit.
+    - ``kept_after_pass``: of the attempts whose first tested edit passed the visible test, the share that kept this
+      edit as the final answer.
+    - ``kept_after_fail``: the same share of the attempts whose first tested edit failed the visible test.
 
     The last two shares are equal for an agent that ignores the tool. Attempts that could not be graded are ignored. A
     share of no attempts is left out.

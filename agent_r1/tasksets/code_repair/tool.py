@@ -1,4 +1,4 @@
-"""The tool ``try``: it runs an edited function on the visible test of the task, never on a hidden test."""
+"""The tool ``try``: it runs an edited function on the visible test of the task."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ def boxed_answer(text: str) -> str | None:
 def _closing_braces(text: str) -> dict[int, int]:
     """Return the index of the closing brace by the index of its opening brace: {2: 4, 0: 5} for "{a{b}}".
 
-    Escaped braces and braces without a partner are left out. One pass takes linear time even if many boxes are not
-    closed.
+    Escaped braces and braces without a partner are left out.
     """
+    # One pass: a search for each box would take quadratic time if many boxes are not closed.
     closing: dict[int, int] = {}
     opened: list[int] = []
     for found in _BRACE.finditer(text):

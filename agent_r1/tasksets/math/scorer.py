@@ -1,4 +1,4 @@
-"""The scorer of mathematics: it compares the final answer with the gold answer."""
+"""The scorer of mathematics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right and wrong reference solutions of a problem."""
+"""Reference solutions of a problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions, for episodes of ``max_turns`` turns."""
+    """Return a function from a task to its reference solutions."""
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
     def of(task: Task) -> ReferenceSolutions:

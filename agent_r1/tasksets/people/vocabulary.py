@@ -1,4 +1,4 @@
-"""The words of ``people``: the names of people, the values of facts, and the wordings of pages and questions."""
+"""The words of ``people``: names, values of facts, and wordings of pages and questions."""
 
 from __future__ import annotations
 

@@ -22,11 +22,7 @@ YEARS_AFTER_DEATH = 3
 
 @dataclass(frozen=True, slots=True)
 class DirectedFilm:
-    """A film with its director. ``director`` is None if the director is not known or has no page.
-
-    Example:
-        DirectedFilm(Film("Salt on the Quay", 1961, "Edda Lindqvane"), Person("Edda Lindqvane", ..))
-    """
+    """A film with its director. ``director`` is None if the director is not known or has no page."""
 
     film: Film
     director: Person | None

@@ -1,4 +1,4 @@
-"""Run a solution on the examples of its task, and print the results for the agent."""
+"""A program for the sandbox: run a solution on the examples of its task."""
 
 import linecache
 import traceback

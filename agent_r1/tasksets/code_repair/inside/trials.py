@@ -1,4 +1,4 @@
-"""Test several versions of functions with the tests of their tasks, and print which tests pass."""
+"""A program for the sandbox: test versions of functions, and print which tests pass."""
 
 import ast
 import io
