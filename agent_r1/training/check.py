@@ -122,7 +122,6 @@ MAX_FAILURES_SHOWN = 20
 
 
 def render_report(report: CheckReport) -> Text:
-    """Return the report as text for a terminal: counts, and the first failures."""
     counts = ", ".join(f"{split} {count}" for split, count in report.tasks.items())
     failures, more = report.failures[:MAX_FAILURES_SHOWN], len(report.failures) - MAX_FAILURES_SHOWN
     lines = [
@@ -217,7 +216,6 @@ def _validate(given: ReferenceSolutions) -> ReferenceSolutions:
 
 
 def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailure]:
-    """Yield a failure for each missing part: a gold solution, a wrong solution, the expected rewards."""
     for name, is_gold in (("gold", True), ("wrong", False)):
         if not any(check.is_gold is is_gold for check in checks):
             yield CheckFailure(task.id, name, f"it has no {name} solution")

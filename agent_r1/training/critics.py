@@ -20,7 +20,6 @@ from agent_r1.store.manifest import list_checkpoints
 from agent_r1.training.checkpoint.files import saved_tensors
 
 CRITIC = "critic."
-"""The prefix of the names of a critic's weights in the state of a trainer."""
 
 
 def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:

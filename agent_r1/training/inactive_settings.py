@@ -65,7 +65,6 @@ def _settings(config: TrainConfig) -> dict[str, object]:
 
 
 def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
-    """Return the settings whose key is ``key``, or begins with ``key`` and a dot."""
     return {own: value for own, value in settings.items() if own == key or own.startswith(f"{key}.")}
 
 

@@ -136,7 +136,6 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
 
 
 def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[MemoryUse]:
-    """Yield the memory of weights, gradients and the optimizer's moments, except the weights of ``model``."""
     needs, kl, lora = config.algorithm.needs, config.algorithm.kl, config.trainer.lora
     computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
     parameters, on_cpu = _count_weights(model), model.device.type == "cpu"
@@ -259,7 +258,6 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int:
 
 
 def _machine_memory(root: Path) -> int:
-    """Return the available memory in bytes; the physical memory if /proc/meminfo cannot be read."""
     try:
         lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text("ascii").splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024  # given in kB

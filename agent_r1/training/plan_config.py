@@ -29,7 +29,6 @@ GPUS: Mapping[str, Gpu] = {
     "h200": Gpu(141, 989, 4800),
     "b200": Gpu(180, 2250, 8000),
 }
-"""GPUs by name, from the data sheets of their maker."""
 
 MODEL_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     name: (kind, dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",

@@ -63,7 +63,6 @@ class PlayResult:
         return "\n".join([f"{self.status} {after}{reason}", f"rewards: {rewards or 'none'}", *gold])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 play``, with one key per attribute."""
         return asdict(self)
 
 

@@ -23,7 +23,6 @@ from agent_r1.training.policy import Policy
 OPEN_SECONDS = 60.0
 
 CHECKED_PROMPTS = 8
-"""The number of longest prompts per split that are checked before a run."""
 
 PIXELS_PER_CHARACTER = 200
 """The number of pixels of an image that count as one character of text when prompts are compared.
@@ -153,11 +152,6 @@ def _estimated_length(task: Task) -> float:
 
 
 async def _opening_messages(env: Env, task: Task) -> tuple[Message, ...]:
-    """Return the opening messages of an episode of the task.
-
-    Raises InvalidInput if the environment raises an error, or takes longer than ``OPEN_SECONDS``.
-    """
-
     def invalid(reason: str) -> InvalidInput:
         do = f"fix the environment, or the task: it is opened once before a run begins (in {OPEN_SECONDS:g} s)"
         return InvalidInput(f"task {task.id}", got=reason, do=do)

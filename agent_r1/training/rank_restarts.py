@@ -43,7 +43,6 @@ async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: Gra
 
 
 async def _restart(run: TrainingRun, writer: RunWriter, reason: str) -> TrainingRun:
-    """Return the run with new ranks, in a new segment at its last checkpoint."""
     run.progress.print_line(f"WARNING: {reason}; the ranks are started again")
     runtime = await run_in_thread(rebuild_trainer, run.runtime)
     try:

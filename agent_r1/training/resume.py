@@ -99,7 +99,6 @@ def recorded_decode_step(reader: RunReader) -> str:
 
 
 def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
-    """Raise InvalidInput if ``layers`` change the name or a parameter of the algorithm in ``config``."""
     # Imported here, because the module imports torch.
     from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters
 

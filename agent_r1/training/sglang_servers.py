@@ -70,7 +70,6 @@ def _connect(policy: Policy, config: RunConfig, folders: WeightFolders) -> Share
 
 
 def _check(url: str, context: int) -> None:
-    """Raise ServerRefused if ``url`` is not a usable SGLang server, or accepts fewer than ``context`` tokens."""
     shown = redact_url(url)
     do = "start SGLang 0.5 or newer there, as docs/scaling.md describes"
     with httpx.Client(base_url=url, timeout=CONNECT_SECONDS, trust_env=False) as client:

@@ -65,7 +65,6 @@ class SmokeReport:
         return next((result for result in self.results if result.outcome == "failed"), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON output of ``agent-r1 smoke``."""
         first = self.first_failure
         return {
             "passed": first is None,
@@ -75,7 +74,6 @@ class SmokeReport:
 
 
 def render_report(report: SmokeReport) -> Group:
-    """Return the report for a terminal: a table with one line per check, and the first failure."""
     grid = Grid("check", "outcome", "seconds", "detail", box=box.SIMPLE_HEAD)
     for result in report.results:
         grid.add_row(*map(Text, (result.name, result.outcome, f"{result.seconds:.1f}", result.detail)))

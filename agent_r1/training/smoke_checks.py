@@ -321,7 +321,6 @@ def _tool_calls(trajectory: Trajectory) -> Iterator[tuple[str, ToolResult]]:
 
 
 def _broken(calls: Sequence[tuple[str, ToolResult]], tolerated: Collection[str]) -> list[str]:
-    """Return a line for each failed call, except for kinds of failure in ``tolerated``."""
     lines = [
         f"{name}: {result.error}: {Message('tool', result.parts).text}"
         for name, result in calls
@@ -334,7 +333,6 @@ EXAMPLES: Mapping[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "ar
 
 
 def _arguments(tool: ToolSpec) -> dict[str, Any]:
-    """Return made-up values of the required arguments of a tool, such as {"query": "1"}."""
     properties = tool.parameters.get("properties", {})
     required = {name: properties.get(name, {}) for name in tool.parameters.get("required", ())}
     return {

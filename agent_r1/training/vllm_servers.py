@@ -126,8 +126,6 @@ class VllmServers:
 def _start(
     policy: Policy, config: RunConfig, folders: WeightFolders, run_folder: Path | None, launcher: ServerLauncher
 ) -> SharedPool:
-    """Return a pool of vLLM servers that serve the weights of ``policy``. Start servers if ``engine.vllm.urls`` is
-    empty."""
     engine, vllm = config.engine, config.engine.vllm
     adapters = _adapter_options(policy, vllm)
     try:

@@ -54,7 +54,6 @@ T = TypeVar("T")
 
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
 TRAINER_TENSORS = "trainer*.safetensors"
-"""The trainer's tensors in a checkpoint: one file, or one file for each rank."""
 _STATE = "state"
 ADAPTER = "adapter"
 CORRUPT = "corrupt"

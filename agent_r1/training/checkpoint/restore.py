@@ -85,7 +85,6 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
 
 
 def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
-    """Return an event if micro-batches are smaller than before. Results can then differ in their last bits."""
     before, now = int(saved.scalars.get("micro_tokens", updater.micro_tokens)), updater.micro_tokens
     if now >= before:
         return ()
@@ -116,7 +115,6 @@ def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
 
 
 def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
-    """Rename the folder of a skipped checkpoint, if it exists. Return the event about the corrupt checkpoint."""
     if not skipped.folder.exists():
         return LogEvent(CORRUPT, skipped.reason)
     try:

@@ -45,7 +45,6 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
 
 
 def _value(trajectory: Trajectory, name: str) -> float | None:
-    """Return the sum of an attempt's values of the reward ``name``; None if there are none, or not all are finite."""
     values = [one.value for one in weighted_rewards(trajectory, {}) if one.name == name]
     return math.fsum(values) if values and all(map(can_be_summed, values)) else None
 

@@ -22,7 +22,6 @@ from agent_r1.training.vllm_servers import StartedServer, server_environment
 POLL_SECONDS = 0.5
 
 CALL_SECONDS = 60.0
-"""The time limit, in seconds, of a call for which the Ray actor need not wait."""
 
 
 class RayRanks:
@@ -139,7 +138,6 @@ class RayServerProcess:
         return str(self._call(self._actor.last_words, otherwise="its Ray actor ended"))
 
     def _call(self, method: Any, otherwise: object) -> object:
-        """Return the result of a method of the actor; ``otherwise`` if the actor has ended."""
         try:
             return self._ray.get(method.remote(), timeout=CALL_SECONDS)
         except self._ray.exceptions.RayError:
