@@ -58,7 +58,7 @@ class RunReport:
         table: the share of right answers at the end of the run, by method and then by split.
         curves: the values by step of each metric and timing.
         file: the Python file that defines the task set, if any.
-        hardware: the processor, the GPUs and so on of the last start; {} if not recorded.
+        hardware: the processor, the GPUs and so on of the last start or resumption; {} if not recorded.
         profile: the time of each part of an average step, empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
     """

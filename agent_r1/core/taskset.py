@@ -34,7 +34,7 @@ class TaskSet:
         measures: computes measures from scored attempts, in addition to the rewards.
         agent: an agent program that acts instead of the agent loop, and calls the policy over HTTP.
         sandbox: the isolation of code that the policy writes. None: no such code is executed.
-        file: the user's Python file that defines the task set; None for a built-in task set.
+        file: the user's Python file that defines the task set, if any.
     """
 
     name: str

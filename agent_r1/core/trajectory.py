@@ -48,7 +48,7 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
 
 - train: the attempt is used for training.
 - retry: a new attempt replaces it in its group, at most ``retries`` times.
-- drop: the attempt is dropped without a new attempt, which would probably fail in the same way.
+- drop: the attempt is dropped without a new attempt, which would probably fail too.
 
 The circuit breaker counts "retry" and "drop" as failures.
 """

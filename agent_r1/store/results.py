@@ -13,7 +13,7 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.store.reader import RunReader
 
 ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
-"""The kind of a log event with a fact or a result. The first three kinds are recorded at every start of the run.
+"""The kind of a log event with a fact or a result. The first three are recorded at every start or resumption.
 
 - tools: the tools of the training environment in the OpenAI format.
 - file: the absolute path of the Python file that defines the task set.
