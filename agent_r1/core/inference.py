@@ -192,8 +192,8 @@ class Capabilities:
         stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
         media: whether the engine accepts images.
         dtype: the data type of the engine's weights. None: the data type of the published weights.
-        checksum: whether the engine can compute a checksum of its weights. If not, it must test new weights with
-            ``WeightUpdate.canary`` before it serves them.
+        checksum: whether the engine can compute a checksum of its weights. An engine without checksums must test new
+            weights with ``WeightUpdate.canary`` before it serves these weights.
     """
 
     transports: frozenset[Transport]
