@@ -1,8 +1,4 @@
-"""The conversion of messages to tokens and of tokens to messages: renderers, tool-call formats and stop strings.
-
-A name of this package is imported when it is first used. So an import of ``agent_r1.renderers.config`` does not load
-transformers.
-"""
+"""The conversion of messages to tokens and of tokens to messages: renderers, tool-call formats and stop strings."""
 
 from typing import TYPE_CHECKING
 
@@ -30,6 +26,7 @@ __all__ = [
     "require_tools",
 ]
 
+# lazy, so that an import of agent_r1.renderers.config does not load transformers
 __getattr__ = lazy_names(
     __name__,
     {

@@ -1,7 +1,6 @@
 """Render chat templates as transformers does, but with limits on steps, characters and time.
 
-The limits are needed because a template is a program from a model's folder. A template that exceeds the limit on steps
-or characters is refused on every machine, because steps and characters are counted.
+The limits are needed because a template is a program from a model's folder.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ MAX_TEMPLATE = 200_000
 """The largest number of characters of a template. The templates of current models have up to 30,000 characters."""
 
 KEPT_TEXTS = 512
-"""The largest number of rendered texts that a template keeps, so that it does not render a conversation again."""
+"""The number of rendered conversations that a template caches."""
 
 KEPT_CHARACTERS = 16_384
-"""The rendered text of a conversation is kept only if the conversation, written as JSON, has at most this number of
-characters."""
+"""The largest number of characters of a conversation, written as JSON, whose rendered text is cached."""
 
 
 def apply_chat_template(
@@ -40,7 +38,7 @@ def apply_chat_template(
     """Return the text that the tokenizer's chat template writes for a conversation.
 
     Messages and tools are OpenAI-style dictionaries. With ``add_generation_prompt``, the text ends with the header of
-    the assistant's next message. The errors name the line of the template if the line is known.
+    the assistant's next message.
 
     Raises:
         UnsupportedChat: the tokenizer has no default template, or the template is invalid or fails.
@@ -57,7 +55,7 @@ def apply_chat_template(
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool) -> ChatTemplate:
-    """Return the chat template of the tokenizer. Some tokenizers have another template for conversations with tools.
+    """Return the chat template of the tokenizer. Some tokenizers have two templates, with and without tools.
 
     Raises:
         UnsupportedChat: the tokenizer has no default template, or the template is invalid.
@@ -73,7 +71,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool) -> Ch
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with its reasoning in both fields that templates read: reasoning_content and thinking."""
+    """Return a message with its reasoning in both fields that templates read."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 
@@ -110,8 +108,6 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the text that the template writes for its variables.
 
-        The errors name the line of the template if the line is known.
-
         Raises:
             UnsupportedChat: the template fails.
             InvalidInput: the template needs too many steps, too many characters or too much time.
@@ -126,13 +122,12 @@ class ChatTemplate:
             raise UnsupportedChat(f"the chat template cannot render this conversation: {_describe(error)}") from error
 
     def _render_json(self, variables: str) -> str:
-        """Return the text that the template writes for its variables, which are given as JSON."""
         self._environment.budget = Budget(len(variables))
         return "".join(self._template.generate(json.loads(variables)))
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as one line of text: its line number in the template, if the line is known, and its message."""
+    """Return an error as one line of text, with its line in the template if the line is known."""
     message = " ".join(str(error).split())[:300]
     name = "" if isinstance(error, TemplateError | BudgetExceeded) else f"{type(error).__name__}: "
     line = error.lineno if isinstance(error, TemplateSyntaxError) else _template_line(error)
@@ -140,10 +135,7 @@ def _describe(error: Exception) -> str:
 
 
 def _template_line(error: Exception) -> int | None:
-    """Return the number of the line in the template at which an error was raised, or None if this line is not known.
-
-    jinja2 adds the lines of the template to the traceback of the error. The number is read from this traceback.
-    """
+    """Return the line of the template at which an error was raised. jinja2 adds these lines to the traceback."""
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename in ("<template>", "<unknown>"):
@@ -153,9 +145,5 @@ def _template_line(error: Exception) -> int | None:
 
 
 def _placeholder(value: object) -> object:
-    """Return a replacement for a value that JSON cannot represent.
-
-    The value is a variable of a template, or is inside such a variable. A mapping becomes a dictionary. Any other
-    object becomes the name of its type, so that a template cannot call the methods of the object.
-    """
+    """Return a replacement for a value that JSON cannot represent, with no methods that a template could call."""
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"

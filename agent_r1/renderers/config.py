@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 FENCE = "```"
-"""The beginning of a fence. A tag in ``TagsConfig`` that begins with this text stands for a code block."""
+"""The beginning of a tag that stands for a code block (see ``TagsConfig``)."""
 
 
 class TagsConfig(BaseModel):
@@ -20,5 +20,5 @@ class TagsConfig(BaseModel):
     """The tag around a final answer. A closed answer ends the action."""
 
     names: dict[str, str] = Field(default_factory=dict)
-    """The tag around a call of each tool whose tag differs from the name of the tool. A tag that begins with three
-    backticks is a fence."""
+    """For each tool whose tag is not the tool's name, the tag around a call. A tag that begins with three backticks is
+    a code fence."""

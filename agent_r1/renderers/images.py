@@ -3,12 +3,12 @@
 The conversion has four steps:
 
 1. In the text of a message, a mark replaces each image. The tool format then converts the text.
-2. The chat template gets the content of the message as a list of texts and images. It writes one placeholder per image.
+2. The chat template gets the message as a list of texts and images. It writes one placeholder per image.
 3. A mark replaces each of these placeholders again. The result is called a marked text.
 4. Placeholders replace the marks: one placeholder for each feature of the image.
 
-The policy can write the text of a placeholder too. A second mark replaces this text before step 2. So each placeholder
-that the template writes is an image. The marks are random, because a web page or the policy could write a known mark.
+The policy can write the text of a placeholder too. A second mark replaces this text before step 2. The marks are
+random, because a web page or the policy could write a known mark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _random_mark() -> str:
 class PromptEncoder:
     """An encoder that prepares messages with images for a chat template, and converts rendered text to tokens.
 
-    A marked text is a rendered text with a mark in place of each image. Marked texts are used only inside the renderer.
+    A marked text is a rendered text with a mark in place of each image.
 
     Args:
         tokenizer: the tokenizer.
@@ -61,10 +61,9 @@ class PromptEncoder:
         return replace(message, parts=(Text(text),))
 
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
-        """Return a message for a chat template. If its content contains marks of images, the content becomes a list.
+        """Return a message for a chat template. A content with marks of images becomes a list of texts and images.
 
-        With ``always``, a content without marks becomes a list too, because the templates of some vision models require
-        this.
+        With ``always``, a content without marks becomes a list too. Some vision models require lists.
 
         Example:
             {"role": "user", "content": "Look: MARK"} becomes
@@ -84,26 +83,23 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return a marked text: ``text``, which a chat template wrote, with a mark in place of each image."""
+        """Return the marked text of a rendered text."""
         if self._images is None:
             return text
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Return the text that the chat template wrote, with a placeholder for each image.
-
-        ``marked`` is this text with a mark in place of each image.
-        """
+        """Return the rendered text of a marked text, with one placeholder for each image."""
         return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
 
     def prompt(
         self, marked: str, end: str, messages: Sequence[Message], earlier: Sequence[Message] = ()
     ) -> RenderedPrompt:
-        """Return the prompt of a conversation: the text of the whole conversation, but only the tokens of ``end``.
+        """Return a prompt with the text of the whole conversation, but only the tokens of ``end``.
 
         Args:
-            marked: the text of the whole conversation, with a mark in place of each image (see :meth:`marked`).
-            end: the last part of the text, with a placeholder for each image (see :meth:`shown`).
+            marked: the marked text of the whole conversation.
+            end: the last part of the rendered text, with one placeholder for each image.
             messages: the messages in ``end``.
             earlier: the messages before ``end``.
 
@@ -134,7 +130,7 @@ class PromptEncoder:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a rendered text. The text of a special token becomes the id of this token.
 
-        Raise UnsupportedChat if the tokenizer cannot encode a part of the text.
+        Raises UnsupportedChat if the tokenizer cannot encode a part of the text.
         """
         try:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
@@ -149,14 +145,12 @@ def locate_images(
 ) -> tuple[PromptMedia, ...]:
     """Return each image with the positions of its placeholder tokens in ``ids``.
 
-    The tokens ``ids`` consist of parts, in this order: a text, image 1, a text, image 2, .., a text. A text can also
-    contain the placeholder token. There it stands for no image.
-
     Args:
-        ids: the tokens of all parts.
+        ids: the tokens of a text, image 1, a text, image 2, .., a text. A placeholder token in a text stands for no
+            image.
         token: the placeholder token.
         images: the images.
-        counts: the number of placeholder tokens in each part, with the texts.
+        counts: the number of placeholder tokens in each text and image.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]
@@ -164,7 +158,7 @@ def locate_images(
 
 
 def _spans(indices: Sequence[int]) -> Iterator[range]:
-    """Yield ranges of consecutive indices. For example, the indices 4, 5, 6 and 9 give range(4, 7) and range(9, 10)."""
+    """Yield ranges of consecutive indices: 4, 5, 6 and 9 give range(4, 7) and range(9, 10)."""
     start = 0
     for end in range(1, len(indices) + 1):
         if end == len(indices) or indices[end] != indices[end - 1] + 1:

@@ -1,7 +1,4 @@
-"""Decode a growing generation so that each token is decoded only a few times, and find the token that completes a text.
-
-A text is completed by the token that adds its last character.
-"""
+"""Decode a growing generation part by part, and find the token that adds the last character of a text."""
 
 from __future__ import annotations
 
@@ -12,21 +9,18 @@ from functools import cache
 Decode = Callable[[Sequence[int]], str]
 
 MAX_PENDING = 8
-"""The largest number of tokens whose text the decoder holds back because their last character may be incomplete."""
+"""The largest number of tokens whose text is held back because the last character may be incomplete."""
 
 CHARACTER_TOKENS = 4
-"""The largest number of tokens that encode one character, because UTF-8 has at most 4 bytes per character."""
+"""The largest number of tokens that encode one character: UTF-8 has at most 4 bytes per character."""
 
 
 class IncrementalDecoder:
     """A decoder that converts the tokens of a generation to text, part by part.
 
     All parts together are the text of all tokens. A part ends only after a complete character, because several tokens
-    can encode one character. Tokens whose text was not returned yet are called pending.
-
-    The text of a token can also depend on the tokens before it: many tokenizers drop a space at the beginning of a
-    text. So new tokens are decoded together with the previous part. Bytes that complete no character are returned as
-    U+FFFD after a few more tokens.
+    can encode one character. Tokens whose text was not returned yet are called pending. Bytes that complete no
+    character are returned as U+FFFD after a few more tokens.
 
     Attributes:
         num_pending: the number of pending tokens.
@@ -47,15 +41,10 @@ class IncrementalDecoder:
         return len(self._pending)
 
     def add(self, ids: Sequence[int]) -> str:
-        """Add the tokens ``ids``, and return the text that becomes final.
+        """Add tokens, and return the text that becomes final.
 
-        The new tokens are added to the pending tokens. Then there are three cases:
-
-        - The text of the pending tokens ends with a complete character: return this text. No token stays pending.
-        - The last character is incomplete, and at most ``MAX_PENDING`` tokens are pending: return "". All tokens stay
-          pending.
-        - The last character is incomplete, and more tokens are pending: return the text of the first pending tokens.
-          Only the last few tokens stay pending.
+        If the last character is incomplete, return "" and keep all tokens pending. If more than ``MAX_PENDING`` tokens
+        are then pending, return the text of all but the last few tokens.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)
@@ -67,14 +56,13 @@ class IncrementalDecoder:
         return self._advance(end, text)
 
     def flush(self) -> str:
-        """Return the text of the pending tokens, even if it ends within a character."""
+        """Return the text of the pending tokens, even if the text ends within a character."""
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:
         """Return (n, the text of the first n pending tokens). Later tokens cannot change this text.
 
-        Pending tokens are tokens whose text was not returned yet. ``text`` is the text of all pending tokens. There
-        must be more than ``MAX_PENDING`` pending tokens.
+        ``text`` is the text of all pending tokens, of which there must be more than ``MAX_PENDING``.
         """
         count = len(self._pending)
         # Usually only the last character is incomplete, so that one to three tokens remain.
@@ -91,15 +79,12 @@ class IncrementalDecoder:
         return end, beginnings[end]
 
     def _text_of(self, pending: tuple[int, ...]) -> str:
+        # the text of a token can depend on the tokens before it, for example if a space at the beginning is dropped
         previous = self._decode(self._previous) if self._previous else ""
         return self._decode(self._previous + pending)[len(previous) :]
 
     def _advance(self, end: int, text: str) -> str:
-        """Take the first ``end`` tokens out of the pending tokens, and return their text, which is ``text``.
-
-        The text of a token can depend on the tokens before it. So these tokens are kept as the previous part, together
-        with which later tokens are decoded. If ``text`` is empty, the previous part does not change.
-        """
+        """Remove the first ``end`` tokens from the pending tokens, and return ``text``, the text of these tokens."""
         if text:  # otherwise decoders that drop a space at the beginning of a text would drop the next space
             self._previous = self._pending[:end]
         self._pending = self._pending[end:]
@@ -107,19 +92,14 @@ class IncrementalDecoder:
 
 
 def token_indices(decode: Decode, ids: Sequence[int], lengths: Iterable[int]) -> tuple[int, ...]:
-    """Convert lengths of text to indices of tokens.
+    """Return, for each of ``lengths``, the index of the token that completes this many characters of the text.
 
-    For each of ``lengths``, return the index of the token that completes that many characters of the text of ``ids``.
-    Example: with tokens "ab", "c" and "de", the lengths (2, 4) -> indices (0, 2).
+    Example: with tokens "ab", "c" and "de", the lengths (2, 4) give the indices (0, 2).
     """
     total = len(decode(ids))
 
     @cache
     def num_characters(index: int) -> int:
-        """Return the length of the text up to and including the token at ``index``.
-
-        If the last bytes of a character are missing, this character is not counted.
-        """
         return len(decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
 
     return tuple(bisect_left(range(len(ids)), length, key=num_characters) for length in lengths)

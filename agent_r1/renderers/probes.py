@@ -1,4 +1,4 @@
-"""Probes: messages and a tool with which a renderer finds out how a chat template behaves."""
+"""Probes: test conversations that show a renderer how a chat template behaves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.special_tokens import first_token_in, token_at_end
 
 MARKER = "AGENTR1MARK"
-"""A text that is in no usual chat template. A renderer puts this text into a test message (a probe), renders the
-message, and searches for the text in the result."""
+"""A text that is in no usual chat template. A renderer writes this text into a test message, and then searches for it.
+"""
 
 PROBE_TOOL = ToolSpec(
     "probe_search",
@@ -25,12 +25,12 @@ PROBE_TOOL = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """The behavior of a chat template when a further message follows a prompt and an action.
+    """The behavior of a chat template when a message is added after an action.
 
     Attributes:
-        kind: "append" if the new rendered text begins with the prompt and the action, unchanged; "rewrite" if the
-            template changes earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls
-            cannot be parsed.
+        kind: "append" if the new text begins with the prompt and the action, unchanged; "rewrite" if the template
+            changes earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be
+            parsed.
         reason: an explanation of ``kind`` for users.
     """
 
@@ -39,10 +39,7 @@ class TemplateBehavior:
 
 
 def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
-    """Return an assistant message with a call of ``PROBE_TOOL``, to test a chat template.
-
-    The call has the argument ``query``. ``text`` and ``reasoning`` stand before the call.
-    """
+    """Return an assistant message with a call of ``PROBE_TOOL``."""
     return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
 
 
@@ -50,8 +47,8 @@ def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_rea
     """Return the action of a conversation with which a chat template is tested.
 
     Args:
-        boundary: the role of the message after the action. Before "tool" the action is a call, and before "user" an
-            answer.
+        boundary: the role of the message after the action. The action is a call before "tool", and an answer before
+            "user".
         thinking: whether the action has reasoning.
         renders_reasoning: whether the template renders the reasoning of a message. If not, the reasoning is written
             into the text of the action.
@@ -64,9 +61,9 @@ def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_rea
 
 
 def comparable(message: Message) -> tuple[object, ...]:
-    """Return (calls, reasoning, text) of a message. If two messages have equal results, their content is the same.
+    """Return (calls, reasoning, text) of a message. Messages with equal results have the same content.
 
-    A call is compared by its name and arguments. Spaces around the text are ignored.
+    Ids of calls and spaces around the text are ignored.
     """
     calls = [(call.name, call.arguments) for call in message.calls]
     return calls, message.reasoning or "", message.text.strip()
@@ -83,7 +80,7 @@ class RenderText(Protocol):
 def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, ...]:
     """Return the special token that the template writes after an answer, and the special token after a call.
 
-    Return a single token if the two tokens are equal, or if no token follows a call.
+    If the tokens are equal, or no token follows a call, return a single token.
 
     Args:
         render: renders a conversation as text with the chat template.
@@ -106,10 +103,7 @@ def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, .
 
 
 def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
-    """Return the special token that the template writes after a call.
-
-    Return None if the template cannot render calls, or writes no special token after a call.
-    """
+    """Return the special token that the template writes after a call, or None."""
     messages = (Message.user("question"), probe_call(MARKER))
     try:
         alone = _after_marker(render(messages, (PROBE_TOOL,)))
@@ -125,8 +119,7 @@ def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
 def find_result_tags(render: RenderText) -> tuple[str, ...]:
     """Return the tags before and after a tool result in the text of the template, or () if there are no tags.
 
-    The tags are texts in angle brackets, such as ``<tool_response>``, and are not always special tokens. ``render``
-    renders a conversation as text with the chat template.
+    The tags are texts in angle brackets, such as ``<tool_response>``, and are not always special tokens.
     """
     messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
     try:

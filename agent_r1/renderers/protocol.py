@@ -17,7 +17,7 @@ class RenderedPrompt:
 
     Attributes:
         text: the text of the whole conversation.
-        token_ids: all tokens of the conversation. In the prompt of :meth:`Renderer.bridge_to_next_turn`, only the
+        token_ids: the tokens of the whole conversation. A prompt from :meth:`Renderer.bridge_to_next_turn` has only the
             tokens after the last action.
         media: the images at their placeholder tokens in ``token_ids``.
 
@@ -31,11 +31,10 @@ class RenderedPrompt:
 
 
 class ImageExpander(Protocol):
-    """An object that determines which tokens stand for an image in a prompt.
+    """An object that knows which tokens stand for an image in a prompt.
 
     Attributes:
-        placeholder: the special token that stands for an image. A chat template writes it once per image. In the final
-            text, there is one placeholder for each feature of the image.
+        placeholder: the special token that stands for an image. A chat template writes it once per image.
     """
 
     @property
@@ -53,8 +52,8 @@ class ImageExpander(Protocol):
 class Renderer(Protocol):
     """A converter of messages to the tokens that a policy sees, and of sampled tokens to messages.
 
-    Sampled tokens are never converted to text and tokenized again. The prompt of the next turn consists of three parts:
-    the tokens of the current prompt, the sampled tokens, and the tokens that :meth:`bridge_to_next_turn` returns.
+    Sampled tokens are never converted to text and tokenized again. The prompt of the next turn is the current prompt,
+    the sampled tokens, and the tokens that :meth:`bridge_to_next_turn` returns.
     """
 
     @property
@@ -86,7 +85,7 @@ class Renderer(Protocol):
         """Return the prompt after an action and its observation.
 
         Args:
-            prompt: the prompt after which the action was sampled, with ``messages`` as its conversation.
+            prompt: the prompt after which the action was sampled.
             messages: the conversation before the action.
             action: the action, parsed from ``action_ids``. Its message can have additional text after the sampled text.
             action_ids: the sampled tokens of the action, with the end token if one was sampled.
@@ -95,24 +94,19 @@ class Renderer(Protocol):
 
         Returns:
             The text of the whole conversation, and the tokens that follow the sampled tokens. None if the template
-            changes earlier text; then the caller renders the whole conversation again with :meth:`render`.
+            changes earlier text. Then the whole conversation has to be rendered with :meth:`render`.
         """
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
         """Return the action that sampled tokens form. This method raises no exception.
 
-        A call that cannot be read has an ``error``. If ``turn`` is 2, the ids of the calls are ``call_2_0``,
-        ``call_2_1``, and so on. ``tools`` are the tools that the prompt describes.
+        A call that cannot be read has an ``error``. In turn 2, the ids of the calls are ``call_2_0``, ``call_2_1``, ...
         """
         ...
 
     def parse_text(self, text: str, turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Return the action that the text of sampled tokens forms, as :meth:`parse` does.
-
-        The text does not include the end token. While an answer is streamed, this method is called with the beginning
-        of an action.
-        """
+        """Return the action that the text of sampled tokens forms. The text has no end token, and may be incomplete."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

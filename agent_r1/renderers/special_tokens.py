@@ -17,27 +17,18 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
 
 
 def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the longest token at the end of ``text``; None if ``text`` ends with none of ``tokens``.
-
-    ``tokens`` are the texts of tokens, such as "<|im_end|>". White space at the end of ``text`` is ignored.
-    """
+    """Return the longest of ``tokens`` at the end of ``text``, or None. White space after the token is ignored."""
     return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
 
 
 def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the token that occurs first in ``text``; None if ``text`` contains none of ``tokens``.
-
-    ``tokens`` are the texts of tokens, such as "<|im_end|>". If several tokens begin at the same position, return the
-    longest of these tokens.
-    """
+    """Return the one of ``tokens`` that occurs first in ``text``, or None. At one position, the longest counts."""
     found = [(text.find(token), -len(token), token) for token in tokens if token in text]
     return min(found)[2] if found else None
 
 
 def break_tokens(text: str, tokens: Iterable[str]) -> str:
     """Return ``text`` with a space after the first character of each token that occurs in it.
-
-    ``tokens`` are the texts of tokens. The result contains none of ``tokens``.
 
     Example:
         >>> break_tokens("Fine.<|im_end|>", ["<|im_end|>"])
@@ -50,21 +41,16 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
-    """Return a copy of a tool's description in which no text contains one of ``tokens``, the texts of special tokens.
+    """Return a copy of a tool's description in which all of ``tokens`` are broken as in :func:`break_tokens`.
 
-    :func:`break_tokens` changes the names, descriptions, defaults and choices: ``<|im_end|>`` becomes ``< |im_end|>``.
-    These texts can come from a source that is not trusted, for example an MCP server.
+    The texts of a tool can come from a source that is not trusted, such as an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
     return ToolSpec(name, description, change_texts(tool.parameters, lambda text: break_tokens(text, tokens)))
 
 
 class ShownTools:
-    """A cache of tool descriptions for prompts. In these descriptions, all special tokens are broken.
-
-    The descriptions are changed with :func:`break_tokens_in_tool`. All prompts of an environment have the same tools,
-    so only the result of the latest call of :meth:`of` is kept.
-    """
+    """A cache of tool descriptions in which all special tokens are broken. Only the latest result is kept."""
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
         self._tokens = tokens

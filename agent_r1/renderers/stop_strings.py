@@ -11,17 +11,13 @@ from agent_r1.core.inference import StopCondition
 Decode = Callable[[Sequence[int]], str]
 
 _EXTRA_TOKENS = 4
-"""The number of earlier tokens that are decoded together with new tokens.
-
-More than one token is needed, because some tokens have no text of their own.
-"""
+"""The number of earlier tokens that are decoded together with new tokens. Some tokens have no text of their own."""
 
 
 class StopStringMatcher:
     """A matcher that checks whether the last token of a generation completes one of ``strings``.
 
     Only the last ``window`` tokens are decoded, so the cost of a check does not grow with the length of the generation.
-    ``window`` is large enough for the longest string, because a string has at most as many tokens as bytes.
 
     Example:
         StopStringMatcher(("</search>",), decode).matches(token_ids)
@@ -34,12 +30,7 @@ class StopStringMatcher:
         self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
     def matches(self, ids: Sequence[int]) -> bool:
-        """Return whether the last token of ``ids`` completes a stop string.
-
-        To save time, the last token is decoded first. If the text of this token contains the final character of no stop
-        string, the result is False. Otherwise the last ``window`` tokens are decoded, and the result is True if their
-        text contains a stop string.
-        """
+        """Return whether the last token of ``ids`` completes a stop string."""
         if not self._can_complete(ids[-1]):
             return False
         text = self._decode(ids[-self.window :])
@@ -52,11 +43,6 @@ def with_stop_strings(
     """Return a stop condition that is met if ``condition`` is met, or if the text contains one of ``strings``.
 
     The texts in ``strings`` also end a generation inside a thought. If ``strings`` is empty, return ``condition``.
-
-    Args:
-        condition: a stop condition that the generation already has; None if it has none.
-        strings: the stop strings to add.
-        decode: returns the text of tokens.
     """
     if not strings:
         return condition
@@ -70,14 +56,9 @@ def with_stop_strings(
 class GrowingText:
     """A decoder of a growing generation. It passes each new part of the text to a check.
 
-    New tokens are decoded together with a few earlier tokens, because the text of a token can depend on earlier tokens.
-
     Args:
         decode: returns the text of tokens.
         make_check: returns a new check for a generation. A check is a function that gets text and returns a bool.
-
-    Example:
-        GrowingText(decode, lambda: check).check(token_ids)
     """
 
     def __init__(self, decode: Decode, make_check: Callable[[], Callable[[str], bool]]) -> None:
@@ -85,12 +66,10 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Pass the text of the new tokens to the function that ``make_check`` returned, and return its answer.
+        """Pass the text of the new tokens to the check of the generation, and return the result.
 
-        A new function is made for each generation.
-
-        ``ids`` are all tokens of the generation so far. The tokens after the ``ids`` of the previous call are new. If
-        ``ids`` do not begin with the ``ids`` of the previous call, a new generation begins.
+        ``ids`` are all tokens of the generation so far. If ``ids`` do not continue the previous ``ids``, a new
+        generation begins with a new check.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

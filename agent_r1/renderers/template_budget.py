@@ -12,23 +12,17 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 STEPS, STEPS_PER_CHARACTER = 100_000, 100
-"""Two numbers that limit the steps of a render.
+"""The limit on the steps of a render is STEPS + STEPS_PER_CHARACTER * (characters of the conversation).
 
-The limit is STEPS + STEPS_PER_CHARACTER * (number of characters of the conversation). A step is an iteration of a loop,
-a call, an operator or an output. Templates of current models take fewer than 5 steps per character.
+A step is an iteration of a loop, a call, an operator or an output. Templates of current models take fewer than 5 steps
+per character.
 """
 
 CHARACTERS, CHARACTERS_PER_CHARACTER = 10_000_000, 1000
-"""Two numbers that limit how many characters the operations of a render produce together.
-
-The limit is CHARACTERS + CHARACTERS_PER_CHARACTER * (number of characters of the conversation).
-"""
+"""A render can produce CHARACTERS + CHARACTERS_PER_CHARACTER * (characters of the conversation) characters."""
 
 SECONDS = 5.0
-"""The largest processor time of a render, in seconds. A render usually takes milliseconds.
-
-Only the processor time of the thread that renders is counted. Other work on the machine does not count.
-"""
+"""The largest processor time of the rendering thread in one render, in seconds. A render usually takes milliseconds."""
 
 MAX_INTEGER_BITS = 2**14
 """The largest number of bits of an integer that a template computes.
@@ -37,17 +31,10 @@ Integers from JSON are always smaller, because Python reads at most 4300 digits 
 """
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
-"""Two numbers that determine when the processor time of a render is checked.
-
-The time is checked after every ``_STEPS_PER_CHECK`` steps, and whenever at least ``_CHARACTERS_PER_CHECK`` characters
-are subtracted from the budget at once.
-"""
+"""The processor time is checked after this number of steps, or when this number of characters is spent at once."""
 
 _CHARACTERS_PER_NODE = 8
-"""The number of characters that are counted for each value in a container, in addition to the text of the value.
-
-This number stands for the quotes, commas and braces around the value.
-"""
+"""The number of characters that are added for each value in a container, for quotes, commas and braces."""
 
 _MAX_WIDTH_DIGITS = 3
 """The largest number of digits of a width or precision in a format."""
@@ -69,8 +56,7 @@ _COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     type({}.values()),
     type({}.items()),
 )
-"""Types of containers. When the size of a value is computed, the values inside a container of these types are counted.
-Dictionaries and jinja2's namespaces are counted by separate code."""
+"""Containers whose items are counted in the size of a value. Separate code counts dictionaries and namespaces."""
 
 
 class BudgetExceeded(Exception):
@@ -80,8 +66,7 @@ class BudgetExceeded(Exception):
 class Budget:
     """The work that one render may still do: steps, characters, and seconds of processor time.
 
-    The numbers of steps and characters at the beginning grow with ``size``, the number of characters of the
-    conversation. To *spend* a cost is to subtract it from the budget.
+    To *spend* a cost is to subtract it from the budget. ``size`` is the number of characters of the conversation.
     """
 
     def __init__(self, size: int) -> None:
@@ -94,8 +79,7 @@ class Budget:
     def spend(self, steps: int, characters: int = 0) -> None:
         """Subtract steps and characters from the budget.
 
-        The characters are checked in every call. The steps and the time are checked after every ``_STEPS_PER_CHECK``
-        steps, and in each call with at least ``_CHARACTERS_PER_CHECK`` characters.
+        The characters are checked in every call, the steps and the time only every few calls.
 
         Raises:
             BudgetExceeded: the render has used more steps, characters or time than its budget.
@@ -115,24 +99,24 @@ class Budget:
             raise BudgetExceeded(f"it takes more than {SECONDS:g} s")
 
     def require(self, characters: int) -> None:
-        """Raise BudgetExceeded if fewer than ``characters`` characters are left. Nothing is subtracted."""
+        """Raise BudgetExceeded if fewer than ``characters`` characters are left."""
         if characters > self._characters:
             raise BudgetExceeded(f"it could produce {float(characters):.2g} characters at once")
 
     def require_small(self, *integers: int) -> None:
-        """Raise BudgetExceeded if an integer has more than MAX_INTEGER_BITS bits. Nothing is subtracted."""
+        """Raise BudgetExceeded if an integer has more than MAX_INTEGER_BITS bits."""
         if max(integer.bit_length() for integer in integers) > MAX_INTEGER_BITS:
             raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
-        """Return the number of values in ``value``, including the values in inner containers; at most ``limit_steps``.
+        """Return the number of values in ``value`` and its inner containers, at most ``limit_steps``.
 
         A container that occurs at two places is counted twice.
         """
         return _traverse(value, self.limit_steps, characters=0)
 
     def allow_operation(self, operator: str, left: Any, right: Any) -> None:
-        """Subtract the cost of an operation with two operands from the budget, before the operation runs.
+        """Spend the cost of an operation with two operands, before the operation runs.
 
         Raises:
             BudgetExceeded: the cost of the operation is larger than the remaining budget.
@@ -163,7 +147,7 @@ class Budget:
 def check_percent_format(text: str) -> None:
     """Raise SecurityError if a format string of the operator ``%`` has a large or a computed width or precision.
 
-    ``"%999999999d"`` has a large width. ``"%*d"`` has a computed width.
+    ``"%999999999d"`` has a large width, and ``"%*d"`` a computed width.
     """
     for conversion in _CONVERSION.finditer(text):
         if conversion["type"] == "(":
@@ -194,8 +178,8 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 def _traverse(value: Any, limit: int, characters: int) -> int:
     """Count the values in nested containers, or the characters that these values have as text.
 
-    If ``characters`` is 0, return the number of values. Otherwise return the approximate number of characters: the sum
-    of len(value as text) + ``characters`` over all values. The count stops when it reaches ``limit``.
+    If ``characters`` is 0, return the number of values. Otherwise return the sum of len(value as text) + ``characters``
+    over all values, approximately. The count stops when it reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

@@ -32,8 +32,7 @@ METHODS: dict[type, frozenset[str]] = {
 }
 """The methods that templates can call, by the type of their object.
 
-Each render has a budget, which limits its steps and characters. No method returns a value of a type that is not in this
-table, such as bytes, because the budget cannot count the characters of such a value.
+No method returns a value of a type that is not in this table, such as bytes: the budget cannot count its characters.
 """
 
 _LINEAR = frozenset({
@@ -50,8 +49,7 @@ _QUADRATIC = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rs
 """Filters and methods that can compare each character of a text with each character of an argument."""
 
 _STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace"})
-"""Filters and methods whose result is a text with all values in their arguments. So a call costs the length of all
-these values as text."""
+"""Filters and methods whose result is a text with all values of the arguments. A call costs the length of this text."""
 
 # fmt: off
 _TEXTUAL = frozenset({
@@ -59,25 +57,25 @@ _TEXTUAL = frozenset({
     "upper", "urlencode", "wordcount",
 })
 # fmt: on
-"""Filters that first convert an input that is not a text to a text."""
+"""Filters that convert an input of another type to a text."""
 
 _COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique"})
 """Filters and methods that read all values of an iterator, and copy or compare the texts of these values."""
 
 _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
-"""Filters and methods that copy or compare the texts in a container, so that they cost more if the texts are longer."""
+"""Filters and methods that copy or compare the texts in a container. Longer texts cost more."""
 
 _MAX_DIGITS = 100
-"""The largest precision that a template can give to the filter ``round``."""
+"""The largest precision of the filter ``round``."""
 
 _CHARACTERS_PER_STEP = 64
-"""The number of characters of a text that can be searched or split for one step of a template's budget."""
+"""The number of characters that can be searched or split for one step of the budget."""
 
 
 def require_method(function: Any) -> Any:
-    """Return the object to which a method is bound, or None if ``function`` is not a method.
+    """Return the object to which a method is bound; None if ``function`` is not a method.
 
-    Raises SecurityError if ``function`` is a method that templates cannot call.
+    Raises SecurityError if templates cannot call the method.
     """
     if not isinstance(function, MethodType | BuiltinMethodType):
         return None
@@ -88,10 +86,10 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args``. If the first argument is an iterator of which the call reads all values, convert it to a list.
+    """Return the arguments of a call of the filter or method ``name``, with an iterator as first argument as a list.
 
-    ``args`` are the arguments of a call of the filter or method ``name``. The cost of the call depends on the number of
-    values. This number is known for a list, but not for an iterator.
+    Only a list has a known length, on which the cost of the call depends. An iterator of which the call does not read
+    all values stays an iterator.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])
@@ -99,13 +97,12 @@ def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Subtract the cost of a call from ``budget``, the limit on the work of a render. The call runs afterwards.
+    """Subtract the cost of a call from ``budget`` before the call runs.
 
-    The template calls the filter ``name`` with the input ``value``, or the method ``name`` of the object ``value``.
+    The call applies the filter ``name`` to ``value``, or calls the method ``name`` of ``value``.
 
     Raises:
-        BudgetExceeded: the cost of the call exceeds the rest of the budget, or the result of the call could have more
-            characters than the rest of the budget allows.
+        BudgetExceeded: the cost, or the possible length of the result, exceeds the rest of the budget.
         SecurityError: the format string or an argument is not allowed in chat templates.
     """
     if name == "format" and isinstance(value, str):
@@ -132,10 +129,7 @@ def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwa
 
 
 def spend_scan(budget: Budget, value: Any) -> None:
-    """Subtract the cost of one pass over ``value`` from the budget.
-
-    Call this function before a template searches, slices or compares the value.
-    """
+    """Subtract the cost of one pass over ``value``, such as a search or a comparison, from the budget."""
     characters = size_of(value, budget.limit_characters) if isinstance(value, str | list | tuple) else 0
     budget.spend(steps_through(value), characters)
 
@@ -143,7 +137,7 @@ def spend_scan(budget: Budget, value: Any) -> None:
 def spend_result(budget: Budget, result: Any) -> None:
     """Subtract the cost of the result of a filter, function or method from the budget.
 
-    Raise BudgetExceeded if the cost is larger than the remaining budget, or if the result is a very large integer.
+    Raises BudgetExceeded if the cost is larger than the remaining budget, or if the result is a very large integer.
     """
     if isinstance(result, int):
         budget.require_small(result)
@@ -154,16 +148,13 @@ def spend_result(budget: Budget, result: Any) -> None:
 
 
 def steps_through(value: Any) -> int:
-    """Return the cost of one pass over a value: a number of steps of the budget, about one per item of a container."""
+    """Return the number of steps that one pass over a value costs: about one step per item of a container."""
     length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
     return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
 
 
 def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
-    """Yield the numbers and texts in ``value``, a tuple with the arguments of a call.
-
-    Tuples inside the tuple are searched too. Lists and dictionaries inside the tuple are skipped.
-    """
+    """Yield the numbers and texts in the arguments of a call. Lists and dictionaries inside ``value`` are skipped."""
     if isinstance(value, int | float | str):
         yield value
     elif isinstance(value, list | tuple | dict):

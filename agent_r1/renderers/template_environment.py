@@ -1,8 +1,8 @@
 """The jinja2 environment that transformers gives to chat templates, with limits on the work of a template.
 
 Loops, calls, operators, filters and outputs spend a part of a :class:`~agent_r1.renderers.template_budget.Budget`
-before they run. jinja2 has no hook for some operations, such as loops and literals. For such operations, this module
-adds filters to the syntax tree of the template. The filters count the operations.
+before they run. jinja2 has no hook for loops and literals, for example. For such operations, filters that count are
+added to the syntax tree of the template.
 """
 
 from __future__ import annotations
@@ -30,20 +30,14 @@ _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmla
 """Filters that templates cannot use: ``random``, and formatting filters whose cost is not linear."""
 
 _MAX_DATE_FORMAT = 1000
-"""The largest number of characters of a format of a date."""
+"""The largest number of characters of a date format."""
 
 _NODES_PER_STEP = 8
-"""The number of syntax nodes that count as one step of the render's budget.
-
-Each time the body of a loop or a macro runs, this costs 1 step, and 1 more step for every 8 nodes in the body.
-"""
+"""The number of syntax nodes in the body of a loop or macro that cost one step each time the body runs."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """The jinja2 environment of transformers for chat templates, with a limit on the work of each render.
-
-    All work of a template is subtracted from a :class:`Budget`.
-    """
+    """The jinja2 environment of transformers for chat templates. All work of a template is subtracted from a Budget."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
@@ -99,10 +93,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a function, macro or method that a template calls.
-
-        The cost of the call and of its result is subtracted from the budget, which limits the work of a render.
-        """
         budget = __self.budget
         budget.spend(__self.macro_steps if isinstance(__obj, Macro) else 1)
         if isinstance(__obj, LoopContext) and args:
@@ -115,11 +105,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return a replacement for ``value``, the method ``format`` or ``format_map`` of a text.
+        """Return a safe form of the method ``format`` or ``format_map`` of a text; None for any other object.
 
-        The replacement of ``format`` subtracts the size of each formatted value from the budget, and raises
-        SecurityError for a format with a large width, such as ``{:9999}``. The replacement of ``format_map`` always
-        raises SecurityError, because templates cannot use this method. If ``value`` is any other object, return None.
+        The safe ``format`` spends the size of each formatted value, and raises SecurityError for a format with a large
+        width, such as ``{:9999}``. The safe ``format_map`` always raises SecurityError.
         """
         if super().wrap_str_format(value) is None:
             return None
@@ -136,11 +125,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return format_text
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the filter ``function`` with a limit on its work.
-
-        The returned filter subtracts the cost of the call from the budget, then calls ``function``, and then subtracts
-        the size of the result.
-        """
+        """Return the filter ``function`` with a limit: each call spends its cost and the size of its result."""
 
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
 
@@ -157,10 +142,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return counted
 
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the jinja2 test ``function`` with a limit on its work.
-
-        The returned test subtracts the cost of one pass over its arguments from the budget. Then it calls ``function``.
-        """
+        """Return the jinja2 test ``function`` with a limit: each call spends one pass over its arguments."""
 
         def counted(*args: Any) -> Any:
             for value in args:
@@ -174,7 +156,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _CountingFormatter(SandboxedFormatter):
-    """The formatter of ``str.format`` in templates. It subtracts the size of each value from the budget of the render.
+    """The formatter of ``str.format`` in templates. It subtracts the size of each value from the budget.
 
     A format with a large width, such as ``{:9999}``, raises SecurityError.
     """
@@ -193,7 +175,7 @@ class _CountingFormatter(SandboxedFormatter):
 
 
 class _CountingEscapeFormatter(_CountingFormatter, SandboxedEscapeFormatter):
-    """The formatter of ``Markup.format``. It escapes the values, and limits the work as ``_CountingFormatter`` does."""
+    """The formatter of ``Markup.format``: a ``_CountingFormatter`` that also escapes the values."""
 
 
 # ---- filters that are added to the syntax tree of a template
@@ -203,10 +185,7 @@ _SCANNED = "agent_r1_scanned"
 
 
 class _CountedIterable:
-    """An iterable of a template, with a cost: each item takes ``steps`` steps from the budget of the render.
-
-    ``len`` works if the wrapped iterable has a length.
-    """
+    """An iterable of a template. Each item costs ``steps`` steps."""
 
     def __init__(self, iterable: Any, budget: Budget, steps: int) -> None:
         self._iterable, self._budget, self._steps = iterable, budget, steps
@@ -228,7 +207,7 @@ def _count_iterations(context: Any, iterable: Any, steps: int) -> _CountedIterab
 
 @pass_context
 def _concat(context: Any, values: list[Any]) -> str:
-    """Return the concatenation of values as one text, like the operator ``~``. Subtract its size from the budget."""
+    """Return the concatenation of values as one text, like the operator ``~``."""
     budget = context.environment.budget
     budget.spend(1, size_of(values, budget.limit_characters))
     return "".join(map(str, values))
@@ -236,11 +215,7 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return ``value``, a container that a template has built.
-
-    Each value in the container costs one step of the budget, which limits the work of a render. The values of inner
-    containers are counted too. An inner container that occurs twice is counted twice.
-    """
+    """Subtract one step for each value in a container, inner containers included. Return the container."""
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
     return value
@@ -248,17 +223,14 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return ``value`` unchanged, and subtract the cost of reading it once from the budget of the render.
-
-    This filter is applied to a value before the template searches, slices or compares the value.
-    """
+    """Return ``value``, and subtract the cost of one pass over it from the budget."""
     spend_scan(context.environment.budget, value)
     return value
 
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return ``value`` as the text that a template writes. Subtract its size from the budget of the render."""
+    """Return ``value`` as the text that a template writes. Subtract its size from the budget."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)
@@ -269,11 +241,7 @@ def _steps_of(node: nodes.Node) -> int:
 
 
 def _count_in(node: nodes.Node) -> None:
-    """Change the syntax tree below a node in place, so that the work of the template is subtracted from the budget.
-
-    The function adds filters around loops, concatenations, literals, texts, slices and comparisons (such as ``==`` and
-    ``in``). When the template runs, each filter subtracts the cost of its operation.
-    """
+    """Add the filters that count to the syntax tree below ``node``, in place."""
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
             _count_in(value)
@@ -292,10 +260,7 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return ``node`` with a filter that subtracts the size of its value from the budget.
-
-    Only concatenations, texts and literals get a filter. A node of any other kind is returned unchanged.
-    """
+    """Return a concatenation, text or literal with a filter that spends its size, and any other node unchanged."""
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
     if isinstance(node, nodes.TemplateData):
@@ -305,7 +270,7 @@ def _counting(node: nodes.Node) -> nodes.Node:
 
 
 def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    """Return the syntax tree of ``node | name(*args)``: the filter ``name`` applied to the value of ``node``."""
+    """Return the syntax tree of ``node | name(*args)``."""
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 

@@ -4,15 +4,13 @@ A chat template is *local* if the text that it writes for a conversation is
 
     opening + text of message 1 + text of message 2 + .. + ending,
 
-and only the first few messages and a few neighbors can change the text of a message. If a template is local, the text
-that it adds for new messages is the same after the whole conversation and after a conversation without its middle. So
-the tokens of a further turn take a time that does not grow with the number of turns.
+and only the first few messages and a few neighbors can change the text of a message. A local template writes the same
+text for new messages if the middle of the conversation is left out. So the time of a turn does not grow with the number
+of turns.
 
-The proof reads the syntax tree. A template is local if one loop over the messages writes the text, and if the body of
-the loop reads only the message, its neighbors, fixed messages at the beginning, and whether the message is the first or
-the last. Everything else makes a template not local: a variable that keeps a value from one message to the next, the
-number of a message, the number of messages, the clock, a second loop over the messages, and any statement that this
-module does not know.
+The proof reads the syntax tree. One loop over the messages has to write the text. The body of this loop may read only
+the message, its neighbors, fixed messages at the beginning, and whether the message is the first or the last. A
+template with anything else, such as a variable that keeps a value from one message to the next, is not local.
 """
 
 from __future__ import annotations
@@ -29,22 +27,19 @@ from agent_r1.core.messages import Message
 _COMPARISONS = frozenset({"eq", "ne", "lt", "lteq", "gt", "gteq"})
 
 _STATEFUL = frozenset({"caller", "cycler", "joiner", "self", "strftime_now", "super"})
-"""Names that a local template must not use. Some give a different value at each use (``cycler``), and others stand for
-parts of the template (``caller``)."""
+"""Names that a local template must not use. They differ at each use, or stand for parts of the template."""
 
 # fmt: off
 _ITERATORS = frozenset({
     "batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "unique",
 })
-"""Filters that return an iterator. An iterator gives each value only once, so a variable that holds an iterator changes
-when the template reads the variable."""
+"""Filters that return an iterator. A variable with an iterator changes when the template reads the variable."""
 
 _LOOP_VALUES = frozenset({
     "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0",
 })
 _LOOP_CALLS = frozenset({"changed", "cycle"})
-"""What a template may read and call of any other loop. A variable that holds the loop itself would give its next item
-at each use, and ``loop.changed`` keeps the value of its last call."""
+"""The methods of ``loop`` that a template may call in a loop over other values than the messages."""
 # fmt: on
 
 _UNKNOWN_EXPRESSIONS = (
@@ -74,11 +69,10 @@ class Locality:
     def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return ``messages`` without a part in the middle. The text of messages that are added later stays the same.
 
-        The result has at least ``first`` messages from the beginning, and ``2 * near`` messages from the end. Adding
-        messages can change the texts of the last ``near`` messages, and these texts depend on ``near`` messages before
-        them. The middle begins and ends before an action. So if a tool format joins adjacent messages of the user, it
-        joins the same messages in both conversations. If less than two thirds would be left out, return ``messages``.
+        If less than two thirds would be left out, return ``messages``.
         """
+        # The texts of the last ``near`` messages can change, and depend on ``near`` messages before them. The middle
+        # begins and ends before an action, because a tool format can join adjacent messages of the user.
         actions = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if len(actions) <= self.first + 2 * self.near:
             return messages
@@ -97,14 +91,14 @@ def find_locality(template: nodes.Template) -> Locality | None:
 
 
 def lacks_one_part(short: str, whole: str) -> bool:
-    """Return whether ``short`` is ``whole`` without one part of it, such as "abef" without the "cd" of "abcdef"."""
+    """Return whether ``short`` is ``whole`` without one part, such as "abef" without the "cd" of "abcdef"."""
     lengths = range(len(short) + 1)
     same = bisect_left(lengths, True, key=lambda length: not whole.startswith(short[:length])) - 1
     return len(short) <= len(whole) and whole.endswith(short[same:])
 
 
 class _NotLocal(Exception):
-    """Raised if a part of the template prevents the proof that the template is local (see the module)."""
+    """Raised if a part of the template prevents the proof that the template is local."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +106,10 @@ class _Place:
     """The place of a node in a template.
 
     Attributes:
-        part: "top" if the node runs once; "loop" in the loop over the messages; "other" in any other loop and in a
-            text that is kept in a variable; "macro" in a macro.
+        part: "top" if the node runs once; "loop" in the loop over the messages; "other" in any other loop and in a text
+            that is kept in a variable; "macro" in a macro.
         in_inner_loop: whether the name ``loop`` stands for a loop inside the loop over the messages.
-        is_later: whether the node is evaluated only for messages that are not the first.
+        is_later: whether the node is not evaluated for the first message.
     """
 
     part: Literal["top", "loop", "other", "macro"]
@@ -127,10 +121,10 @@ class _Proof:
     """A check of the syntax tree of a template, node by node. It raises _NotLocal at a node that may not be local.
 
     Attributes:
-        first: the number of messages at the beginning that the template reads by index (``messages[0]``), or
-            distinguishes by index (``loop.index0 == 0``).
-        near: the largest distance from a message to another message that the template reads with it
-            (``messages[loop.index0 + 1]`` has the distance 1), or from the end (``messages[-1]`` has the distance 1).
+        first: the number of messages at the beginning that the template reads by index, such as ``messages[0]``, or
+            distinguishes by index, such as ``loop.index0 == 0``.
+        near: the largest n for which the template reads the message n before or after the current one, such as
+            ``messages[loop.index0 + n]``, or n from the end, such as ``messages[-n]``.
         shift: the number of messages that the slices ``messages[n:]`` of the template leave out together.
         is_after_loop: whether the loop over the messages has been checked.
     """
@@ -174,7 +168,6 @@ class _Proof:
             self.visit(child, place)
 
     def _visit_if(self, node: nodes.If, place: _Place) -> None:
-        """Check all branches of an ``if``. Only one branch runs, so each branch can have a loop over the messages."""
         self.visit(node.test, place)
         before, after = self.is_after_loop, []
         branches: list[Sequence[nodes.Node]] = [node.body, *([each] for each in node.elif_), node.else_]
@@ -234,19 +227,14 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), place)
 
     def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
-        """Check the expression ``messages[index]``. Raise _NotLocal if this index is not accepted.
-
-        ``messages[loop.index0 - 1]`` is the previous message, except at the first message: there, it is the last
-        message of the conversation. So this expression is accepted only in the right operand of ``loop.first or ..``,
-        which is not evaluated at the first message.
-        """
+        """Check the expression ``messages[index]``. Raise _NotLocal if this index is not accepted."""
         match index, _offset(index):
             case nodes.Const(value=int(value)), _:
                 self.first = max(self.first, value + 1)
             case nodes.Neg(node=nodes.Const(value=int(value))), _:
                 self._require(place.part == "top" and self.is_after_loop)
                 self.near = max(self.near, value)
-            case _, int(offset):
+            case _, int(offset):  # at the first message, messages[loop.index0 - 1] is the last message
                 self._require(in_loop and (offset >= 0 or (offset == -1 and place.is_later)))
                 self.near = max(self.near, abs(offset))
             case _:
@@ -276,17 +264,13 @@ class _Proof:
 
 
 def _has_iterator(node: nodes.Node) -> bool:
-    """Return whether a value of the expression ``node`` can be or contain an iterator (see ``_ITERATORS``)."""
+    """Return whether a value of the expression ``node`` can be or contain an iterator."""
     filters = (each for each in (node, *node.find_all(nodes.Filter)) if isinstance(each, nodes.Filter))
     return any(each.name in _ITERATORS for each in filters)
 
 
 def _iterated(node: nodes.Node) -> nodes.Node:
-    """Return the expression whose items a loop over ``node`` gets, perhaps fewer of them or in another order.
-
-    Example:
-        ``tools`` for ``tools | select | reverse``
-    """
+    """Return ``tools`` for ``tools | select | reverse``, without filters that only select or reorder items."""
     while isinstance(node, nodes.Filter) and node.name in _ITERATORS - {"map"} and node.node is not None:
         node = node.node
     return node
@@ -305,11 +289,7 @@ def _offset(node: nodes.Node) -> int | None:
 
 
 def _is_first(node: nodes.Node) -> bool:
-    """Return whether the condition ``node`` is certainly true for the first message of the loop over the messages.
-
-    Example:
-        True for ``loop.first``, ``loop.index == 1`` and ``loop.first or x``
-    """
+    """Return whether a condition, such as ``loop.first``, is certainly true for the first message."""
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr="first"):
             return True

@@ -1,10 +1,8 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-Sampled tokens are never tokenized again. The text between two actions consists of the end of a turn, tool results and
-the header of the next turn. The renderer finds the tokens of this text as the difference between two renders of the
-template: of the whole conversation or, to save time, of a conversation without its middle (if ``template_locality``
-proves that this is enough). When messages are added, some templates change earlier text: for example, they drop earlier
-reasoning. Then the difference cannot be computed, and the next turn starts a new branch of the trajectory.
+The tokens between two actions are found as the difference between two texts that the template writes: before and after
+the new messages are added. Some templates then change earlier text, for example drop earlier reasoning. In this case
+there is no difference, and the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -96,7 +94,6 @@ class TemplateRenderer:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an action. The first token is the end token that the template writes."""
         written = [self._special[text] for text in self._turn_ends]
         # some models end actions with a token that no template writes: base models with eos, Llama after calls with eom
         others = [*self._extra_stop_ids, self.tokenizer.eos_token_id, self._special.get("<|eom_id|>")]
@@ -108,7 +105,6 @@ class TemplateRenderer:
         return self.stop_token_ids[0]
 
     def stop_condition(self, tools: Tools) -> StopCondition | None:
-        """Return the condition that ends an action because of its text; None if only end tokens end an action."""
         strings = self.tool_format.stop_strings(tools)
         if not strings:
             return None
@@ -128,10 +124,6 @@ class TemplateRenderer:
         return self.tool_format.is_complete(text, tools)
 
     def render(self, messages: Messages, tools: Tools = ()) -> RenderedPrompt:
-        """Return the prompt for the assistant's next message.
-
-        Raise UnsupportedChat if the conversation cannot be rendered.
-        """
         marked = self._marked_text(messages, tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
         if any(message.images for message in messages):  # not kept, because a prompt holds the bytes of its images
@@ -167,10 +159,10 @@ class TemplateRenderer:
         return self._encoder.marked(text)
 
     def _break_special_tokens(self, message: Message) -> Message:
-        """Return a user or tool message with a space inside each special token of its text.
+        """Return a user or tool message with a space inside each special token. Other messages are not changed.
 
-        In a tool message, the tags around tool results are broken too. Otherwise a retrieved page could contain a text
-        that ends the turn or the tool result. Messages with other roles are returned unchanged.
+        In a tool message, the tags around tool results are broken too. Otherwise a retrieved page could end the turn or
+        the tool result.
         """
         if message.role not in ("user", "tool"):
             return message
@@ -191,11 +183,10 @@ class TemplateRenderer:
         """Return the prompt after an action and its observation: the whole text, but only the tokens after the action.
 
         If the policy sampled no end token, the new tokens begin with the rest of the turn: the end token, or text of
-        the action's message that was not sampled. Text that was sampled after the end of the action is not repeated.
-        Return None if the template changes earlier text, or does not write the end token that was sampled.
-
-        To save time, the middle of ``messages`` is left out if this does not change the new tokens (see ``Locality``).
+        the action's message that was not sampled. Return None if the template changes earlier text, or does not write
+        the end token that was sampled.
         """
+        # To save time, the middle of the conversation is left out if this does not change the new tokens.
         locality = chat_template(self.tokenizer, with_tools=bool(tools)).locality
         ends = messages if locality is None else locality.without_middle(messages)
         if ends is not messages:
@@ -233,6 +224,7 @@ class TemplateRenderer:
         bridge = "" if wording is None else rest[len(wording) :]
         if not bridge.startswith(sampled_end or self._breaks):
             return None
+        # text that was sampled after the end of the action is not repeated
         beyond = action.text.removeprefix(wording or "")
         return self._encoder.prompt(marked, bridge.removeprefix(sampled_end or beyond), observation, messages)
 
@@ -250,9 +242,8 @@ class TemplateRenderer:
     def _template_wording(self, rest: str, before: str, with_action: Messages, tools: Tools) -> str | None:
         """Return the text that the template writes for an action. This text can differ from the sampled text.
 
-        ``with_action`` ends with the action, and ``before`` is the text of its prompt. ``rest`` is the text that the
-        template writes after ``before`` if messages follow the action. Return None if the text of ``with_action`` does
-        not begin with ``before``, or if ``rest`` does not begin with the result and the end of a turn.
+        ``with_action`` ends with the action, ``before`` is the text of the prompt, and ``rest`` the text after the
+        prompt if messages follow the action. Return None if no such text lies between ``before`` and the end of a turn.
         """
         alone = self.render_text(with_action, tools)
         written = alone.removeprefix(before)
@@ -261,20 +252,19 @@ class TemplateRenderer:
         return wording if alone.startswith(before) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Return whether a rendered text ``rest`` begins with ``wording``, followed directly by the end of the turn."""
+        """Return whether ``rest`` begins with ``wording``, followed directly by the end of the turn."""
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: Tools = ()) -> Action:
-        """Return the action that sampled tokens form. The end token is not part of the action's text."""
         return self.parse_text(self.decode(self._without_end(action_ids)), turn, tools)
 
     def parse_text(self, text: str, turn: int = 0, tools: Tools = ()) -> Action:
-        """Return the action that the text of sampled tokens forms. The text does not include the end token.
+        """Return the action that the text of sampled tokens forms.
 
-        A call that cannot be read becomes a ``ToolCall`` with an ``error``. Then the content of the message is the
-        whole text of the action, so that the next render contains all text that the policy wrote.
+        If a call cannot be read, the content of the message is the whole text, so that the next prompt contains all
+        text that the policy wrote.
         """
         return self._parse(text, turn, tools, self._opens_reasoning)
 
@@ -290,15 +280,13 @@ class TemplateRenderer:
         return Action(Message.assistant(output.content, calls, reasoning), text)
 
     def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
-        """Return, for each call of an action, the index in ``action_ids`` of the token that completes the call."""
         start, output = self._parse_output(action_ids, tools)
         return token_indices(self.decode, self._without_end(action_ids), [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
         """Return how many tokens at the beginning of ``sampled_ids`` belong to the action.
 
-        The tool format can end an action before the last sampled token. The caller can then drop the later tokens,
-        because the probabilities of earlier tokens do not depend on them.
+        The tool format can end an action before the last sampled token. The later tokens can then be dropped.
         """
         end = self._text_end(sampled_ids, tools)
         if end is None:
@@ -308,10 +296,6 @@ class TemplateRenderer:
         return len(sampled_ids) if last + 1 == len(ids) else last + 1
 
     def spoken_text(self, action: Action, tools: Tools) -> str:
-        """Return the text of an action without its reasoning and its calls.
-
-        The reasoning is also removed if the template does not render reasoning.
-        """
         _, text = self.tool_format.split_reasoning(action.text, self._opens_reasoning)
         return self.tool_format.parse(text, tools).content.strip()
 
@@ -321,11 +305,7 @@ class TemplateRenderer:
         return None if output.end is None else start + output.end
 
     def _parse_output(self, action_ids: tuple[int, ...], tools: Tools) -> tuple[int, ParsedOutput]:
-        """Return (start, output) for the text of an action.
-
-        ``start`` is the number of characters of the reasoning at the beginning of the text. ``output`` is the result of
-        parsing the text after the reasoning.
-        """
+        """Return (length of the reasoning in characters, parsed text after the reasoning) for an action."""
         text = self.decode(self._without_end(action_ids))
         _, rest = self._split_reasoning(text, self._opens_reasoning)
         return len(text) - len(rest), self.tool_format.parse(rest, tools)
@@ -334,14 +314,12 @@ class TemplateRenderer:
         return action_ids[:-1] if action_ids and action_ids[-1] in self.stop_token_ids else action_ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, with special tokens as text, such as ``<|im_end|>``."""
         return self._decode(tuple(ids))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Return (reasoning, rest): the reasoning at the beginning of a text, and the text after the reasoning.
+        """Return (reasoning, rest of the text). Return (None, text) if the template does not render reasoning.
 
-        The reasoning is separated only if the template renders reasoning, or if the prompt ended inside the reasoning.
-        Otherwise, return (None, text).
+        If the prompt ended inside the reasoning, the reasoning is always separated.
         """
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
@@ -384,8 +362,8 @@ class TemplateRenderer:
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
         """Return the tokens of the action ``probe`` in ``text``, a conversation in which ``probe`` follows ``prompt``.
 
-        If the prompt ends with ``<think>``, this tag may be missing in ``text``. Return None if ``text`` does not begin
-        with the prompt, or if parsing the tokens does not give the action ``probe``.
+        Return None if ``text`` does not begin with the prompt, or if parsing the tokens does not give ``probe``. A
+        ``<think>`` at the end of the prompt may be missing in ``text``.
         """
         appended = text.startswith(prompt.text)
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

@@ -8,14 +8,11 @@ from typing import Any
 from agent_r1.renderers.formats.tool_format import Tools, parse_json
 
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
-"""The values that templates write as words, as in JSON or as in Python. The case of the letters is ignored."""
+"""The values that templates write as words, in JSON or Python. Upper and lower case are equal."""
 
 
 def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
-    """Return the JSON schema of the argument ``argument`` of the tool ``tool``, such as {"type": "integer"}.
-
-    Return {} if ``tools`` has no such tool, or the tool has no such argument.
-    """
+    """Return the JSON schema of an argument of a tool, such as {"type": "integer"}; {} if there is no such argument."""
     parameters = next((spec.parameters for spec in tools if spec.name == tool), {})
     return parameters.get("properties", {}).get(argument, {})
 
@@ -23,9 +20,8 @@ def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]
 def convert_value(text: str, schema: Mapping[str, Any]) -> object:
     """Convert the text of an argument to the type that the schema of the argument declares.
 
-    If the schema declares the type string, return the text itself. If the schema also declares the type null, the words
-    ``null`` and ``none`` become None. With any other schema, return the JSON value of the text. If the text is not
-    JSON, return the text unchanged, so that the validation of the call can report the error.
+    If the schema declares the type string, return the text. If the schema also declares the type null, ``null`` and
+    ``none`` become None. With any other schema, return the JSON value of the text, or the text if it is not JSON.
 
     Example:
         >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})

@@ -1,7 +1,4 @@
-"""DeepSeek tool calls between special tokens: JSON in a fence (V3 and R1), or JSON without a fence (V3.1).
-
-The templates of V3 and R1 do not describe tools to the model. A system message describes the tools instead.
-"""
+"""DeepSeek tool calls between special tokens: JSON in a fence (V3 and R1), or JSON without a fence (V3.1)."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
 class DeepSeek(ToolFormat):
-    """The tool format of DeepSeek V3, R1 and V3.1. ``parse`` reads the calls that all their templates write."""
+    """The tool format of DeepSeek V3, R1 and V3.1. The templates of V3 and R1 do not describe tools to the model."""
 
     name: ClassVar[str] = "deepseek"
 

@@ -38,8 +38,8 @@ def open_renderer(
 ) -> TemplateRenderer:
     """Return a renderer for a tokenizer and the tool format ``name``.
 
-    With ``auto``, the format is ``response`` if the tokenizer has a response template, which describes how to parse a
-    message. Otherwise :func:`detect_format` selects the format.
+    With ``auto``, the format is ``response`` if the tokenizer has a response template. Otherwise :func:`detect_format`
+    selects the format.
 
     Args:
         tokenizer: the tokenizer, with its chat template. Without a chat template, only the format ``tags`` works.
@@ -75,9 +75,7 @@ def open_renderer(
 def detect_format(tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None = None) -> ToolFormat:
     """Return the first format that can parse the tool calls of the tokenizer's chat template.
 
-    To test a format, a call is rendered with the template, and the rendered text is parsed with the format. If no
-    format can parse the call, return Hermes, which works for an agent without tools. For an agent with tools,
-    :func:`require_tools` then raises UnsupportedChat.
+    If no format can, return Hermes, which works for an agent without tools.
 
     Raises:
         UnsupportedChat: no renderer can use the template, for example because it writes no special token after a turn.
@@ -104,8 +102,7 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
 
     Raises:
         UnsupportedChat: the chat template cannot show tools, or the format cannot parse the calls of the template.
-        InvalidInput: the tool format is ``tags``, and its settings do not fit the tools: they name a tool that does
-            not exist, or give one tag to two things.
+        InvalidInput: the settings of the format ``tags`` do not fit the tools (see :meth:`Tags.check`).
     """
     if isinstance(renderer.tool_format, Tags):
         renderer.tool_format.check(tools)

@@ -40,19 +40,17 @@ class Harmony(ToolFormat):
         return ParsedOutput("" if calls else "".join(contents), tuple(calls))
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages for the template. The arguments of a malformed call are the text that the policy wrote.
+        """Return the messages for the template, with the text of malformed calls as their arguments.
 
-        A malformed call stays a call and does not become plain text, because the template requires a call before each
-        tool result.
+        A malformed call stays a call, because the template requires a call before each tool result.
         """
         return [_to_template(message) for message in messages]
 
 
 def _split_messages(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (header, body, end) for each message in a text.
+    """Yield (header, body, end) for each message in a text. ``end`` is the index after the message.
 
-    The header is the text before ``<|message|>``, and the body is the text after it. ``end`` is the index after the end
-    of the message.
+    The header is the text before ``<|message|>``, and the body is the text after it.
     """
     end = 0
     for piece in text.split(START):
@@ -78,10 +76,7 @@ def _to_template(message: Message) -> dict[str, Any]:
 
 
 def _escape_channel(text: str) -> str:
-    """Return the text with each channel token broken by a space: ``< |channel|>``.
-
-    The template raises an error if the content or the reasoning of a message contains a channel token.
-    """
+    """Return the text with channel tokens broken by a space, because the template refuses texts with channel tokens."""
     return text.replace(CHANNEL, f"{CHANNEL[0]} {CHANNEL[1:]}")
 
 

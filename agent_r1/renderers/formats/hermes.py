@@ -44,12 +44,8 @@ def _parse_calls(text: str) -> Iterator[ParsedCall]:
 
 
 def _end_of_call(text: str, start: int) -> int | None:
-    """Return the index after the closing tag of a call whose JSON begins at ``start``.
-
-    Return None if the JSON is not complete, or if no closing tag follows the JSON. The JSON is decoded to find its end,
-    because a string in the JSON can contain the text of the closing tag.
-    """
-    try:
+    """Return the index after the call whose JSON begins at ``start``; None if the call is not complete."""
+    try:  # decode the JSON, because a string in it can contain the closing tag
         _, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
@@ -72,10 +68,10 @@ def _parse_call(text: str, start: int, end: int | None) -> ParsedCall:
 
 
 def _with_arguments(data: Any) -> Any:
-    """Return ``data``, the JSON value of a call, with an object under the key "arguments".
+    """Return the JSON value of a call with an object under the key "arguments".
 
-    If the key is missing, an empty object is added. If the arguments are a string, as in the format of OpenAI, the
-    string is parsed as JSON. Return ``data`` unchanged if it is not an object, or if the string is not JSON.
+    If the key is missing, add an empty object. If the arguments are a string, as in the format of OpenAI, parse the
+    string as JSON. Return other values unchanged.
     """
     if not isinstance(data, dict):
         return data

@@ -32,8 +32,8 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[(\[{)\]},]", re.DO
 class Lfm2(ToolFormat):
     """The tool format of LFM2 and LFM2.5.
 
-    This format itself writes calls into the content of a message. The templates cannot be used for this purpose: the
-    template of LFM2 does not write calls, and the template of LFM2.5 does not escape quotes.
+    Calls are written into the content of messages, because the template of LFM2 does not write calls, and the template
+    of LFM2.5 does not escape quotes.
 
     Example: <|tool_call_start|>[add(a=1, b=2), search(query='Alba')]<|tool_call_end|>
     """
@@ -65,8 +65,7 @@ def _written(call: ToolCall) -> str:
 def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
     """Yield the calls of a block. Commas separate the calls.
 
-    The ``end`` of a call is the index of the comma after the call. The ``end`` of the last call is the ``end`` of the
-    block.
+    A call ends at the index of the next comma, and the last call at the end of the block.
     """
     inside = block.text.strip()
     if not block.is_closed:
@@ -84,7 +83,7 @@ def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
 
 
 def _split(text: str) -> list[str]:
-    """Split a text at its commas, except commas inside brackets or strings, and return the parts."""
+    """Return the parts of a text between commas. Commas inside brackets or strings do not count."""
     parts, begin, depth = [], 0, 0
     for found in _TOKEN.finditer(text):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(found[0], 0)

@@ -25,9 +25,9 @@ _LOOKS_LIKE_CALL = re.compile(r'\{\s*"(?:name|type)"')
 class Llama(ToolFormat):
     """The tool format of Llama 3: a text with calls begins with a JSON object.
 
-    The tag ``<|python_tag|>`` can come before the object. Without the tag, a JSON object is a call only if the object
-    has a name and parameters, or the name of a known tool. Several calls are separated by ``;``. Text after the calls
-    is dropped. A text without calls is an answer. If there are no tools, every text is an answer.
+    The tag ``<|python_tag|>`` can come before the object. Without the tag, a JSON object is a call only if it has a
+    name and parameters, or the name of a known tool. Several calls are separated by ``;``. Text after the calls is
+    dropped. A text without calls, or any text if there are no tools, is an answer.
 
     Example: {"name": "add", "parameters": {"a": 1}}
     """
@@ -42,10 +42,7 @@ class Llama(ToolFormat):
         return ParsedOutput("" if calls else text, calls)
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages for the template.
-
-        Several calls in one message become text, because the template refuses a message with several calls.
-        """
+        """Return the messages for the template, which refuses several calls in one message. Such calls become text."""
         return [_to_template(message) for message in messages]
 
 

@@ -1,7 +1,4 @@
-"""Tool calls of tokenizers with a response template: a description of how the model writes messages and calls.
-
-With this template, the parser of transformers reads the calls in a sampled text.
-"""
+"""Tool calls of tokenizers with a response template: a description of how the model writes messages and calls."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ _REASONING = ("reasoning_content", "thinking")
 
 
 class Response(ToolFormat):
-    """The tool format that the response template of a tokenizer describes.
+    """The tool format that the response template of a tokenizer describes. The parser of transformers reads the calls.
 
     Args:
         template: the ``response_template`` of the tokenizer.
-        header: the text that ends every prompt, after the last message. The header can already open the reasoning of
-            the assistant's message, so the parser reads the header before the action.
+        header: the text that ends every prompt, after the last message. The header can open the reasoning of the
+            assistant's message, so the parser reads the header before the action.
     """
 
     name: ClassVar[str] = "response"
@@ -41,8 +38,8 @@ class Response(ToolFormat):
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
         """Return (reasoning, ``text`` unchanged). The reasoning is None if the text has no reasoning.
 
-        The reasoning is not removed from the text, because :meth:`parse` skips it. ``opened`` is not used, because the
-        parser itself sees whether the end of the prompt opens the reasoning.
+        The reasoning stays in the text, because :meth:`parse` skips it. ``opened`` is ignored, because the parser reads
+        the end of the prompt itself.
         """
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text
@@ -54,14 +51,15 @@ class Response(ToolFormat):
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
         """Return (message, calls) for the text of an action. The message is a mapping with keys such as "content".
 
-        The parser gets one character at a time, so that the index at which each call ends is known. If the text does
-        not follow the response template, return an empty message, and a malformed call at the end of the calls.
+        If the text does not follow the response template, return an empty message and, after the calls that were read,
+        a malformed call.
         """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
         calls: list[ParsedCall] = []
         end = start = 0
         try:
+            # one character at a time, so that the index at which each call ends is known
             for end, character in enumerate(text, start=1):
                 start = _add_calls(parser.feed(character), text, start, end, calls)
             message, events = parser.finalize()
@@ -76,14 +74,11 @@ def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, ca
     """Append the calls that the parser has just completed to ``calls``. Return the index after the last call.
 
     Args:
-        events: the new events of the parser, after it has read the first ``end`` characters of the text.
+        events: the new events of the parser.
         text: the text of the action.
         start: the index after the previous call; 0 if there is none.
         end: the number of characters that the parser has read.
-        calls: the calls so far. New calls are appended to this list.
-
-    Returns:
-        ``end`` if a call was completed; otherwise ``start``.
+        calls: the calls so far.
     """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:

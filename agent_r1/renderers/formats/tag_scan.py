@@ -1,6 +1,6 @@
 """Check whether an action in the format ``tags`` is complete, while its text grows.
 
-The time of all checks of an action together is proportional to the length of its text.
+The time of all checks together is proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from dataclasses import dataclass
 from agent_r1.renderers.formats.tool_format import THINK_CLOSE, THINK_OPEN
 
 _PARTIAL_FENCE = re.compile(r"`{1,2}|```\w*[ \t]*")
-"""The pattern of an unfinished fence at the end of a text. Further text decides whether it opens or closes a block."""
+"""An unfinished fence at the end of a text. Later text decides whether the fence opens or closes a block."""
 
 _SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class ElementPatterns:
-    """The patterns that find one kind of element, for example the calls of one tool. An element is a call or an answer.
+    """The patterns that find an answer, or the calls of one tool.
 
     Attributes:
         opening: the pattern of the opening delimiter.
         closing: the pattern of the closing delimiter.
-        longest: an upper bound for the length of each delimiter, in characters. If a delimiter is a code fence (three
-            backticks), spaces after the fence do not count.
+        longest: an upper bound for the length of each delimiter, in characters. Spaces after a code fence do not count.
         is_answer: true for an answer, false for a call.
 
     Example:
@@ -39,10 +38,7 @@ class ElementPatterns:
 
 
 class _Search:
-    """A search in a growing text for the first element of one kind, such as the first call of a tool.
-
-    The search finds the first opening delimiter, and then the first closing delimiter after the opening delimiter.
-    """
+    """A search in a growing text for the first opening delimiter, and then for the first closing delimiter."""
 
     def __init__(self, patterns: ElementPatterns) -> None:
         self.patterns, self.start, self.is_closed = patterns, -1, False
@@ -56,10 +52,9 @@ class _Search:
             self.is_closed = True
 
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Return the next match of a pattern in the text so far, or None if there is no match.
+        """Return the next match of a pattern in the text so far, or None.
 
-        If there is no match, the next search begins near the end of the present text. It skips the positions at which
-        no match can begin, whatever text is added.
+        The next search skips the positions at which no match can begin, whatever text is added.
         """
         found = pattern.search(text, self._position)
         if found is None:
@@ -71,12 +66,10 @@ class _Search:
 
 
 class TagScan:
-    """A function that is called with each new part of an action's text, and returns whether the action is complete.
+    """A function that gets each new part of an action's text, and returns whether the action is complete.
 
-    An action is complete if its first call is closed. It is also complete if an answer is closed and no call begins
-    before this answer. ``Tags.parse`` applies the same rules to the whole text.
-
-    The text can begin with thoughts, which are skipped. A thought is a text from ``<think>`` to ``</think>``.
+    An action is complete if its first call is closed, or if an answer is closed before the first call begins. Thoughts
+    (``<think> .. </think>``) at the beginning of the text are skipped.
 
     Args:
         elements: the patterns of the calls and of the answer.
@@ -103,11 +96,7 @@ class TagScan:
         )
 
     def _skip_thoughts(self) -> bool:
-        """Skip the thoughts at the beginning of the text. Return whether the search for calls and answers can begin.
-
-        The search cannot begin while a thought is open. It also cannot begin while the text is too short to show
-        whether a thought follows.
-        """
+        """Skip the thoughts at the beginning of the text. Return whether the search for calls and answers can begin."""
         while self._thoughts:
             if not self._is_thinking:
                 self._position = self._end_of_space()

@@ -40,10 +40,7 @@ PLAIN_BREAK = "\n\n"
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
-"""The stop strings that end a code block: three backticks, followed by a line break, a space or a tab.
-
-A space and a tab are included, because they are allowed between the backticks and the end of the line.
-"""
+"""The stop strings that end a code block. Spaces and tabs are allowed between the backticks and the end of the line."""
 
 _FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")
 _FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
@@ -51,14 +48,14 @@ _FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
 
 @dataclass(frozen=True, slots=True)
 class _Delimiters:
-    """The delimiters of one kind of element. An element is a call or an answer in the text of an action.
+    """The delimiters of a call or an answer in the text of an action.
 
     Attributes:
         opening: the opening delimiter, as a policy should write it.
         closing: the closing delimiter, as a policy should write it.
         open_pattern: the pattern that finds the opening delimiter in a text.
         close_pattern: the pattern that finds the closing delimiter in a text.
-        stops: the stop strings that can end the element.
+        stops: the stop strings that can end the call or the answer.
 
     Example:
         _Delimiters.of("search").opening == "<search>" and _Delimiters.of("```python").opening == "```python\\n"
@@ -85,17 +82,14 @@ class _Delimiters:
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
         """Return the patterns that find these delimiters in the text of an action that is still being sampled.
 
-        ``is_answer`` says whether the delimiters enclose an answer; otherwise they enclose a call. If the closing
-        delimiter is a code fence (three backticks), it is found only after its line has ended. A fence with more text
-        on its line is not a closing fence.
+        A closing fence is found only after its line has ended, because more text on the line would make it no closing
+        fence.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
 
     def find(self, text: str, position: int) -> _Element | None:
-        """Return the first text between these delimiters that begins at ``position`` or later; None if there is
-        none.
-        """
+        """Return the first text between these delimiters that begins at ``position`` or later, or None."""
         opened = self.open_pattern.search(text, position)
         if opened is None:
             return None
@@ -111,7 +105,7 @@ class _Element:
     Attributes:
         start: the index at which the opening delimiter begins.
         inside: the text between the delimiters.
-        end: the index after the closing delimiter; None if the element is not closed.
+        end: the index after the closing delimiter; None if there is no closing delimiter.
     """
 
     start: int
@@ -123,10 +117,9 @@ class Tags(ToolFormat):
     """The tool format in which each call stands between the tags of its tool.
 
     An action ends with its first call or answer. If a tool needs only one text argument, the text is written between
-    the tags without JSON. Otherwise the arguments are written as a JSON object.
+    the tags. Otherwise the arguments are written as a JSON object.
 
-    ``config.names`` maps tools to tags. By default, the tag of a tool is the name of the tool. Calls of the tool
-    ``python`` are by default a code block between fences.
+    By default, the tag of a tool is its name, and a call of the tool ``python`` is a code block between fences.
     """
 
     name: ClassVar[str] = "tags"
@@ -140,8 +133,7 @@ class Tags(ToolFormat):
         """Check that the configured tags match the tools.
 
         Raises:
-            InvalidInput: ``config.names`` contains a tool that does not exist, or one tag has two meanings: two tools,
-                for example, or a tool and the answer.
+            InvalidInput: ``config.names`` contains a tool that does not exist, or one tag has two meanings.
         """
         names = {tool.name for tool in tools}
         if unknown := sorted(self._config.names.keys() - names):
@@ -233,8 +225,7 @@ class Tags(ToolFormat):
 def _bare_parameter(tool: ToolSpec) -> str | None:
     """Return the name of the parameter whose value is written between the tags without JSON; None if there is none.
 
-    This parameter must be a text. It must be the only required parameter of the tool, or the only parameter of a tool
-    without required parameters.
+    This parameter must be a text, and the tool's only required parameter, or its only parameter if none is required.
     """
     properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
     names = required or list(properties)
@@ -242,7 +233,7 @@ def _bare_parameter(tool: ToolSpec) -> str | None:
 
 
 def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
-    """Return the arguments of the tool from a text that is a JSON object; None for any other text.
+    """Return the arguments of the tool if ``text`` is a JSON object, otherwise None.
 
     Also return None if the object is not empty and none of its keys is a parameter of the tool.
     """

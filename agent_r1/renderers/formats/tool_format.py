@@ -28,7 +28,7 @@ class ParsedCall:
         name: the name of the tool; "" if the name could not be read.
         arguments: the arguments of the call; None if the call could not be read.
         raw: the text of the call, as the policy wrote it.
-        end: the number of characters from the beginning of the text to the end of the call.
+        end: the index in the text after the call.
         error: the reason why the call could not be read; None if the call could be read.
 
     Example:
@@ -49,8 +49,7 @@ class ParsedOutput:
     Attributes:
         content: the text without the calls.
         calls: the calls, in their order in the text.
-        end: the number of characters up to the end of the action. Some formats mark this end in the text, for example
-            by a closing tag. None if the text contains no such mark.
+        end: the index in the text after the action; None if nothing in the text ends the action.
 
     Example:
         ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
@@ -69,19 +68,14 @@ class ToolFormat(ABC):
 
     name: ClassVar[str]
     delimiters: ClassVar[tuple[str, ...]] = ()
-    """Texts that are not allowed in arguments.
-
-    The template does not escape these texts. Therefore a call with such a text would be parsed as a different call.
-    """
+    """Texts that are not allowed in arguments, because the template does not escape them."""
 
     required_tokens: ClassVar[tuple[str, ...]] = ()
     """The format is detected only for tokenizers that have these special tokens."""
 
     @abstractmethod
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
-        """Return the content and the calls of ``text``. The reasoning was already removed from ``text``.
-
-        ``tools`` are the tools that the policy can call.
+        """Return the content and the calls of ``text``, from which the reasoning was removed.
 
         This method raises no exception. A call that cannot be read has an ``error``.
         """
@@ -89,19 +83,15 @@ class ToolFormat(ABC):
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
         """Return (reasoning, rest): the reasoning at the beginning of a text, and the text after the reasoning.
 
-        If the text has no reasoning, return (None, text).
-
-        Args:
-            text: the text of an action.
-            opened: whether the prompt ended inside the reasoning, so that the text begins with reasoning.
+        If the text has no reasoning, return (None, text). With ``opened``, the prompt ended inside the reasoning, so
+        the text begins with reasoning.
         """
         return split_reasoning(text, opened)
 
     def check_writable(self, messages: Iterable[Message]) -> None:
         """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``.
 
-        If such a call were rendered, the text would be parsed as a different call. Such a call can only come from the
-        messages of a task: if a policy writes such a text, :meth:`parse` returns a malformed call without arguments.
+        If such a call were rendered, the text would be parsed as a different call.
         """
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):
@@ -109,10 +99,7 @@ class ToolFormat(ABC):
                 raise UnsupportedChat(f"{problem}, which ends it; take it out, or give another --tool_format")
 
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
-        """Return the stop strings: texts after which an action can be complete without an end token.
-
-        Most formats have no stop strings.
-        """
+        """Return the stop strings: texts after which an action can be complete without an end token."""
         return ()
 
     def is_complete(self, text: str, tools: Tools) -> bool:
@@ -121,31 +108,29 @@ class ToolFormat(ABC):
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a fast check whether an action may be complete. The check saves calls of :meth:`is_complete`.
+        """Return a fast check whether an action may be complete, to save calls of :meth:`is_complete`.
 
         The check is a function for one action. Each time a stop string occurs in the sampled text, the check gets the
-        text that is new since the previous check. If it returns False, the action goes on. If it returns True,
-        :meth:`is_complete` decides from the whole text. By default, the check always returns True. A format overrides
-        this method if its stop strings often occur inside an action.
+        text that is new since the previous check. If it returns False, the action is not complete. If it returns True,
+        :meth:`is_complete` decides. The default check always returns True.
 
         Args:
             tools: the tools of the prompt.
             is_opened: whether the action begins inside a thought (``<think> .. </think>``).
-            thoughts: the number of thoughts at the beginning of the action that are removed before :meth:`parse` is
-                called.
+            thoughts: the number of thoughts at the beginning of the action that :meth:`parse` does not get.
         """
         return lambda part: True
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Return the messages as the dictionaries that chat templates of this format expect.
 
-        Each message of the assistant becomes one dictionary. The messages before an action are converted independently
-        of the action and of all later messages, and the later messages independently of the messages before the action.
+        Each message of the assistant becomes one dictionary. An action must not change the dictionaries of earlier
+        messages, and the dictionaries of later messages must not depend on messages before the action.
         """
         return [to_openai(message) for message in messages]
 
     def tool_instructions(self, tools: Tools) -> str | None:
-        """Return the text of a system message that describes the tools, or None if the format has no such text.
+        """Return the system message that describes the tools, or None if the format has no such text.
 
         The text is used only if the chat template does not describe the tools.
         """
@@ -170,9 +155,7 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
 
 
 def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
-    """Return the first of ``delimiters`` that occurs in the arguments, or None if no delimiter occurs.
-
-    The function searches the values of the arguments, not the text of the call, in which JSON can escape a delimiter.
+    """Return the first of ``delimiters`` that occurs in a value of the arguments, or None.
 
     Example:
         >>> find_delimiter({"words": ["a</parameter>"]}, ("</parameter>",))
@@ -189,7 +172,7 @@ class CallBlock:
     Attributes:
         text: the text between the delimiters.
         is_closed: whether the closing delimiter was found.
-        end: the number of characters from the beginning of the whole text to the end of the call.
+        end: the index in the whole text after the call.
 
     Example:
         CallBlock('{"name": "add"', is_closed=False, end=25)
@@ -201,7 +184,7 @@ class CallBlock:
 
 
 def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
-    """Return the texts between an opening and a closing delimiter as blocks, one for each opening delimiter.
+    """Return a block for each opening delimiter, with the text up to the closing delimiter.
 
     If a closing delimiter is missing, the block ends at the next opening delimiter, or at the end of the text.
 
@@ -229,10 +212,7 @@ def text_before(text: str, opening: str) -> str:
 
 
 MAX_JSON_DEPTH = 100
-"""The largest number of nested lists and objects in the JSON text of a call.
-
-The limit is needed because calls are rendered, copied and stored by recursive code.
-"""
+"""The largest number of nested lists and objects in the JSON text of a call. Recursive code handles calls."""
 
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """Matches a bracket or a whole JSON string, so that a bracket inside a string is not matched alone."""
@@ -262,18 +242,14 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a ParsedCall without arguments for a call that could not be read. ``error`` is the reason.
-
-    ``raw``, ``end`` and ``name`` become the attributes of the :class:`ParsedCall`.
-    """
+    """Return a :class:`ParsedCall` without arguments for a call that could not be read because of ``error``."""
     return ParsedCall(name, None, raw, end, error)
 
 
 def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
-    """Return the call that a JSON value describes.
+    """Return the call that a JSON value describes: an object with a "name" and an object of arguments under ``key``.
 
-    The value has to be an object with a "name" and an object of arguments under ``key``. For any other value, return a
-    malformed call. ``raw`` and ``end`` become the attributes of the :class:`ParsedCall`.
+    For any other value, return a malformed call.
 
     Example:
         call_from_json({"name": "add", "arguments": {"a": 1}}, raw, end).arguments == {"a": 1}
@@ -292,8 +268,7 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
 def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
     """Return the call of the tool ``name`` with the JSON object in ``text`` as arguments.
 
-    If ``text`` is not a JSON object, return a malformed call. ``raw`` and ``end`` become the attributes of the
-    :class:`ParsedCall`.
+    If ``text`` is not a JSON object, return a malformed call.
     """
     try:
         arguments = parse_json(text)

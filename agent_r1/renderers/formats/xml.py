@@ -1,12 +1,7 @@
 """Tool calls of Qwen3.5 and GLM-4.5, with one XML element for each argument inside ``<tool_call>``.
 
 A value is plain text, so the tool's schema decides whether ``7`` is a number. A value ends at the first closing
-delimiter. If the text after a value does not have the form of further arguments, the call is malformed, and the policy
-receives the reason.
-
-A value that contains a delimiter cannot be written. If the policy writes such a value as JSON with escapes, the call is
-malformed, because the template would write the delimiter without escapes. If a message of a task contains a call with
-such a value, UnsupportedChat is raised before the message is rendered.
+delimiter. A value that contains a delimiter cannot be written, so a call with such a value is malformed.
 """
 
 from __future__ import annotations
@@ -64,19 +59,13 @@ class Glm(ToolFormat):
 
 
 def _split_function(block: str) -> _CallParts | str:
-    """Return (name of the tool, text with all arguments, pattern that finds one argument) for a Qwen3.5 call.
-
-    If the call cannot be read, return the reason as text.
-    """
+    """Return the parts of a Qwen3.5 call, or the reason why the call cannot be read."""
     found = _FUNCTION.fullmatch(block)
     return (found[1].strip(), found[2], _PARAMETER) if found else "a call is <function=NAME> .. </function>"
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return (name of the tool, text with all arguments, pattern that finds one argument) for a call of a GLM model.
-
-    ``block`` is the text between the tags of the call. If the call cannot be read, return the reason as text.
-    """
+    """Return the parts of a call of a GLM model, or the reason why the call cannot be read."""
     name, mark, rest = block.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         return "a call begins with the name of a tool, alone on its line"
@@ -91,11 +80,8 @@ def _parse(
 
 
 def _require_writable(call: ParsedCall, delimiters: tuple[str, ...]) -> ParsedCall:
-    """Return the call, or a malformed call if an argument contains one of ``delimiters``.
-
-    The policy sees a malformed call as an error, and the episode continues. Without this check, rendering the next
-    prompt would raise an error, and the episode would fail.
-    """
+    """Return the call, or a malformed call if an argument contains one of ``delimiters``."""
+    # The policy sees a malformed call as an error. Without this check, the next render would fail the episode.
     if found := find_delimiter(call.arguments or {}, delimiters):
         return malformed_call(call.raw, call.end, f"an argument holds {found}, which ends it", call.name)
     return call
