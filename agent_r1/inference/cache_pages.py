@@ -1,6 +1,6 @@
-"""The size of the KV cache, and its memory counted in pages: which slots hold how many pages, and how many are free.
+"""The size of the KV cache, and its memory, counted in pages.
 
-The tensors with the keys and values are in :mod:`agent_r1.inference.kv_cache`.
+The keys and values themselves are in :mod:`agent_r1.inference.kv_cache`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
 GPU_SHARE = 0.3
 
 PAGE_TOKENS = LENGTH_MULTIPLE
-"""The number of tokens whose keys and values are in a page."""
+"""The number of tokens in a page."""
 
 
 def pages_for(tokens: int) -> int:
-    """Return the number of pages that a sequence of ``tokens`` tokens takes.
+    """Return the number of pages for a sequence of ``tokens`` tokens.
 
     Example:
         >>> pages_for(65)
@@ -33,22 +33,17 @@ def pages_for(tokens: int) -> int:
 
 
 class CachePages:
-    """Counts the pages that each slot of the KV cache holds, so that all slots together hold at most ``total`` pages.
-
-    Args:
-        total: the number of pages for which there is memory.
-    """
+    """Counts the pages that each slot of the KV cache holds. All slots together hold at most ``total`` pages."""
 
     def __init__(self, total: int) -> None:
         self.free = total
         self._held: dict[CacheSlot, int] = {}
 
     def held(self, slot: CacheSlot) -> int:
-        """Return the number of pages that a slot holds."""
         return self._held.get(slot, 0)
 
     def take(self, slot: CacheSlot, pages: int) -> bool:
-        """Let a slot hold at least ``pages`` pages. Return False, and change nothing, if too few pages are free."""
+        """Let a slot hold at least ``pages`` pages. If too few pages are free, return False and change nothing."""
         missing = max(0, pages - self.held(slot))
         if missing > self.free:
             return False
@@ -68,8 +63,8 @@ class CacheSize:
     Attributes:
         rows: the number of slots in a block.
         blocks: the maximum number of blocks.
-        pages: the maximum number of pages that all slots hold together.
-        session_pages: the number of pages that a session takes from its beginning.
+        pages: the maximum number of pages of all slots together.
+        session_pages: the number of pages that a new session takes.
         capacity: the number of tokens for which a slot has addresses at first.
     """
 
@@ -85,17 +80,16 @@ def cache_size(
 ) -> CacheSize:
     """Return the size of the KV cache of an embedded engine.
 
-    A token that is computed again by the native decoder has the same keys and values. So the sequences of a native
-    decoder can share all pages, and if none is left, a sequence is removed and computed again later. PyTorch computes
-    other bits in a prefill than in decode steps. So, without the native decoder, each session takes the pages of a
-    whole context, and no sequence is removed.
+    With the native decoder, sequences share all pages, and a sequence can be removed and computed again later: its keys
+    and values get the same bits. In PyTorch, a prefill and a decode step give different bits. So each session takes the
+    pages of a whole context, and no sequence is removed.
 
     Args:
         config: the settings of the engine.
         context: the maximum number of tokens of a sequence.
         bytes_per_token: the size of a token's keys and values in all layers.
         device: the device of the model.
-        is_native: whether the native decoder computes the keys and values.
+        is_native: whether the native decoder is used.
     """
     most = pages_for(context + 1)
     pages = kv_cache_bytes(config, device) // (bytes_per_token * PAGE_TOKENS)
@@ -117,11 +111,7 @@ def cache_size(
 
 
 def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Return the maximum size of the KV cache in bytes.
-
-    The setting ``config.kv_cache_gib`` gives the size. If it is None, the size is a share of the free memory of
-    ``device``.
-    """
+    """Return the maximum size of the KV cache in bytes, from the settings or from the free memory of ``device``."""
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     if device.type == "cuda":

@@ -1,11 +1,10 @@
 """The canary: fixed prompts whose log-probabilities prove which weights a server has.
 
-The trainer computes the log-probabilities of the fixed prompts with each version of the weights. A server must compute
-the same log-probabilities, up to rounding, before it serves a request.
+The trainer computes the log-probabilities of these prompts with each version of the weights. A server must compute the
+same log-probabilities, up to rounding, before it serves a request.
 
-The report of a server is no proof. A server can report success although its output head, its adapter or its cache still
-has old weights, and its checksums can be checksums of empty tensors. But wrong weights change the log-probabilities
-that the server computes.
+The server's own report is no proof. A server can report success although a part of it, such as a cache, still has old
+weights.
 """
 
 from __future__ import annotations
@@ -23,36 +22,33 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
-"""The number of prompts in a canary (a test of the weights of a server), and the number of tokens in each prompt.
+"""The number of prompts in a canary, and the number of tokens in each prompt.
 
 A prompt fills at least one block of a server's prefix cache. Such a block has 16 to 128 tokens.
 """
 
 TEMPERATURE = 0.7
-"""The temperature for the log-probabilities of the tokens that follow a prompt of a canary. It is not 1, to detect
-servers that ignore the temperature."""
+"""The temperature for the token after a prompt. It is not 1, to detect servers that ignore the temperature."""
 
 NUM_NEXT = 32
-"""The number of most likely next tokens that the trainer stores for each prompt of a canary (a test of the weights of a
-server)."""
+"""The number of most likely next tokens that the trainer stores for each prompt."""
 
 NUM_COMPARED = 5
-"""The number of most likely next tokens that a server returns for each prompt of a canary. All of them must be among
-the ``NUM_NEXT`` most likely next tokens of the trainer."""
+"""The number of most likely next tokens that a server returns for each prompt. All of them must be among the trainer's
+``NUM_NEXT`` most likely next tokens."""
 
 NUM_SAMPLED = 32
-"""The number of tokens that an engine samples after each prompt in ``measure_gap``."""
+"""The number of tokens that :func:`measure_gap` samples after each prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The largest differences between log-probabilities of server and trainer that rounding errors explain, in nats.
+    """The largest differences between log-probabilities of server and trainer that count as rounding errors, in nats.
 
     Attributes:
-        mean: the limit on the mean of the absolute differences.
+        mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: a limit for updates of the weights. An update changes a log-probability by s in the server, and by t in
-            the trainer. If s and t are near 0, ``floor`` is the limit on the absolute difference of s and t.
+        floor: the limit after an update that changes no log-probability (see ``SAME_CHANGE``).
     """
 
     mean: float
@@ -64,24 +60,23 @@ BANDS: Mapping[Dtype, Band] = {
     "float32": Band(mean=2e-4, maximum=2e-3, floor=2e-5),
     "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
 }
-"""The accepted differences between log-probabilities of server and trainer, by the data type of the server."""
+"""The accepted differences, by the data type of the server."""
 
 SAME_CHANGE = 0.25
-"""A factor for the comparison of server and trainer after an update of the weights.
+"""A factor for the comparison of changes after an update of the weights.
 
-Let s and t be the changes of a log-probability by the update, in the server and in the trainer. The accepted difference
-|s - t| is ``Band.floor`` plus this factor times the largest |t|.
+An update changes a log-probability by s in the server and by t in the trainer. |s - t| may be at most ``Band.floor``
+plus this factor times the largest |t|.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryReading:
-    """The log-probabilities that a server computed for one prompt of a canary (a test of the weights of a server).
+    """The log-probabilities that a server computed for one prompt of a canary.
 
     Attributes:
         logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the tokens that the server finds most likely after the prompt, by token
-            id, at ``TEMPERATURE``. A server with a prefix cache computes these numbers with the cache.
+        next_logprobs: the most likely next tokens after the prompt: token id to log-probability, at ``TEMPERATURE``.
     """
 
     logprobs: tuple[float, ...]
@@ -90,10 +85,7 @@ class CanaryReading:
 
 @torch.no_grad()
 def compute_canary(model: PreTrainedModel) -> Canary:
-    """Return the canary of a model: fixed prompts, with the log-probabilities that ``model`` gives to their tokens.
-
-    The prompts are the same for all versions of the weights.
-    """
+    """Return the fixed prompts, with the log-probabilities that ``model`` gives to their tokens."""
     ids = _prompts(model)  # (B, T)
     logits = model(input_ids=ids.to(model.device), use_cache=False).logits.cpu().float()  # (B, T, V)
     logprobs = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (B, T - 1)
@@ -108,7 +100,7 @@ def compute_canary(model: PreTrainedModel) -> Canary:
 
 
 def _prompts(model: PreTrainedModel) -> Tensor:
-    """Return the fixed prompts on which engine and trainer are compared: token ids (NUM_PROMPTS, PROMPT_LENGTH)."""
+    """Return the fixed prompts: token ids (NUM_PROMPTS, PROMPT_LENGTH)."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(model.config.get_text_config().vocab_size)
     return torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)
@@ -116,7 +108,7 @@ def _prompts(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """The mean and the largest absolute difference between log-probabilities of an engine and of the trainer, in nats.
+    """The mean and the largest absolute difference between log-probabilities of engine and trainer, in nats.
 
     Example:
         str(LogprobGap(mean=2e-6, largest=1e-5)) == "2e-06 on average, 1e-05 at most"
@@ -129,7 +121,7 @@ class LogprobGap:
         return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
 
     def is_rounding(self, dtype: Dtype) -> bool:
-        """Return whether rounding errors of ``dtype`` explain the gap; False if the gap is NaN."""
+        """Return whether rounding errors of ``dtype`` explain the gap. A gap of NaN gives False."""
         band = BANDS[dtype]
         return self.mean <= band.mean and self.largest <= band.maximum
 
@@ -137,8 +129,7 @@ class LogprobGap:
 async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> LogprobGap:
     """Return how much the log-probabilities of an engine and of ``model`` differ on tokens that the engine samples.
 
-    The engine should have the weights of ``model``. The engine samples tokens after fixed prompts, and the model reads
-    these tokens. Raise EngineError if the engine fails.
+    The engine should have the weights of ``model``. Raise EngineError if the engine fails.
     """
     context = engine.capabilities.max_context or PROMPT_LENGTH + NUM_SAMPLED
     length = min(PROMPT_LENGTH, context // 2)
@@ -154,7 +145,7 @@ async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> Logpro
 
 @torch.no_grad()
 def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Return the log-probability of each of the ``tokens`` that follow ``prompt``, at ``TEMPERATURE``."""
+    """Return the log-probability of each of the ``tokens`` after ``prompt``, at ``TEMPERATURE``."""
     ids = torch.tensor([[*prompt, *tokens]], device=model.device)  # (1, T)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()  # (N, V)
     scores = (logits / TEMPERATURE).log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])  # (N, 1)
@@ -163,10 +154,11 @@ def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int])
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """The log-probabilities of fixed prompts (the canary), computed by the trainer (``canary``) and by a server
-    (``readings``).
+    """The log-probabilities of the fixed prompts for one version of the weights, from the trainer and from a server.
 
-    ``canary`` belongs to the version of the weights that the server should have.
+    Attributes:
+        canary: computed by the trainer.
+        readings: computed by the server, one reading per prompt.
     """
 
     canary: Canary
@@ -176,16 +168,15 @@ class CanaryResult:
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
     """Return a text that says how the log-probabilities of server and trainer disagree, or None if they agree.
 
-    Server and trainer agree if rounding errors explain all differences in two comparisons:
+    Rounding errors must explain the differences in two comparisons:
 
-    - The server's log-probabilities in ``now`` are compared with the trainer's log-probabilities in ``now``.
-    - The changes of the server's log-probabilities from ``before`` to ``now`` are compared with the changes of the
-      trainer's. A small optimizer step can change log-probabilities by less than the rounding errors. In the changes,
-      most rounding errors cancel out. So the changes reveal a server that still has the old weights.
+    - The log-probabilities of the server and of the trainer in ``now``.
+    - The changes of the log-probabilities from ``before`` to ``now``, in the server and in the trainer. Most rounding
+      errors cancel out in a change. So the changes reveal a server with old weights even after a small optimizer step.
 
     Args:
         now: the result for the current weights.
-        before: the last result that matched. None: no result has matched yet, and changes are not compared.
+        before: the last result that matched. None: only the first comparison is made.
         dtype: the data type of the server.
     """
     band = BANDS[dtype]
@@ -212,8 +203,8 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
     """Return all log-probabilities of the prompts in one dictionary.
 
-    The key is (index of the prompt, False, index of the value) for a value of ``logprobs``, and (index of the prompt,
-    True, token id) for a value of ``next_logprobs``.
+    The keys are (index of the prompt, False, index of the token in ``logprobs``) and (index of the prompt, True, token
+    id in ``next_logprobs``).
     """
     values: dict[tuple[int, bool, int], float] = {}
     for number, prompt in enumerate(prompts):

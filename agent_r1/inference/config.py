@@ -1,4 +1,4 @@
-"""Settings of the inference engine. To keep the command line fast, an import of this module does not import torch."""
+"""Settings of the inference engine. This module does not import torch, so that the command line stays fast."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from agent_r1.core.weights import Dtype
 
 Backend = Literal["embedded", "vllm", "sglang"]
-"""The implementation of the inference engine."""
 
 DecodeStep = Literal["auto", "torch", "native"]
-"""The implementation of the embedded engine's decode steps."""
 
 DecodeMethod = Literal["plain", "token", "step", "smc", "beam"]
-"""The method by which actions are sampled."""
 
 
 def _require_http(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -31,7 +28,7 @@ def _require_http(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class VllmConfig(BaseModel):
-    """The vLLM servers of a run: the servers at ``urls``, or servers that the run starts with ``python``.
+    """The vLLM servers of a run: servers at ``urls``, or servers that the run starts with ``python``.
 
     Example:
         VllmConfig(python="/opt/vllm/bin/python", arguments="--enforce-eager")
@@ -41,23 +38,23 @@ class VllmConfig(BaseModel):
 
     python: str = ""
     """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With this setting, the run starts
-    engine.replicas servers on loopback, and stops these servers when the run ends."""
+    engine.replicas servers on loopback, and stops them at its end."""
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
-    """Addresses of servers that run already, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md
-    explains which options these servers need, and how they read the weights."""
+    """Addresses of running servers, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md lists the
+    options that these servers need."""
 
     arguments: str = ""
-    """Further arguments of each server that the run starts, as on a command line: "--tensor-parallel-size 2"."""
+    """More arguments of each server that the run starts, as on a command line: "--tensor-parallel-size 2"."""
 
     devices: tuple[str, ...] = ()
     """GPUs of each server that the run starts, separated by commas, one entry per replica: 1,2 or, with two GPUs per
-    server, 1+2,3+4. The numbers count the GPUs in CUDA_VISIBLE_DEVICES from 0. Empty: the GPUs that follow the GPUs of
-    the trainer."""
+    server, 1+2,3+4. The numbers count the GPUs in CUDA_VISIBLE_DEVICES from 0. Empty: the GPUs after the trainer's
+    GPUs."""
 
     weights_folder: Path | None = None
     """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
-    Empty: /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
+    Empty: /dev/shm, or the folder for temporary files if /dev/shm is too small."""
 
     start_seconds: float = Field(default=900.0, gt=0)
     """Time limit for the start of the servers, in seconds."""
@@ -67,8 +64,8 @@ class VllmConfig(BaseModel):
     until a later update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """Time limit for the next answer of a server that has requests, in seconds. A server that answers none of its
-    requests in this time gets no further requests until a later update succeeds."""
+    """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no
+    requests until a later update succeeds."""
 
     @field_validator("urls")
     @classmethod
@@ -79,7 +76,7 @@ class VllmConfig(BaseModel):
 
 
 class SglangConfig(BaseModel):
-    """The SGLang servers of a run. They must be running before the run starts.
+    """The SGLang servers of a run, which must be running already.
 
     Example:
         SglangConfig(urls=("http://127.0.0.1:30000",))
@@ -88,24 +85,24 @@ class SglangConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
-    """Addresses of servers that run already, separated by commas, such as http://10.0.0.5:30000. docs/scaling.md lists
-    the options that these servers need."""
+    """Addresses of running servers, separated by commas, such as http://10.0.0.5:30000. docs/scaling.md lists the
+    options that these servers need."""
 
     weights_folder: Path | None = None
     """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
-    Empty: /dev/shm, or the folder for temporary files if /dev/shm has too little room."""
+    Empty: /dev/shm, or the folder for temporary files if /dev/shm is too small."""
 
     update_seconds: float = Field(default=600.0, gt=0)
     """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
     until a later update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """Time limit for the next answer of a server that has requests, in seconds. A server that answers none of its
-    requests in this time gets no further requests until a later update succeeds."""
+    """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no
+    requests until a later update succeeds."""
 
 
 class EngineConfig(BaseModel):
-    """The inference engine: its implementation, the number of requests at a time, data type, and memory.
+    """The inference engine: implementation, batch size, data type and memory.
 
     Example:
         EngineConfig(max_sequences=64, kv_cache_gib=8.0)
@@ -118,13 +115,12 @@ class EngineConfig(BaseModel):
 
     max_sequences: int = Field(default=64, ge=1)
     """Maximum number of sequences in one decode batch. The embedded engine adds decode batches while the KV cache has
-    room; a vLLM server has at most this number of requests at a time."""
+    room. A vLLM server has at most this number of requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache, in GiB. Sequences that do not fit wait, but one sequence always runs. With the native
-    decode step, sequences share this memory as they grow; otherwise each session takes the memory of a whole context.
-    None: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their
-    own default."""
+    """Memory for the KV cache, in GiB. Sequences that do not fit wait. With decode_step native, sequences share this
+    memory as they grow; otherwise each session takes the memory of a whole context. None: on a CPU, half of the
+    available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their own default."""
 
     backend: Backend = "embedded"
     """Where tokens are generated. embedded: in the process of the run. vllm: on vLLM servers. sglang: on SGLang servers
@@ -132,8 +128,8 @@ class EngineConfig(BaseModel):
 
     decode_step: DecodeStep = "auto"
     """Implementation of the embedded engine's decode steps: native (C++), torch (PyTorch), or auto. native is compiled
-    on first use, for Llama-like models in float32 on a CPU. auto: native if this is possible and the model has at most
-    20 million parameters (200 million on processors of AMD with AVX-512, with one thread), otherwise torch."""
+    on first use, for Llama-like models in float32 on a CPU. auto: native if possible and the model has at most 20
+    million parameters (200 million on AMD processors with AVX-512, with one thread), otherwise torch."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of vLLM servers that the run starts."""
@@ -200,8 +196,8 @@ class DecodeConfig(BaseModel):
     docs/value_guided_decoding.md."""
 
     critic: str = ""
-    """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm
-    with a critic, such as ppo."""
+    """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run with a critic,
+    such as ppo."""
 
     candidates: int = Field(default=4, ge=1)
     """Number of candidates among which the critic's values choose: tokens (method token), actions (step, beam) or
@@ -212,16 +208,16 @@ class DecodeConfig(BaseModel):
     beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature of all candidates except the first, if actions are sampled greedily; not used by method token. Greedy
-    candidates would all be equal. If actions are not sampled greedily, all candidates have the usual temperature."""
+    """Temperature of all candidates except the first, if actions are sampled greedily: greedy candidates would all be
+    equal. Not used by method token."""
 
     segment_tokens: int = Field(default=8, ge=1)
-    """With method token: number of tokens that the policy drafts before the critic's values correct the draft. With
-    method smc: number of tokens after which each particle (a part of an action) gets a new weight."""
+    """With method token: number of tokens that the policy drafts before the critic's values correct them. With method
+    smc: number of tokens after which each particle (a part of an action) gets a new weight."""
 
     beams: int = Field(default=2, ge=1)
-    """With method beam: number of conversations that are kept after each turn. Each kept conversation is continued by
-    candidates / beams actions."""
+    """With method beam: number of conversations that are kept after each turn. Each is continued by candidates / beams
+    actions."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:

@@ -1,4 +1,4 @@
-"""Generations that take several requests, because a server aborted a request, failed, or stopped too early."""
+"""Completions that take several requests, because a server aborted a request or stopped too early."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ from agent_r1.core.inference import (
 )
 
 MAX_ABORTS = 20
-"""A generation fails after this number of aborted requests in a row that gave no new token."""
+"""A generation fails after this number of aborted requests in a row without a new token."""
 
 ABORT_SECONDS = 0.05
-"""The pause before a generation continues after its first aborted request, in seconds.
-
-Each further pause is twice as long, but at most ``MAX_ABORT_SECONDS``.
-"""
+"""The pause after the first aborted request, in seconds. Each later pause is twice as long, up to
+``MAX_ABORT_SECONDS``."""
 
 MAX_ABORT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The answer of a server to one request. An answer can be an incomplete completion.
+    """The answer of a server to one request.
 
     ``finish_reason`` is "abort" if the server ended the request before the answer was complete.
     """
@@ -45,15 +43,15 @@ class Piece:
 
 
 Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
-"""A function that sends one request to a server, and returns its answer."""
+"""A function that sends one request to a server and returns the answer."""
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
     """Sample a completion of ``prompt`` by one or more requests, and return the completion.
 
-    Each request continues the tokens that were sampled so far. A generation is continued if the server aborted it, or
-    if the server stopped at a stop string that does not meet the stop condition (for example, a stop string inside a
-    thought). Each request has a different seed, so that no two tokens are sampled with the same random numbers.
+    Each request continues the tokens sampled so far, with a seed of its own. A new request is needed if the server
+    aborted the last one, or stopped at a stop string that does not meet the stop condition (for example, inside a
+    thought).
 
     Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
     """
@@ -79,7 +77,7 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
 
 
 def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReason | None:
-    """Return why a generation is complete after ``tokens`` (at least one token), or None if it must be continued."""
+    """Return why a generation is complete after ``tokens`` (at least one token). None: it must be continued."""
     if tokens[-1] in params.stop_token_ids:
         return "stop"
     condition = params.stop_condition
@@ -89,7 +87,7 @@ def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReas
 
 
 def join(first: Completion, more: Completion) -> Completion:
-    """Return one completion: the tokens of ``first``, followed by the tokens of ``more``."""
+    """Return one completion: the tokens of ``first``, then the tokens of ``more``."""
     shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
     parts = (first.prefilled_tokens, more.prefilled_tokens)
     is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version
@@ -105,10 +103,7 @@ def join(first: Completion, more: Completion) -> Completion:
 
 
 def seed_at(seed: int, position: int) -> int:
-    """Return the seed for the request that samples the tokens from ``position`` on. The result is below 2^63.
-
-    ``seed`` is the seed of the whole generation. The first request begins at position 0, and gets ``seed`` modulo 2^63.
-    """
+    """Return the seed of the request that samples the tokens from index ``position`` on: an integer below 2^63."""
     if position == 0:
         return seed % 2**63
     digest = hashlib.sha256(f"{seed} {position}".encode()).digest()

@@ -1,9 +1,8 @@
 """The value function of a critic: one forward pass predicts the values of many continuations of one context.
 
-The continuations of a context form a tree, because they share prefixes. The tree is one row of the forward pass. The
-attention mask lets each token attend only to the context and to the tokens before it in its own continuation. The keys
-and values of the context are computed once and kept for the next call. Neither the context nor a shared prefix is
-copied for each continuation.
+The continuations form a tree, because they share prefixes. The tree is one row of the forward pass. The attention mask
+lets each token attend only to the context and to its ancestors in the tree. The keys and values of the context are kept
+for the next call.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from agent_r1.model.value_head import ValueModel
 
 @dataclass(slots=True)
 class TokenTree:
-    """A tree of tokens that holds the continuations of a context. Tokens that several continuations share occur once.
+    """The continuations of a context as a tree of tokens. Tokens that several continuations share occur once.
 
-    Node 0 is the last token of the context. The nodes are in depth-first order: the descendants of a node follow it.
-    ``ends`` holds the last node of each continuation.
+    Node 0, the root, is the last token of the context. The descendants of a node follow the node directly. ``ends``
+    holds the last node of each continuation.
 
     Example:
         the continuations (7, 8) and (7, 9): token_ids [.., 7, 8, 9], parents [-1, 0, 1, 1], ends [2, 3]
@@ -39,8 +38,8 @@ class TokenTree:
     def add(self, branch: ScoredTokens, children: dict[tuple[int, int], int]) -> None:
         """Add the continuation ``branch`` to the tree.
 
-        ``children`` maps (number of a parent node, token) to the number of the child that holds the token. This method
-        adds the new children. So all calls for a tree must get the same dictionary, which is empty at first.
+        ``children`` maps (index of a node, token) to the index of the child with this token. The mapping is updated:
+        pass the same dictionary in each call for a tree, empty at first.
         """
         node = 0
         for token, logprob in zip(branch.token_ids, branch.logprobs, strict=True):
@@ -53,17 +52,13 @@ class TokenTree:
         self.ends.append(node)
 
     def depths(self) -> list[int]:
-        """Return the distance of each node from the root."""
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
         return depths
 
     def subtree_ends(self) -> list[int]:
-        """Return the end of the subtree of each node.
-
-        If the end of node i is e, node i and its descendants are the nodes i to e - 1.
-        """
+        """Return, for each node, the index after its last descendant."""
         ends = [node + 1 for node in range(len(self.parents))]
         for node in range(len(ends) - 1, 0, -1):
             ends[self.parents[node]] = max(ends[self.parents[node]], ends[node])
@@ -71,7 +66,7 @@ class TokenTree:
 
 
 def make_tree(last: ScoredTokens, branches: Sequence[ScoredTokens]) -> TokenTree:
-    """Return the tree of the continuations ``branches``. Its root is ``last``, the token before the continuations."""
+    """Return the tree of the continuations ``branches`` below the root ``last``, the last token of the context."""
     tree, children = TokenTree([*last.token_ids], [*last.logprobs], [-1]), dict[tuple[int, int], int]()
     # In the order of their tokens, so that the descendants of a node follow it without a gap.
     order = sorted(range(len(branches)), key=lambda index: branches[index].token_ids)
@@ -85,8 +80,7 @@ class Critic:
     """A ``ValueFunction`` that predicts values with ``model``. Forward passes run in a worker thread.
 
     Raises:
-        InvalidInput: the attention mask alone does not determine which tokens the model attends to, for example because
-            the model has a sliding window.
+        InvalidInput: the model's attention is not plain causal attention, for example with a sliding window.
     """
 
     def __init__(self, model: ValueModel) -> None:
@@ -108,11 +102,11 @@ class Critic:
 
     @torch.inference_mode()
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
-        """Return, for each branch, the value of the state after this branch. A branch is a continuation of ``context``.
+        """Return, for each branch, the value of the state after the branch. A branch is a continuation of ``context``.
 
-        Earlier calls stored the keys and values of the first S tokens of the context. So the forward pass reads only
-        the other C tokens of the context, and the branches. The branches form a :class:`TokenTree` with n nodes. The
-        root of the tree is the last token of the context.
+        The keys and values of the first S tokens of the context are stored. The forward pass reads the C other tokens
+        of the context, and the branches as a :class:`TokenTree` of n nodes. The root of the tree is the last of the C
+        tokens.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

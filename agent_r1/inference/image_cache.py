@@ -1,8 +1,7 @@
 """Images in the embedded engine: each feature of an image gets a number, and is stored while requests need the image.
 
-In the engine, a placeholder token of an image is replaced by a negative number that stands for one feature of this
-image. Equal images have equal numbers, and different images have different numbers. So sequences with equal numbers
-have equal keys and values, and the KV cache needs no other knowledge of images.
+A placeholder token of an image is replaced by a negative number, which stands for one feature of the image. Equal
+images have equal numbers. So equal sequences have equal keys and values, and the KV cache needs no knowledge of images.
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ from agent_r1.model.vision import (
 class _Entry:
     """An image that unfinished requests need.
 
-    ``features`` is None until the features are computed. ``users`` is the number of requests that need the image.
+    Attributes:
+        features: None until they are computed.
+        users: the number of requests that need the image.
     """
 
     pixels: Pixels
@@ -42,10 +43,6 @@ class ImageCache:
     """The images of the requests of an engine.
 
     The event loop calls ``tokens`` and ``release``. The thread of the engine calls all other methods.
-
-    Args:
-        model: the model, with vision.
-        processor: the image processor of the model.
     """
 
     def __init__(self, model: PreTrainedModel, processor: ImageProcessor) -> None:
@@ -60,10 +57,7 @@ class ImageCache:
     def tokens(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt, with a negative number in place of each placeholder token of an image.
 
-        The number stands for one feature of the image (see the module). The images are kept until :meth:`release`.
-
-        Raises:
-            UnsupportedChat: an image cannot be decoded.
+        The images are kept until :meth:`release`. Raise UnsupportedChat if an image cannot be decoded.
         """
         pixels = [self._processor.pixels(one.image) for one in prompt.media]  # before anything is counted
         tokens = list(prompt.token_ids)
@@ -82,11 +76,10 @@ class ImageCache:
                 self._entries[one.image.sha256].users -= 1
 
     def drop_unused(self) -> None:
-        """Drop the images that no request needs.
+        """Drop the images that no request needs. Call this method before the scheduler removes the cancelled requests.
 
-        Call this method at the beginning of each step, before the scheduler removes the cancelled requests. A request
-        is marked as cancelled before its images are released (:meth:`release`). So if this method drops the images of
-        a request, the scheduler sees the mark and removes the request.
+        A request is marked as cancelled before its images are released. So the scheduler removes each request whose
+        images this method dropped.
         """
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
@@ -98,10 +91,10 @@ class ImageCache:
                 entry.features = None
 
     def shift(self, tokens: Sequence[int]) -> int:
-        """Return the difference between the position of the token after ``tokens`` and its index in the sequence.
+        """Return the position of the token after ``tokens`` minus its index in the sequence.
 
-        The position of a token is the number that the model's position encoding uses. It differs from the index if the
-        tokens of an image share positions. If the model has only one position per token, the result is 0.
+        The position is the number in the model's position encoding. The tokens of an image can share positions. The
+        result is 0 if the model has only one position per token.
         """
         if not self.has_position_rows:
             return 0
@@ -115,7 +108,7 @@ class ImageCache:
             first: (R,) the position of the first token of each row (see ``position_rows`` in ``model.vision``).
 
         Returns:
-            index: (R, T) for each negative number, the index of its feature in ``features``; -1 for tokens of text.
+            index: (R, T) the index in ``features`` for each negative number; -1 for tokens of text.
             features: the features of all images of the pass.
             positions: (3, R, T) the three positions of each token. None if the model has one position per token.
         """

@@ -1,14 +1,12 @@
 """The KV cache: keys and values of many sequences, in blocks of slots.
 
-A block has a fixed number of rows. Each row is a slot: the place of one sequence. For each layer, a block has one
-tensor of keys and one tensor of values. A decode step runs on whole blocks. Because the shapes are fixed, the
-arithmetic of a row does not depend on the other rows. So a sequence that is computed alone gets the same bits as in a
-batch (tests/inference/test_torch_engine.py).
+A block has R rows. Each row is a slot: the place of one sequence. For each layer, a block has one tensor of keys and
+one tensor of values. A decode step runs on whole blocks, so that all shapes are fixed. Then a sequence that is computed
+alone gets the same bits as in a batch.
 
-A slot has contiguous addresses, unlike the pages of vLLM's paged attention. On a CPU, each slot has addresses for the
-whole context, and the operating system provides memory for the tokens that are written (``inference.lazy_memory``). So
-memory is spent on tokens. vAttention (arXiv 2405.04437) does the same on GPUs. Here, on a device other than a CPU, all
-slots of a block have the same length: at least the length of the longest sequence in the block.
+A slot has contiguous addresses, unlike in vLLM's paged attention. On a CPU, a slot has addresses for the whole context,
+but takes memory only for tokens that were written (vAttention, arXiv 2405.04437, does this on GPUs). On other devices,
+all slots of a block are at least as long as its longest sequence.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).
@@ -26,8 +24,8 @@ from agent_r1.inference.lazy_memory import give_back, lazy_zeros
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
-"""In the attention, the length of the tensors of keys and values is a multiple of this number of tokens. So few
-different lengths occur."""
+"""In the attention, the length of the keys and values is a multiple of this number, so that few different lengths
+occur."""
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -45,15 +43,12 @@ VALUE_CHUNK = 256
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the matrix product of the attention weights and the values: (.., N, D).
+    """Return the matrix product of attention weights (.., N, L) and values (.., L, D): (.., N, D).
 
-    ``weights`` has the shape (.., N, L), and ``values`` has the shape (.., L, D), for N queries and L tokens. All
-    sequences of a pass have the same L: at least the length of the longest sequence. For a shorter sequence, the last
-    weights are 0.
+    All sequences of a pass have the same L. The last weights of a shorter sequence are 0.
 
-    The sum over L is computed in chunks of ``VALUE_CHUNK`` tokens. So the bits of the result for one sequence do not
-    depend on L, and thus not on the other sequences. The bits of a single matrix product would depend on L, because
-    BLAS libraries divide long sums at a place that depends on L.
+    The sum over L is computed in chunks of ``VALUE_CHUNK`` tokens. So the bits of the result do not depend on L, and
+    thus not on the other sequences. BLAS libraries divide a long sum at a place that depends on L.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -75,20 +70,17 @@ def cache_attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of a layer, and return (output, None). The output has the shape (R, T, H, D).
+    """Compute the attention of a layer. Return (output, None), with the output (R, T, H, D).
 
-    Shapes: R rows, T new tokens per row, L visible tokens, H attention heads, K key-value heads, D head size.
-
-    G = H / K attention heads share one key-value head (grouped-query attention). These G heads become rows of one
-    matrix product, so that ``key`` and ``value`` are not copied for each head. ``key`` and ``value`` can be strided
-    views of the tensors of a :class:`CacheBlock`. Transformers requires a second result, the attention weights, but
-    accepts None.
+    G = H / K attention heads share one key-value head (grouped-query attention). They become rows of one matrix
+    product, so that ``key`` and ``value`` are not copied for each head. The attention weights, the second result in
+    transformers, are left out.
 
     Args:
         query: (R, H, T, D).
-        key: (R, K, L, D).
-        value: (R, K, L, D).
-        attention_mask: (R, 1, T, L), which is added to the attention scores; None: nothing is added.
+        key: (R, K, L, D), possibly strided.
+        value: (R, K, L, D), possibly strided.
+        attention_mask: (R, 1, T, L), which is added to the attention scores.
     """
     rows, heads, new, size = query.shape
     kv_heads = key.shape[1]
@@ -116,9 +108,8 @@ class CacheSlot:
 class CacheBlock:
     """The keys and values of R = ``rows`` sequences.
 
-    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D), with K key-value heads of size D. In row
-    i, the keys and values of the first ``lengths[i]`` tokens are valid. On a CPU, tokens that were never written take
-    no memory.
+    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D). The first ``lengths[i]`` tokens of row i
+    are valid. On a CPU, tokens that were never written take no memory.
     """
 
     rows: int
@@ -132,14 +123,10 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (keys, values) of a layer. Both tensors have the shape (R, K, capacity, D).
+        """Return (keys, values) of a layer, each (R, K, capacity, D). The first call allocates both, filled with zeros.
 
-        The first call for a layer allocates both tensors, filled with zeros.
-
-        Args:
-            index: the number of the layer, counted from 0.
-            like: any tensor of the shape (R, K, T, D), such as the keys of T new tokens. New tensors get their data
-                type, device, K and D from ``like``.
+        ``like`` is any tensor (R, K, T, D), such as the keys of new tokens. New tensors get its data type, device, K
+        and D.
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
@@ -149,7 +136,7 @@ class CacheBlock:
         return self.keys[index], self.values[index]
 
     def reserve(self, tokens: int) -> None:
-        """Make room for ``tokens`` tokens in each row. If the capacity grows, it at least doubles."""
+        """Make room for ``tokens`` tokens in each row. A growing capacity at least doubles."""
         if tokens <= self.capacity:
             return
         capacity = round_up(max(tokens, 2 * self.capacity), LENGTH_MULTIPLE)
@@ -174,28 +161,20 @@ class CacheBlock:
 
 
 def _zeros(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-    """Return a tensor of zeros with the data type and the device of ``like``."""
     return lazy_zeros(shape, like.dtype) if like.device.type == "cpu" else like.new_zeros(shape)
 
 
 class _CacheView:
-    """The base class of the caches that are passed to a transformers model.
-
-    In a forward pass, the model calls the method ``update`` of a subclass once per layer.
-    """
+    """Base class of the caches for a transformers model, which calls ``update`` once per layer."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # models only derive positions from this number, and the runner passes positions
 
 
 class DecodeCache(_CacheView):
-    """The cache of a decode step: each row of a :class:`CacheBlock` gets one new token.
+    """The cache of a decode step: each row of ``block`` gets one new token, at the index ``block.lengths[row]``.
 
-    The keys and values of the new token are written at the index ``block.lengths[row]`` of the row.
-
-    Args:
-        block: holds the keys and values.
-        visible: the number of tokens of each row that a layer reads: the first ``visible`` tokens.
+    A layer reads the first ``visible`` tokens of each row.
     """
 
     def __init__(self, block: CacheBlock, visible: int) -> None:
@@ -203,10 +182,9 @@ class DecodeCache(_CacheView):
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys ``key`` and values ``value`` of a layer, both of the shape (R, K, 1, D).
+        """Write the new keys and values of a layer, each (R, K, 1, D).
 
-        R is the number of rows, K the number of key-value heads, and D the size of a head. Return (keys, values) of the
-        first L = ``visible`` tokens of all rows, both of the shape (R, K, L, D).
+        Return (keys, values) of the first L = ``visible`` tokens of all rows, each (R, K, L, D).
         """
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
@@ -215,14 +193,10 @@ class DecodeCache(_CacheView):
 
 
 class PrefillCache(_CacheView):
-    """The cache of a prefill pass: T new tokens for each of several sequences.
+    """The cache of a prefill pass: T new tokens for each of several sequences, whose slots can be in different blocks.
 
-    Each sequence has its own slot: a row of a :class:`CacheBlock`. The slots can be in different blocks.
-
-    The keys and values of the new tokens are written to the slots. Each layer gets the keys and values of the earlier
-    tokens, followed by the keys and values of the new tokens. The earlier tokens of sequence i are the first
-    ``cached[i]`` tokens in its slot. The keys and values of the earlier tokens are padded with zeros to the length
-    ``context``.
+    The new keys and values are written to the slots. Each layer gets the earlier tokens, followed by the new tokens.
+    The earlier tokens of sequence i are the first ``cached[i]`` tokens in its slot, padded to the length ``context``.
     """
 
     def __init__(
@@ -231,10 +205,9 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of the new tokens in one layer to the slots of the R sequences.
+        """Write the new keys and values of a layer, each (R, K, T, D), to the slots of the R sequences.
 
-        Return (keys, values) of the layer. Both begin with the earlier tokens, and end with the new tokens. Their shape
-        is (R, K, context + T, D). ``key`` and ``value`` hold the keys and values of the new tokens: (R, K, T, D).
+        Return (keys, values) of the earlier and the new tokens, each (R, K, context + T, D).
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)

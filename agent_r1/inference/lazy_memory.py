@@ -1,6 +1,6 @@
-"""Tensors on a CPU whose memory the operating system provides page by page, when a page is first written.
+"""Tensors on a CPU that take memory only for the part that was written.
 
-So a tensor can have room for many more values than it will ever hold. Only the part that was written takes memory.
+The operating system provides the memory page by page, when a page is first written.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 _LINUX_NORESERVE = 0x4000
-"""MAP_NORESERVE of Linux on usual processors: without this flag, the system refuses tensors that are larger than its
-memory."""
+"""MAP_NORESERVE of Linux. Without this flag, Linux refuses tensors that are larger than the memory."""
 
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
@@ -27,20 +26,17 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 def has_free_addresses() -> bool:
     """Return whether a process may have many more addresses than it uses memory.
 
-    The result is False if the process has a limit for addresses (``ulimit -v``), or if Linux counts all addresses as
-    memory (``vm.overcommit_memory`` is 2).
+    The result is False with a limit for addresses (``ulimit -v``), or if Linux counts all addresses as memory
+    (``vm.overcommit_memory`` is 2).
     """
     counts_all = OVERCOMMIT.exists() and OVERCOMMIT.read_text("ascii").strip() == "2"
     return not counts_all and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor of zeros in CPU memory. A page of the memory (4 KiB on most systems) is taken on the first write.
+    """Return a tensor of zeros in CPU memory. Each page of memory is taken on its first write.
 
-    All numbers in ``shape`` must be positive.
-
-    Raises:
-        OSError: the system does not provide so many addresses.
+    All numbers in ``shape`` must be positive. Raise OSError if the system does not provide so many addresses.
     """
     size = math.prod(shape) * dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -52,9 +48,9 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def give_back(part: Tensor) -> None:
-    """Give the memory of a contiguous part of a lazy tensor back to the operating system. The values in it are lost.
+    """Give the memory of a contiguous part of a lazy tensor back to the operating system.
 
-    Later reads find zeros or earlier values. Pages that also belong to other parts of the tensor are kept.
+    The values in the part are lost: later reads find zeros or earlier values.
     """
     assert part.is_contiguous()
     begin, end = part.data_ptr(), part.data_ptr() + part.nbytes

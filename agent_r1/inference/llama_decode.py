@@ -1,11 +1,11 @@
 """A decode step of Llama-like models, written as one function of tensors.
 
-A transformers model calls about twenty modules per layer. For small models these calls take longer than the arithmetic.
-:class:`LlamaDecoder` runs the same operations as the model, in the same order and on the same weights. The keys and
-values of the sequences are in the rows of a :class:`~agent_r1.inference.kv_cache.CacheBlock`. A step of all rows of a
-block is bit-equal to the model's own forward pass. A step of only the rows with a running sequence
-(:meth:`LlamaDecoder.decode_rows`) differs from the model's forward pass by rounding errors, because its matrices have
-fewer rows. The bits of a row do not depend on the other rows (tests/inference/test_llama_decode.py).
+A transformers model calls about twenty modules per layer, which takes small models longer than the arithmetic.
+:class:`LlamaDecoder` runs the same operations in the same order and on the same weights.
+
+A step of all rows of a block is bit-equal to the model's own forward pass. A step of only the running rows
+(:meth:`LlamaDecoder.decode_rows`) differs by rounding errors, because its matrices have fewer rows. In both, the bits
+of a row do not depend on the other rows.
 
 Shapes: R rows, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens.
 """
@@ -28,21 +28,19 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
 
 ROWS_MULTIPLE = 16
-"""A decode step that computes only the rows with a running sequence is padded to a multiple of this number of rows. For
-numbers of rows that are not such multiples, BLAS libraries use different kernels, and the bits of a row would then
-depend on the number of rows."""
+""":meth:`LlamaDecoder.decode_rows` pads the rows to a multiple of this number. For other row counts, BLAS libraries use
+different kernels, and the bits of a row would depend on the count."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.
 
-The function appends the keys and values to the cache of the layer, and returns the output (N, H * D). H is the number
-of attention heads, K the number of key-value heads, and D the size of a head.
+The function appends the keys and values to the cache of the layer, and returns the output (N, H * D).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """The modules of one decoder layer of a model. The model itself uses the same modules.
+    """The modules of one decoder layer, shared with the model.
 
     ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
     """
@@ -77,11 +75,10 @@ class LlamaDecoder:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
-        """Return a decoder for ``model``, or None if this class does not support the model.
+        """Return a decoder for ``model``, or None if the model is not supported.
 
-        The class supports models with an architecture in ``LLAMA_LIKE``, without a sliding window, and with the
-        activation SiLU. Quantized models and models with an adapter are not supported, because their linear layers are
-        not ``nn.Linear``.
+        Supported are the classes in ``LLAMA_LIKE`` with the activation SiLU and without a sliding window. Quantized
+        models and models with an adapter are not supported, because their linear layers are not ``nn.Linear``.
         """
         config = model.config
         layer_types = getattr(config, "layer_types", None) or ()
@@ -95,14 +92,12 @@ class LlamaDecoder:
         return decoder if plain else None
 
     def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
-        """Append one token to each row of ``block``. Return the hidden states after the last layer.
-
-        The result has the shape (R, E), with hidden size E.
+        """Append one token to each row of ``block``. Return the hidden states after the last layer: (R, E).
 
         Args:
-            token_ids: (R,) The new token of each row.
-            block: The keys and values of the earlier tokens.
-            mask: (R, 1, 1, L) A mask that is added to the attention scores.
+            token_ids: (R,) the new token of each row.
+            block: the keys and values of the earlier tokens.
+            mask: (R, 1, 1, L) a mask that is added to the attention scores.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
 
@@ -118,14 +113,11 @@ class LlamaDecoder:
         return self._hidden_states(token_ids, block.lengths, attend)
 
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each of the A rows ``rows`` of ``block``. Return the hidden states after the last layer.
+        """Append one token to each of the A rows ``rows`` of ``block``. Return the hidden states of the last layer: (N,
+        E).
 
-        The result has the shape (N, E), with hidden size E. ``token_ids`` (A,) holds the new token of each row.
-
-        N is A rounded up to a multiple of ``ROWS_MULTIPLE``, so that matrix products have few different shapes. The
-        states after the first A are padding.
-
-        The attention of each row is computed separately, over the tokens of this row only.
+        N is A rounded up to a multiple of ``ROWS_MULTIPLE``. The states after the first A are padding. ``token_ids``
+        (A,) holds the new token of each row.
         """
         places = torch.tensor(rows, device=token_ids.device)  # (A,)
         lengths = block.lengths[places]  # (A,)
@@ -172,9 +164,8 @@ class LlamaDecoder:
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
         """Return whether the bits of a row of a matrix product do not depend on the number of rows.
 
-        Random states are multiplied by each linear map of the first layer and by ``head``: first all ``rows`` rows
-        together, and then only the first k rows, for each multiple k of ``ROWS_MULTIPLE`` below ``rows``. The first k
-        rows of the two results must be equal.
+        The test uses random states, the linear maps of the first layer and ``head``. It compares the first k of
+        ``rows`` rows with a product of k rows, for each multiple k of ``ROWS_MULTIPLE``.
         """
         random = torch.Generator().manual_seed(0)
         for linear in (*self.layers[0].linears(), head):
@@ -212,16 +203,13 @@ def _linear(states: Tensor, linear: nn.Linear) -> Tensor:
 
 
 def _rms_norm(states: Tensor, norm: Any) -> Tensor:
-    """Return the RMS norm of ``states``: states / sqrt(mean of their squares + eps) * weight.
-
-    The division is computed in fp32. The multiplication by the weight is computed in the data type of ``states``.
-    """
+    """Return states / sqrt(mean(states^2) + eps) * weight. Only the division is computed in fp32."""
     wide = states.to(torch.float32)
     variance = wide.pow(2).mean(-1, keepdim=True)
     return norm.weight * (wide * torch.rsqrt(variance + norm.variance_epsilon)).to(states.dtype)
 
 
 def _rotate_half(states: Tensor) -> Tensor:
-    """Return the tensor (-b, a) for ``states`` = (a, b). a and b are the halves of the last dimension."""
+    """Return (-b, a), where a and b are the halves of the last dimension of ``states``."""
     half = states.shape[-1] // 2
     return torch.cat((-states[..., half:], states[..., :half]), dim=-1)
