@@ -23,24 +23,21 @@ class TrainingSample:
 
     trajectory: Trajectory
     group: int
-    """Index, from 0, of the trajectory's group among the groups of the update, ordered by the start of the groups."""
+    """The index of the trajectory's group in the update, from 0. Groups are ordered by ``group_id``."""
     turn_rewards: tuple[float, ...]
-    """One number per turn: the weighted sum of the rewards of the turn, without the rewards of calls."""
+    """For each turn, the weighted sum of its rewards, without the rewards of calls."""
     outcome_reward: float
-    """The weighted sum of the rewards for the trajectory as a whole, without the rewards of its turns and calls."""
+    """The weighted sum of the rewards for the whole trajectory, without the rewards of its turns and calls."""
     call_rewards: tuple[tuple[float, ...], ...]
-    """For each turn, one number per call: the weighted sum of the rewards of the call. () if the calls have no
-    rewards."""
+    """For each turn, the weighted sum of the rewards of each call. () for a turn whose calls have no rewards."""
     named_rewards: Mapping[str, float] = field(default_factory=dict)
-    """For each name of a reward, the weighted sum of all rewards with this name: of the trajectory, its turns and its
-    calls."""
+    """For each name, the weighted sum of all rewards with this name: of the trajectory, its turns and its calls."""
     greedy_return: float | None = None
-    """The return of the greedy attempt of the group; None if no greedy attempt could be scored."""
+    """The return of the group's greedy attempt (sampled with temperature 0); None if there is no such return."""
     greedy_failure: str | None = None
-    """The reason why the group's greedy attempt (sampled with temperature 0) could not be scored; None if there is no
-    such attempt, or if it was scored."""
+    """Why the group's greedy attempt could not be scored; None if it was scored, or if there is no greedy attempt."""
     role: str = ""
-    """The role of the group's attempts in a game of several agents; "" if the groups have no roles."""
+    """The role of the group's attempts in a game of several agents; "" without roles."""
 
     @property
     def total(self) -> float:
@@ -64,8 +61,6 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The training samples of an update, and the attempts that are excluded from the update."""
-
     samples: tuple[TrainingSample, ...]
     excluded: tuple[Excluded, ...]
 
@@ -73,13 +68,11 @@ class Selection:
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
     """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
-    A greedy attempt is neither a training sample nor an excluded attempt. It only sets ``greedy_return`` of the samples
-    in its group. The order of the groups, and the order of the trajectories in a group, do not change the result.
+    Greedy attempts are in neither list. They only set ``greedy_return`` or ``greedy_failure`` of the samples in their
+    groups. The order of the groups, and of the trajectories in a group, does not change the result.
 
-    Args:
-        groups: The groups of an update.
-        reward_weights: Weights by the name of a reward. A reward without a weight has weight 1. A reward with weight 0
-            is ignored.
+    ``reward_weights`` maps the name of a reward to its weight. A missing weight is 1. A reward with weight 0 is
+    ignored.
     """
     samples: list[TrainingSample] = []
     excluded: list[Excluded] = []
@@ -102,17 +95,14 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
 
 
 def describe_status(trajectory: Trajectory) -> str:
-    """Return the status of an episode as text, followed by its reason if there is one.
-
-    For example, ``engine_failed: the engine was closed``.
-    """
+    """Return the status of an episode as text, with its reason, such as ``engine_failed: the engine was closed``."""
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
 
 
 def _defects(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
     """Yield every reason why the trajectory cannot be trained on, such as "no action tokens".
 
-    ``weights`` holds the weights by the name of a reward. A reward with weight 0 is not checked.
+    ``weights`` maps the name of a reward to its weight. A reward with weight 0 is not checked.
     """
     if STATUS_POLICY[trajectory.status] != "train":
         yield describe_status(trajectory)
@@ -150,12 +140,7 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
 
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
-    """Return the training sample of a trajectory without defects. ``group`` is the number of its group.
-
-    ``weights`` holds the weights by the name of a reward. A reward without a weight has weight 1.
-
-    Rewards are summed with ``math.fsum``, so that the sums do not depend on the order of the rewards.
-    """
+    """Return the training sample of a trajectory without defects. The order of rewards does not change the sums."""
     # values by (turn, call): (None, None) for the whole trajectory, (turn, None) for a whole turn
     by_place: dict[tuple[int | None, int | None], list[float]] = {}
     by_name: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Settings of the trainer. An import of this module does not import torch, so that the command line starts fast."""
+"""Settings of the trainer. This module does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ class ScheduleConfig(BaseModel):
 
     warmup_steps: int = Field(default=0, ge=0)
     """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). Without min_ratio,
-    warm-up step k of n has k/n of the configured learning rates. The library transformers uses (k - 1)/n instead, so
-    step 1 changes no weight there."""
+    warm-up step k of n has k/n of the configured learning rates."""
 
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Number of steps of the warm-up, as a share of all steps of the run. Give either warmup_steps or warmup_ratio, not
-    both."""
+    """Length of the warm-up, as a share of all steps of the run. Give either warmup_steps or warmup_ratio, not both."""
 
     decay_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Number of steps of the decay at the end of the run, as a share of all steps. Between warm-up and decay, the
-    learning rates are constant. None: the decay begins right after the warm-up."""
+    """Length of the decay at the end of the run, as a share of all steps. Between warm-up and decay, the learning rates
+    are constant. None: the decay begins right after the warm-up."""
 
     min_ratio: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at which the warm-up begins and the decay ends, as a share of the configured learning rate."""
@@ -82,9 +80,7 @@ class ScheduleConfig(BaseModel):
 
 
 class TrainerConfig(BaseModel):
-    """Settings of the optimizer, and of the memory that training uses. The defaults suit a model with 3 billion
-    parameters.
-    """
+    """Settings of the optimizer and of the memory for training. The defaults suit a model with 3 billion parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -95,23 +91,22 @@ class TrainerConfig(BaseModel):
     """Learning rate of AdamW for the critic, if the algorithm has a critic."""
 
     critic_epochs: int | None = Field(default=None, ge=1)
-    """Number of epochs over each batch that train only the critic, after the epochs of the policy. None: there are no
-    such epochs, and the critic is trained in the epochs of the policy."""
+    """Number of epochs over each batch that train only the critic, after the epochs of the policy. None: the critic is
+    trained in the epochs of the policy."""
 
     critic_minibatches: int = Field(default=1, ge=1)
-    """Number of minibatches into which a batch is divided in the epochs of the critic. A value above 1 needs
-    critic_epochs."""
+    """Number of minibatches of each batch in the epochs of the critic. A value above 1 needs critic_epochs."""
 
     critic_reads_logprobs: bool = False
-    """Whether the critic also reads the log-probability with which each token was sampled. If improbable tokens decide
-    the outcome, a critic that reads log-probabilities needs far fewer attempts to learn."""
+    """Whether the critic also reads the log-probability with which each token was sampled. A critic then needs far
+    fewer attempts to learn, if improbable tokens decide the outcome."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """Schedule of the learning rates over the steps of a run."""
 
     optimizer: OptimizerName = "adamw"
-    """Optimizer. adamw-8bit keeps AdamW's moments in 8 bits: 2 bytes per weight instead of 8. This needs the extra
-    agent-r1[8bit] and is made for GPUs; on a CPU a step takes about 0.3 seconds per million weights."""
+    """Optimizer. adamw-8bit keeps AdamW's moments in 8 bits: 2 bytes per weight instead of 8. It needs the extra
+    agent-r1[8bit], and is slow on a CPU: about 0.3 seconds per million weights in each step."""
 
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Decay rates of AdamW's first and second moments, each at least 0 and below 1."""
@@ -123,41 +118,40 @@ class TrainerConfig(BaseModel):
     """Maximum norm of the gradient of the policy or of the critic. A larger gradient is scaled down to this norm."""
 
     minibatches: int = Field(default=1, ge=1)
-    """Number of minibatches into which a batch is divided, each with one optimizer step per epoch. A trajectory is
-    never divided, so a batch of few trajectories has fewer minibatches than this number."""
+    """Number of minibatches of each batch, each with one optimizer step per epoch. A trajectory is never divided, so
+    there are at most as many minibatches as trajectories."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
     """Number of ranks: processes among which FSDP2 divides weights, gradients, moments and sequences. Each rank uses
-    one GPU or one CPU core of this machine. 1: training runs in the process of the run."""
+    one GPU or one CPU core. 1: training runs in the process of the run."""
 
     rank_restarts: int = Field(default=2, ge=0)
-    """Maximum number of times that all ranks are started again because the process of a rank ended during training. The
-    run then continues from its last checkpoint. If a rank ends after the last restart, the run stops. No effect with
-    one rank."""
+    """Maximum number of times that all ranks are started again because the process of a rank ended. The run then
+    continues from its last checkpoint. No effect with one rank."""
 
     micro_tokens: int = Field(default=16384, ge=1)
-    """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its
-    own. A smaller number needs less memory, and changes the results only by rounding errors."""
+    """Maximum number of tokens in one forward and backward pass, with padding. A longer sequence is a pass of its own.
+    A smaller number needs less memory, and changes the results only by rounding errors."""
 
     share_prefixes: Literal["auto", "on", "off"] = "auto"
-    """Whether the tokens that several attempts have in common at their beginning, such as the system prompt, are
-    computed once per update. This changes results only by rounding errors. auto: on for models with 0.1 million
-    parameters or more, if possible. For example, a sliding window or several ranks make it impossible."""
+    """Whether tokens that several attempts have in common at their beginning, such as the system prompt, are computed
+    once per update. This changes results only by rounding errors. auto: on if the models support it, have at least 0.1
+    million parameters, and train in one process."""
 
     lora: LoraConfig = LoraConfig()
     """LoRA: an adapter is trained instead of all weights. LoRA needs the extra agent-r1[lora]."""
 
     dtype: Dtype = "float32"
-    """Data type of forward and backward passes. Weights that are trained, their gradients and the optimizer's moments
-    are always kept in float32. With LoRA, the frozen weights are kept in the type of this setting."""
+    """Data type of forward and backward passes. Trained weights, their gradients and the optimizer's moments are always
+    in float32. With LoRA, the frozen weights have this data type."""
 
     activation_checkpointing: bool = False
-    """Whether the forward pass keeps only the inputs of each layer, so that the backward pass must compute the other
-    activations again. Training then needs less memory and about a third more time."""
+    """Whether the backward pass computes activations again, instead of reading them from memory. Training then needs
+    less memory and about a third more time."""
 
     checksum_every: int = Field(default=1, ge=0)
     """Number of steps from one checksum of the policy's weights to the next. A checksum proves that the engine serves
-    the trainer's weights. 0: the engine gets weights without a checksum."""
+    the trainer's weights. 0: no checksums."""
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

@@ -45,24 +45,17 @@ from agent_r1.trainer.single_process import describe_arithmetic, make_reference,
 
 
 class FsdpTrainer:
-    """A trainer that runs in several processes, which are called ranks. See :class:`agent_r1.trainer.protocol.Trainer`.
+    """A trainer that runs in several processes, called ranks. See :class:`agent_r1.trainer.protocol.Trainer`.
 
-    Each rank keeps a part of the weights, gradients and moments of all models, and computes the loss on a part of the
-    sequences. ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.
+    Each rank keeps a part of all weights, gradients and moments, and computes the loss on a part of the sequences.
+    ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.
 
     Args:
-        ranks: the processes of the ranks. The trainer ends these processes when it is closed.
-        model: the policy, as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`.
-        algorithm: the algorithm whose loss is minimized.
-        config: settings of the optimizer and of memory.
-        temperature: the sampler's temperature, above 0.
-        teacher: the model that the policy learns from, if the algorithm needs a teacher.
+        ranks: the processes of the ranks. :meth:`close` ends these processes.
         threads: the number of torch threads of each rank.
-        profiler: measures the time of requests to the ranks.
 
-    Raises:
-        InvalidInput: as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`; or the settings cannot be
-            used with several ranks.
+    For the other arguments, see :class:`agent_r1.trainer.single_process.SingleProcessTrainer`. Raise InvalidInput as
+    that class does, and if the settings cannot be used with several ranks.
     """
 
     def __init__(
@@ -172,11 +165,9 @@ class FsdpTrainer:
         self._call("load_weights", trained)
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state, as the trainer protocol describes it.
+        """Return a copy of the trainer's state. Each rank writes its parts of the tensors to a file in ``folder``.
 
-        Each rank writes its parts of the tensors to a file in ``folder``. Together the parts have the same names,
-        shapes and values as the state of a trainer of one process, so a run can be continued with a different number of
-        ranks. Without a folder, the files are temporary.
+        A trainer with a different number of ranks can load the state. Without a folder, the files are temporary.
         """
         scalars: dict[str, int | float | str] = {
             "policy": self._current_checksum(),
@@ -207,21 +198,17 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _pass(self, method: str, *arguments: object) -> list[Any]:
-        """Call ``method`` of :class:`RankTrainer` on each rank, and return the results in the order of the ranks.
-
-        The method runs a pass. If memory runs out, the ranks repeat the pass with smaller micro-batches.
-        """
+        """Run the pass ``method`` of :class:`RankTrainer` on all ranks. Return one result per rank, in order."""
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]
         return results
 
     def _call(self, method: str, *arguments: object) -> list[Any]:
-        """Call a method of :class:`RankTrainer` on each rank, and return the results in the order of the ranks."""
         with self._profiler.measure(Part.RANKS):
             return self._ranks.call(methodcaller(method, *arguments))
 
     def _current_model(self) -> PreTrainedModel:
-        """Copy the current weights of the ranks into the model of this process, and return this model."""
+        """Copy the current weights of the ranks into the model of this process, and return the model."""
         if not self._is_copied:
             weights = self._call("weights")[0]
             with torch.no_grad():
@@ -238,10 +225,7 @@ class FsdpTrainer:
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    """Return the sum of ``parts``, which has one tensor per rank.
-
-    The tensor of a rank is 0 at the tokens of other ranks.
-    """
+    """Return the sum of ``parts``, one tensor per rank. The tensor of a rank is 0 at the tokens of other ranks."""
     return torch.stack(parts).sum(0)
 
 

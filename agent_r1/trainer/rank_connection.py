@@ -12,21 +12,17 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 
 KEY_VARIABLE = "AGENT_R1_RANK_KEY"
-"""The name of the environment variable that holds the key of a rank, in the process of the rank."""
+"""The environment variable from which the process of a rank reads its key."""
 
 PROOF_SECONDS = 30
-"""The time limit for each message with which a client proves that it knows the key, in seconds. So a client that sends
-nothing cannot block the other clients."""
+"""The time limit, in seconds, for each message with which a client proves that it knows the key."""
 
 NUMBER = struct.Struct("!I")
-"""The binary format of the first message that a rank sends. This message contains only the number of the rank."""
+"""The binary format of the first message that a rank sends. The message contains only the index of the rank."""
 
 
 class RankListener:
     """A socket to which the ranks of one trainer connect. Close the socket when all ranks have connected.
-
-    Args:
-        host: the address of this machine at which the socket listens.
 
     Attributes:
         address: host and port.
@@ -39,7 +35,7 @@ class RankListener:
         self.address: tuple[str, int] = self._socket.getsockname()
 
     def accept(self, seconds: float) -> tuple[int, Connection] | None:
-        """Return (number, connection) of the next rank that connects; None if no rank connects within ``seconds``.
+        """Return (index, connection) of the next rank that connects; None if no rank connects within ``seconds``.
 
         A client without the key is ignored.
         """
@@ -64,7 +60,7 @@ class RankListener:
 
 
 def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
-    """Return the connection of the rank with the number ``rank`` to the process of the run at ``address``.
+    """Connect rank ``rank`` to the process of the run at ``address``, and return the connection.
 
     Raise AuthenticationError if the process of the run does not know ``key``.
     """
@@ -77,7 +73,6 @@ def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
 
 
 def _connection(connected: socket.socket) -> Connection:
-    """Return a Connection that uses a copy of the socket's file descriptor."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a small message does not wait for more
     return Connection(connected.dup().detach())
 

@@ -1,10 +1,8 @@
 """Agreement of the ranks about memory: if memory runs out on one rank, all ranks repeat the pass.
 
-FSDP exchanges tensors between the ranks before and after each layer. If a rank stopped in the middle of a micro-batch,
-the other ranks would wait for its tensors forever. So a rank whose memory runs out takes part in the remaining
-exchanges of the micro-batch, with a micro-batch of one token. After each micro-batch, the ranks tell each other whether
-their memory sufficed. If memory ran out on one rank, all ranks drop the gradients of the pass, and repeat the pass in
-smaller micro-batches.
+FSDP exchanges tensors between the ranks before and after each layer. So a rank whose memory runs out must complete the
+exchanges of its micro-batch, with a micro-batch of one token. Then all ranks drop the gradients of the pass, and repeat
+the pass in smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ T = TypeVar("T")
 
 
 class PassAborted(Exception):
-    """Raised in a pass after a micro-batch in which memory ran out on another rank."""
+    """Raised after a micro-batch if memory ran out on another rank."""
 
     def __init__(self, failure: RanOut) -> None:
         super().__init__(failure.message)
@@ -35,12 +33,7 @@ class PassAborted(Exception):
 
 
 class MemoryAgreement:
-    """The agreement of all ranks, after each micro-batch of a pass, on whether memory sufficed.
-
-    Args:
-        roots: the sharded modules that the passes call.
-        device: the device of the micro-batches.
-    """
+    """The agreement of all ranks, after each micro-batch of a pass, on whether memory sufficed."""
 
     def __init__(self, roots: Collection[nn.Module], device: torch.device) -> None:
         self._device = device
@@ -58,10 +51,7 @@ class MemoryAgreement:
     def micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield the micro-batches on the device of the models. All ranks need the same number of micro-batches.
 
-        After each micro-batch, ask the other ranks whether their memory sufficed.
-
-        Raises:
-            PassAborted: memory ran out on another rank in the last micro-batch.
+        Raise PassAborted if memory ran out on another rank in the last micro-batch.
         """
         for micro in micro_batches:
             self._exchanges.begin()
@@ -77,13 +67,12 @@ class MemoryAgreement:
 
         Args:
             work: runs a pass over :meth:`micro_batches`.
-            work_on_padding: runs the pass over one micro-batch of padding. It is called if memory ran out on this
-                rank. The other ranks still wait for tensors of this rank in their present micro-batch, and the pass
-                over padding sends tensors of the right shapes.
+            work_on_padding: runs the pass over one micro-batch of padding, to complete the exchanges with the other
+                ranks.
 
         Raises:
-            OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The other ranks then wait
-                for this rank, so the caller has to end all ranks.
+            OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The caller then has to end
+                all ranks.
         """
         with explain_oom(f"rank {dist.get_rank()} of the trainer"):
             try:
@@ -106,7 +95,6 @@ class MemoryAgreement:
             return failure
 
     def _reset(self) -> None:
-        """Drop the gradients of an interrupted pass, and make the models ready for another pass."""
         for root in self._called:
             assert isinstance(root, nn.Module)
             root.zero_grad(set_to_none=True)  # while whole weights, with their gradients, are in the modules
@@ -117,11 +105,9 @@ class MemoryAgreement:
 
 
 def _find_failure(message: str | None) -> RanOut | None:
-    """Return the failure of a rank whose memory ran out, or None if memory sufficed on all ranks.
+    """Return the failure of the highest rank whose memory ran out, or None if memory sufficed on all ranks.
 
-    All ranks must call this function together, and get the same result. If memory ran out on several ranks, the result
-    is the failure of the rank with the highest number. ``message`` is the error of this rank; None if its memory
-    sufficed.
+    All ranks must call this function together. ``message`` is the error of this rank; None if its memory sufficed.
     """
     failed = torch.tensor(-1 if message is None else dist.get_rank())
     dist.all_reduce(failed, dist.ReduceOp.MAX)
@@ -136,29 +122,25 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """A counter of the exchanges of tensors between ranks in a micro-batch.
 
-    If memory runs out on this rank, only this rank begins the micro-batch again. The exchanges that this rank has
-    completed before are then skipped, because the other ranks do not repeat these exchanges.
+    If this rank repeats a micro-batch, it skips the exchanges that it had completed, because the other ranks do not
+    repeat these exchanges.
     """
 
     def __init__(self) -> None:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Set the number of counted exchanges to 0. All ranks call this method when they begin a micro-batch."""
+        """Set the count to 0. All ranks call this method when they begin a micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Record that only this rank begins its micro-batch again, from exchange 0.
-
-        The exchanges that it had completed before are now skipped (see :class:`_Exchanges`).
-        """
+        """Record that only this rank begins its micro-batch again, from exchange 0."""
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
-        """Run an exchange of tensors, which writes its result to ``output``. Return ``exchange()``.
+        """Return ``exchange()``, which writes its result to ``output``.
 
-        If this rank repeats the micro-batch and has already taken part in this exchange, do not run the exchange. Then
-        write zeros to ``output``, and return None.
+        If this rank had completed the exchange before, only write zeros to ``output``, and return None.
         """
         is_left_out = self._count < self._left_out
         result = None if is_left_out else exchange()

@@ -1,7 +1,5 @@
-"""The process of a rank. It joins the other ranks, and answers the requests of its caller.
-
-A rank ends when its caller ends, even if the caller is killed. A thread of the rank reads from the connection to the
-caller, and ends the rank when this connection is closed.
+"""The process of a rank. It joins the other ranks, and answers the requests of its caller. It ends when its caller
+ends.
 
     python -m agent_r1.trainer.rank_process DESCRIPTOR        reads requests from an inherited pipe
     python -m agent_r1.trainer.rank_process HOST PORT RANK    connects to the caller, with the key AGENT_R1_RANK_KEY;
@@ -36,31 +34,28 @@ from agent_r1.trainer.rank_connection import KEY_VARIABLE, connect_rank
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""The longest time for which a rank waits for the other ranks. Then the rank fails."""
 
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The index of a rank (from 0), how many ranks there are, and the machine and device of the rank."""
+    """The index of a rank (from 0), the number of all ranks, and the machine and device of the rank."""
 
     rank: int
     ranks: int
     device: str
-    """The type of the device: ``cpu`` or ``cuda``."""
+    """``cpu`` or ``cuda``."""
     host: str
-    """The address at which the other ranks reach the machine of this rank."""
+    """The address at which the other ranks reach this rank."""
     gpu: int
-    """The index of the GPU that the rank uses. The index has no effect if the device is ``cpu``."""
+    """The index of the rank's GPU. It has no effect if the device is ``cpu``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The result of a request that raised an exception.
-
-    ``error`` is the exception if it is an AgentR1Error; otherwise None. ``message`` is the exception in one line, and
-    ``trace`` is its traceback.
+    """The result of a request that raised an exception. ``error`` is the exception if it is an AgentR1Error; otherwise
+    None.
     """
 
     error: AgentR1Error | None
@@ -70,7 +65,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[T]):
-    """A request to a rank: call ``make()``, and keep the result as the object that later requests of the rank use."""
+    """A request to a rank: call ``make()``, and call later requests with the result."""
 
     make: Callable[[], T]
 
@@ -93,10 +88,7 @@ def serve_rank(pipe: Connection) -> None:
 
 
 class _Rank:
-    """The handler of a rank's requests. A request is a function that is called with the object that the rank holds.
-
-    A request :class:`Start` makes this object.
-    """
+    """The object of a rank. :class:`Start` makes the object, and each later request is called with it."""
 
     def __init__(self) -> None:
         self._held: Any = None
@@ -110,9 +102,7 @@ class _Rank:
 
 
 def _answer(work: Callable[[], object]) -> bytes:
-    """Return the result of ``work()`` as pickled bytes. If ``work()`` raises an exception, return a pickled
-    :class:`Failure`.
-    """
+    """Return the pickled result of ``work()``. If ``work()`` raises an exception, return a pickled :class:`Failure`."""
     try:
         return pickle.dumps(work())
     except Exception as error:
@@ -132,7 +122,7 @@ def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None
 def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
     """Connect this rank with the other ranks. The rank listens only at the address ``place.host``.
 
-    Rank 0 sends its address through ``pipe`` to the caller. The other ranks read this address from ``requests``.
+    Rank 0 sends the address of its store through ``pipe``. The other ranks read this address from ``requests``.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = find_interface(place.host)
     if place.rank == 0:
@@ -155,12 +145,9 @@ def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) ->
 
 
 def find_interface(host: str) -> str:
-    """Return the name of this machine's network interface that has the IPv4 address ``host``.
+    """Return the name of the network interface that has the IPv4 address ``host``, such as "lo".
 
-    Raise InvalidInput if no interface has this address.
-
-    Example:
-        find_interface("127.0.0.1") == "lo"
+    Raise InvalidInput if no interface of this machine has the address.
     """
     if ipaddress.ip_address(host).is_loopback:
         return "lo0" if sys.platform == "darwin" else "lo"
@@ -176,7 +163,6 @@ def find_interface(host: str) -> str:
 
 
 def _pipe(arguments: list[str]) -> Connection:
-    """Return the connection to the caller. The arguments of the program describe this connection."""
     if len(arguments) == 1:
         return Connection(int(arguments[0]))
     threading.Thread(target=_end_with_input, daemon=True).start()
@@ -185,7 +171,6 @@ def _pipe(arguments: list[str]) -> Connection:
 
 
 def _end_with_input() -> None:
-    """End this process when the process that holds the other end of its standard input ends."""
     sys.stdin.buffer.read()
     os._exit(0)
 

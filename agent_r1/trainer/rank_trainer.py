@@ -48,16 +48,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSettings:
-    """The models and settings from which a rank makes its :class:`RankTrainer`. All ranks get equal RankSettings.
+    """The models and settings from which each rank makes its :class:`RankTrainer`.
 
     Attributes:
         model: the policy, on the CPU.
-        algorithm: the algorithm as plain data, in the form in which the settings of a run are stored.
+        algorithm: the algorithm as plain data.
         modules: the names of the Python modules that define components of the algorithm.
-        teacher: the teacher, on the CPU; None if the algorithm needs no teacher.
-        device: the type of the device: ``cpu`` or ``cuda``.
+        teacher: the teacher, on the CPU.
+        device: ``cpu`` or ``cuda``.
         threads: the number of torch threads of a rank.
-        random_state: the state of torch's random number generator, with which the new weights of a critic are drawn.
+        random_state: the state of torch's random number generator, from which the new weights of a critic are drawn.
     """
 
     model: PreTrainedModel
@@ -74,8 +74,8 @@ class RankSettings:
 class RankTrainer:
     """The part of a trainer that one rank runs. All ranks must call the same methods together.
 
-    A pass reads only the sequences of this rank. Its result has zeros at the tokens of other ranks. So the sum of the
-    results of all ranks is the result for the batch.
+    A pass reads only the sequences of this rank, and its result is 0 at all other tokens. The sum of the results of all
+    ranks is the result for the batch.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -148,9 +148,8 @@ class RankTrainer:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
-        """Add the gradient of the whole batch's loss to this rank's part of the gradients.
-
-        Return the statistics of this rank.
+        """Add the gradient of the whole batch's loss to this rank's part of the gradients. Return the rank's
+        statistics.
         """
         return self._within_memory(
             blocks_of(batch.batch.sequences, self._algorithm),
@@ -158,15 +157,10 @@ class RankTrainer:
         )
 
     def micro_tokens(self) -> int:
-        """Return the maximum number of tokens in a micro-batch. All ranks return the same number."""
         return self._budget.tokens
 
     def optim_step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float) -> OptimStats:
-        """Take an optimizer step on this rank's part of the weights.
-
-        The learning rates are multiplied by ``learning_rate_factor``. ``loss`` is the loss of the whole batch. If
-        ``loss`` or a gradient is not finite, no weight changes.
-        """
+        """Take an optimizer step on this rank's part of the weights. ``loss`` is the loss of the whole batch."""
         return self._optimizer.step(loss, modules, learning_rate_factor)
 
     def sync_reference(self, alpha: float) -> None:
@@ -180,7 +174,7 @@ class RankTrainer:
         return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the trained weights of the policy. ``weights`` holds whole tensors by name, on every rank."""
+        """Replace the trained weights of the policy. ``weights`` holds whole tensors."""
         self._overwrite({name: p for name, p in self._policy.named_parameters() if p.requires_grad}, weights)
 
     def save_state(self, folder: Path) -> Path:
@@ -196,19 +190,17 @@ class RankTrainer:
         return path
 
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
-        """Replace the tensors of the trainer's state, and the maximum number of tokens in a micro-batch.
+        """Replace the tensors of the trainer's state. ``tensors`` holds whole tensors.
 
-        ``tensors`` maps names to whole tensors. If the tensors are in files (:class:`TensorFiles`), each rank reads
-        only its own parts.
+        If the tensors are in files (:class:`TensorFiles`), each rank reads only its own parts.
         """
         self._overwrite(self._tensors(), tensors)
         self._budget.tokens = micro_tokens
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ShardedModelSet], T]) -> T:
-        """Run ``work(models)``, a pass over this rank's share of ``blocks``, and return its result.
+        """Return ``work(models)``, the result of a pass over this rank's share of ``blocks``.
 
-        If memory runs out on a rank, all ranks repeat the pass with smaller micro-batches. The maximum size of a
-        micro-batch stays equal on all ranks.
+        If memory runs out on a rank, all ranks repeat the pass with smaller micro-batches.
         """
         return self._budget.run(
             lambda tokens: self._memory.run(
@@ -219,10 +211,7 @@ class RankTrainer:
         )
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return this rank's tensors of the trainer's state, by name, without copying them.
-
-        The names are the same as in a trainer of one process, such as "critic.head.weight".
-        """
+        """Return this rank's tensors of the trainer's state by name, without copying them."""
         weights: dict[str, Tensor] = {}
         if self._critic is not None:
             critic = self._critic.named_parameters()
@@ -236,10 +225,7 @@ class RankTrainer:
         overwrite(target, parts)
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors on the CPU, gathered from the parts of all ranks. All ranks except rank 0 return {}.
-
-        The tensors are gathered one after another, so a device never holds more than one whole tensor.
-        """
+        """Return whole tensors, gathered from all ranks one after another. All ranks except rank 0 return {}."""
         gathered = {}
         for name, tensor in tensors.items():
             whole = full_tensor(tensor.detach())  # all ranks take part
@@ -249,7 +235,6 @@ class RankTrainer:
 
 
 def _import(module: str) -> None:
-    """Import a module of the user. Raise InvalidInput if this fails."""
     try:
         import_module(module)
     except Exception as error:  # the module can raise any error

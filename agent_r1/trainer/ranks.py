@@ -1,7 +1,4 @@
-"""Ranks: processes that compute together, and a caller that controls these processes.
-
-The module ``trainer.rank_process`` is the program that runs in each rank.
-"""
+"""Ranks: processes that compute together, and a caller that controls these processes."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 
 GRACE_SECONDS = 5.0
-"""The seconds to wait after the failure of a rank was noticed. The cause can be an earlier failure of a different rank,
-which is noticed only during the wait."""
+"""How many seconds to wait, after a rank failed, for the end of a different rank that caused the failure."""
 
 
 class RankFailed(AgentR1Error):
@@ -35,12 +31,7 @@ class RankFailed(AgentR1Error):
 
 
 class RankDied(RankFailed):
-    """Raised if the process of a rank ends.
-
-    Attributes:
-        event: a text that says which rank ended, and how, such as "rank 1 of the trainer (process 71) was killed by
-            SIGKILL".
-    """
+    """Raised if the process of a rank ends. ``event`` says which rank ended, and how."""
 
     def __init__(self, event: str) -> None:
         self.event = event
@@ -56,26 +47,22 @@ class RankProcess(Protocol):
     def kill(self) -> None: ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the process has ended, and return its exit code.
-
-        The exit code is -N if signal N ended the process.
-        """
+        """Wait until the process has ended. Return its exit code, or -N if signal N ended the process."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a rank's process. ``code`` is the exit code, or -N if signal N ended the process."""
+    """The end of a rank's process. ``code`` is its exit code, or -N if signal N ended it."""
 
     rank: int
     code: int
 
 
 class _Endings:
-    """The ends of the processes of all ranks, in the order in which they were noticed.
+    """The ends of all rank processes, in the order in which they were noticed.
 
-    When a rank ends, its connections to the other ranks break, and the other ranks can abort. These aborts can be
-    noticed earlier than the end that caused them.
+    If a rank ends, the other ranks lose their connections to it, and can abort. Such an abort can be noticed first.
     """
 
     def __init__(self) -> None:
@@ -84,15 +71,15 @@ class _Endings:
         self._threads: list[threading.Thread] = []
 
     def watch(self, rank: int, process: RankProcess) -> None:
-        """Start a thread that waits for the end of the process of ``rank``. No other code may wait for this process."""
+        """Start a thread that waits for the end of ``process``. No other code may wait for this process."""
         self._threads.append(threading.Thread(target=self._wait, args=(rank, process), daemon=True))
         self._threads[-1].start()
 
     def cause(self) -> _End:
-        """Wait until a process has ended. Return the rank and the exit code of the first process that did not abort.
+        """Wait until a process has ended, and return the first end that was not an abort (SIGABRT).
 
-        A process aborts by SIGABRT. If all ended processes aborted, wait at most ``GRACE_SECONDS`` seconds for a
-        process that ends otherwise. If there is none, return the rank and the exit code of the first ended process.
+        If all ended processes aborted, wait ``GRACE_SECONDS`` seconds for a different end. If there is none, return the
+        first abort.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
@@ -103,7 +90,6 @@ class _Endings:
         return [end for end in self._ends if end.code != -signal.SIGABRT]
 
     def join(self) -> None:
-        """Wait until all processes have ended."""
         for thread in self._threads:
             if thread is not threading.current_thread():  # garbage collection can call this in any thread
                 thread.join()
@@ -116,9 +102,8 @@ class _Endings:
 
 
 def start_process(pipe: Connection) -> RankProcess:
-    """Start the process of a rank. The process reads its requests from ``pipe``.
-
-    The process has a process group of its own, so that Ctrl-C in a terminal does not reach it.
+    """Start the process of a rank, which reads its requests from ``pipe``. Ctrl-C in a terminal does not reach the
+    process.
     """
     descriptor = pipe.fileno()
     words = [sys.executable, "-m", "agent_r1.trainer.rank_process", str(descriptor)]
@@ -132,9 +117,7 @@ class StartedRank:
     """A rank that was started and has not joined the other ranks yet.
 
     Attributes:
-        pipe: the caller's end of the connection to the rank.
-        process: the process of the rank.
-        host: the address of the rank's machine, at which the other ranks reach the rank.
+        host: the address at which the other ranks reach the rank.
         gpu: the index of the rank's GPU among the GPUs that its process sees.
     """
 
@@ -145,15 +128,13 @@ class StartedRank:
 
 
 class RankLauncher(Protocol):
-    """A service that starts the processes of ranks."""
+    """A service that starts the processes of ranks, and returns them in the order of the ranks."""
 
-    def start(self, ranks: int) -> list[StartedRank]:
-        """Start ``ranks`` processes, and return them in the order of the ranks."""
-        ...
+    def start(self, ranks: int) -> list[StartedRank]: ...
 
 
 class LocalRanks:
-    """A :class:`RankLauncher` that starts child processes. Rank k uses the GPU number k."""
+    """A :class:`RankLauncher` that starts child processes. Rank k uses GPU k."""
 
     def start(self, ranks: int) -> list[StartedRank]:
         return [self._start(rank) for rank in range(ranks)]
@@ -170,13 +151,7 @@ LOCAL_RANKS = LocalRanks()
 class RankGroup(Generic[T]):
     """A group of processes (ranks). Each rank holds an object, and all ranks run the same requests on their objects.
 
-    If a request fails on one rank, all ranks end, because the other ranks can be in the middle of an exchange of
-    tensors.
-
-    Args:
-        ranks: the number of processes.
-        device: the type of the processes' devices, ``cpu`` or ``cuda``.
-        launcher: starts the processes.
+    If a request fails on one rank, all ranks end. ``device`` is ``cpu`` or ``cuda``.
     """
 
     def __init__(self, ranks: int, device: str, launcher: RankLauncher = LOCAL_RANKS) -> None:
@@ -197,22 +172,19 @@ class RankGroup(Generic[T]):
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes, in the order of the ranks."""
         return [process.pid for process in self._processes]
 
     def start(self, make: Callable[[], T]) -> None:
-        """Call ``make()`` on each rank. The result becomes the object of the rank, in place of the previous object."""
+        """Make the object of each rank. The new object replaces the old one."""
         self._request(Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:
         """Call ``request(object)`` on each rank, and return the results in the order of the ranks.
 
-        The request and the results are pickled.
-
         Raises:
             AgentR1Error: the request raised this error on a rank.
             RankDied: the process of a rank ended.
-            RankFailed: the request raised an exception that is not an AgentR1Error on a rank.
+            RankFailed: the request raised a different exception on a rank.
         """
         return self._request(request)
 
@@ -223,7 +195,7 @@ class RankGroup(Generic[T]):
         return self._receive(range(len(self._pipes)))
 
     def close(self) -> None:
-        """End all ranks. Further calls raise RankFailed."""
+        """End all ranks. Later requests raise RankFailed."""
         self._end()
 
     def _send(self, rank: int, message: bytes) -> None:
@@ -255,13 +227,7 @@ class RankGroup(Generic[T]):
     def _explain_failure(self, rank: int, failure: Failure, others: set[int]) -> AgentR1Error:
         """End all ranks, and return the error that explains why a request failed on ``rank``.
 
-        A request also fails on ``rank`` if the process of another rank has ended, because the connection is lost. Then
-        the returned error is about the process that ended.
-
-        Args:
-            rank: the rank on which the request failed.
-            failure: the failure of ``rank``.
-            others: the ranks that have not answered yet.
+        If a rank has died, the error is about this rank. ``others`` are the ranks that have not answered yet.
         """
         if failure.error is not None:
             self.close()
@@ -274,7 +240,7 @@ class RankGroup(Generic[T]):
         return error
 
     def _has_ended(self, ranks: Collection[int]) -> bool:
-        """Return whether at least one of ``ranks`` ends within ``GRACE_SECONDS`` seconds without sending an answer."""
+        """Return whether one of ``ranks`` ends without an answer within ``GRACE_SECONDS`` seconds."""
         deadline = time.monotonic() + GRACE_SECONDS
         silent = [self._pipes[rank] for rank in ranks]
         while silent and (readable := wait(silent, max(0.0, deadline - time.monotonic()))):

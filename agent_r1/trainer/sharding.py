@@ -35,11 +35,10 @@ T = TypeVar("T")
 
 
 class OneForward(nn.Module):
-    """A module that contains a model. A whole pass of the model runs inside one call of this module's ``forward``.
+    """A module that runs a whole pass of its model inside one call of ``forward``.
 
-    A pass calls the backbone and the head of the model one after the other. Backbone and head can use the same weights
-    (tied embeddings). FSDP gathers the weights at the beginning of a ``forward``, so the calls of backbone and head
-    must be inside the same ``forward``.
+    FSDP gathers weights at the beginning of a ``forward``. Backbone and head can use the same weights (tied
+    embeddings), so both must run inside the same ``forward``.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -47,12 +46,13 @@ class OneForward(nn.Module):
         self.model = model
 
     def forward(self, work: Work[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
-        """Return ``work(model, *arguments, **options)``, one pass of the model."""
         return work(self.model, *arguments, **options)
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneForward:
-    """Divide the weights of a model among the ranks in place, and return the module whose ``forward`` gathers them."""
+    """Divide the weights of a model among the ranks in place, and return the module whose ``forward`` gathers the
+    weights.
+    """
     root = OneForward(model)
     _shard_layers(model, mesh, dtype)
     _shard(root, mesh, dtype)
@@ -62,7 +62,7 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneFo
 def shard_critic(critic: ValueModel, mesh: DeviceMesh, dtype: Dtype) -> None:
     """Divide the weights of a critic among the ranks in place.
 
-    The head computes in the data type of its weights, and the backbone in ``dtype``.
+    The backbone computes in ``dtype``, and the head in the data type of its weights.
     """
     _shard_layers(critic, mesh, dtype)
     _shard(critic.head, mesh, "float32")
@@ -78,8 +78,7 @@ def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
     """Divide the weights of ``module`` among the ranks. FSDP gathers all weights at once, and computes in ``dtype``.
 
-    If ``dtype`` is "float32", computations and sums of gradients are in the data type of the weights. Otherwise the
-    gradients of the ranks are summed in float32.
+    Gradients are summed in float32, or in the data type of the weights if ``dtype`` is "float32".
     """
     policy = MixedPrecisionPolicy()
     if dtype != "float32":
@@ -93,9 +92,9 @@ def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """Return ``tensor`` divided among the ranks in the same way as ``target``.
+    """Return the whole tensor ``tensor``, divided among the ranks like ``target``.
 
-    ``tensor`` is the whole tensor, on every rank. If ``target`` is not divided, return ``tensor`` unchanged.
+    If ``target`` is not divided, return ``tensor`` unchanged.
     """
     if not isinstance(target, DTensor):
         return tensor
@@ -104,10 +103,7 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def own_rows(tensor: DTensor) -> Rows:
-    """Return the values of the rows of a divided tensor that this rank holds, with the place of the rows in the tensor.
-
-    The rows are divided among the ranks as ``torch.chunk`` divides them.
-    """
+    """Return the rows of a divided tensor that this rank holds, with the place of the rows in the tensor."""
     assert tensor.placements == (Shard(0),)
     rows, total = tensor.to_local().detach(), tensor.shape[0]
     size = math.ceil(total / tensor.device_mesh.size())
@@ -115,7 +111,7 @@ def own_rows(tensor: DTensor) -> Rows:
 
 
 def read_part(saved: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
-    """Return the tensor ``name`` of ``saved``, divided among the ranks in the same way as ``target``.
+    """Return the tensor ``name`` of ``saved``, divided among the ranks like ``target``.
 
     If ``saved`` is in files, each rank reads only its own rows.
     """
@@ -127,10 +123,9 @@ def read_part(saved: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
 
 
 def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
-    """Return the blocks of sequences for each rank, so that all ranks have about the same number of tokens.
+    """Return the blocks of each rank, so that all ranks have about the same number of tokens. A rank can have no block.
 
-    The blocks are assigned one after another, the longest first. Each block goes to the rank with the fewest tokens
-    so far. If there are fewer blocks than ranks, some ranks get no block.
+    Each block, the longest first, goes to the rank with the fewest tokens so far.
 
     Example:
         Two ranks divide blocks of 5, 4, 3 and 3 tokens: one gets 5 + 3 tokens, the other gets 4 + 3 tokens.
@@ -146,7 +141,7 @@ def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
 
 
 def padding_micro_batch() -> MicroBatch:
-    """Return a micro-batch of one token, which predicts no token of the batch. So its loss and gradients are 0."""
+    """Return a micro-batch of one token that predicts nothing. Its loss and gradients are 0."""
     none = torch.zeros(0, dtype=torch.int64)
     return MicroBatch(
         ids=torch.zeros((1, 1), dtype=torch.int64),
@@ -169,8 +164,6 @@ class ShardedModelSet(ModelSet):
 
     Attributes:
         roots: for each sharded model, the module whose ``forward`` gathers the weights of the model.
-        rank: the index of this rank, from 0.
-        ranks: how many ranks there are.
         memory: asks all ranks after each micro-batch whether their memory sufficed.
     """
 
@@ -190,15 +183,15 @@ class ShardedModelSet(ModelSet):
         return PassPlan(torch.zeros(0, dtype=torch.int64), self.memory.micro_batches(chain(own, padding)))
 
     def largest_micro_batch(self, blocks: Sequence[Block], micro_tokens: int) -> int:
-        """Return the size, in tokens, of the largest micro-batch of any rank in a pass over ``blocks``."""
+        """Return the size, in tokens with padding, of the largest micro-batch of any rank in a pass over ``blocks``."""
         shares = share_blocks(blocks, self.ranks)
         return max(micro.padded_size for share in shares for micro in make_micro_batches(share, micro_tokens))
 
 
 class PaddingModelSet(ShardedModelSet):
-    """The sharded models of one rank, for passes that read one micro-batch of padding instead of a batch.
+    """The sharded models of one rank, for passes over one micro-batch of padding.
 
-    If memory runs out on a rank, the rank runs such a pass to take part in the remaining exchanges between the ranks.
+    A rank whose memory ran out runs such a pass to complete its exchanges with the other ranks.
     """
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:

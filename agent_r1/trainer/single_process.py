@@ -52,21 +52,20 @@ from agent_r1.trainer.protocol import (
 T = TypeVar("T")
 
 LARGE_MODEL = 100_000
-"""If the setting ``share_prefixes`` is "auto", models share prefixes only if each has at least this many parameters."""
+"""With the setting ``share_prefixes`` "auto", prefixes are shared only if each model has at least this many
+parameters."""
 
 
 class SingleProcessTrainer:
     """A trainer that trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.Trainer`.
 
+    If ``model`` has an adapter, only the adapter is trained. The reference and the critic then share the frozen weights
+    of ``model``.
+
     Args:
-        model: the policy. Its trained weights are in float32. If it has an adapter, only the adapter is trained, and
-            the other models that the algorithm needs use the same frozen weights. For example, the reference is then
-            ``model`` without its adapter. Without an adapter, the reference is a copy of ``model``.
-        algorithm: the algorithm whose loss is minimized.
-        config: settings of the optimizer and of memory.
+        model: the policy. Its trained weights are in float32.
         temperature: the sampler's temperature, above 0.
         teacher: the model that the policy learns from, if the algorithm needs a teacher.
-        profiler: measures the parts of an update.
         images: the image processor of ``model``; None if ``model`` has no vision.
 
     Raises:
@@ -131,8 +130,7 @@ class SingleProcessTrainer:
     def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
         """Return the PrefixSharing for ``models``, or None if sharing is off, saves no time, or is impossible.
 
-        Raises:
-            InvalidInput: ``share_prefixes`` is ``on``, but the models cannot share prefixes.
+        Raise InvalidInput if ``share_prefixes`` is "on", but the models cannot share prefixes.
         """
         used = [model for model in models if model is not None]
         if not wants_sharing(self._config, used):
@@ -217,9 +215,7 @@ class SingleProcessTrainer:
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the trainer's state on the CPU, without the policy's weights. ``folder`` is not used.
 
-        The state contains the optimizer's moments, the critic's weights, and the checksums of policy and reference. It
-        contains the reference's weights only if the reference is synchronized with the policy. Otherwise the reference
-        is the model at the start of the run.
+        The state contains the reference's weights only if the reference is synchronized with the policy.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -249,9 +245,9 @@ class SingleProcessTrainer:
         pass
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
-        """Run ``work(models)``, a pass over the sequences in ``blocks``, and return its result.
+        """Return ``work(models)``. Each time memory runs out, repeat the pass with smaller micro-batches.
 
-        Each time memory runs out, repeat the pass with smaller micro-batches.
+        ``work`` is a pass over the sequences in ``blocks``.
         """
 
         def largest(tokens: int) -> int:
@@ -275,10 +271,7 @@ class SingleProcessTrainer:
         return "" if self._reference is None else weights_checksum(self._reference.weights)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the trainer's state by name, without copying them.
-
-        The names begin with "critic.", "reference." or "optimizer.".
-        """
+        """Return the tensors of the trainer's state by name, without copying them."""
         weights: dict[str, Tensor] = {}
         if self._critic is not None:
             critic = self._critic.weights.named_parameters()
@@ -304,11 +297,10 @@ def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Seq
 
 
 def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:
-    """Return whether the settings ask for shared prefixes.
+    """Return whether the settings ask for shared prefixes. Whether the models can share prefixes is not checked.
 
-    The function does not check whether the models can share prefixes. With several ranks, the result is False. With one
-    process, the result is True if ``share_prefixes`` is "on", or if ``share_prefixes`` is "auto" and each model has at
-    least ``LARGE_MODEL`` parameters.
+    With several ranks, the result is False. With ``share_prefixes`` "auto", each model needs at least ``LARGE_MODEL``
+    parameters.
     """
     if config.ranks > 1:
         return False
@@ -317,7 +309,7 @@ def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> b
 
 
 def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None) -> str:
-    """Return a text about the implementations of an update, such as "products by PyTorch and no shared prefixes"."""
+    """Return a text such as "products by PyTorch and no shared prefixes" (see ``Trainer.arithmetic``)."""
     shared = "no shared prefixes"
     if sharing is not None:
         shared = f"prefixes shared {'by parts' if sharing.by_parts else 'under a mask'}"
@@ -330,12 +322,12 @@ def syncs_reference(algorithm: Algorithm) -> bool:
 
 
 def make_reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
-    """Return the reference: a frozen copy of ``model`` without its adapter.
+    """Return the frozen reference: ``model`` without its adapter, or a copy of ``model`` if it has no adapter.
 
-    - If ``model`` has an adapter, the copy shares the frozen weights with ``model`` and keeps their data type. Raise
-      InvalidInput if ``changes`` is True, because such a reference cannot change during the run.
-    - If ``model`` has no adapter, the copy computes in ``dtype``. Its weights are in float32 if ``changes`` is True;
-      otherwise they are in ``dtype``.
+    ``changes`` is whether the reference changes during the run. The copy computes in ``dtype``. The weights of the copy
+    are in float32 if ``changes`` is True; otherwise they are in ``dtype``.
+
+    Raise InvalidInput if ``changes`` is True and ``model`` has an adapter, because both share the frozen weights.
     """
     if has_adapter(model):
         if changes:
