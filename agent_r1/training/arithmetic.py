@@ -21,11 +21,14 @@ UPDATE = "update"
 
 
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
-    """Return the events that name the implementation of the decode steps.
+    """Return the events about the implementation of the embedded engine's decode steps.
 
-    There is no event if a new run uses PyTorch, if the implementation has not changed, or if the engine is not
-    embedded. After a change, a second event reports that results can differ in their last bits. ``run`` is the resumed
-    run's folder.
+    - New run: one event that names the implementation; none for PyTorch.
+    - Resumed run: none if the implementation is unchanged. Otherwise one event names the new implementation, and a
+      second event reports that results can differ in their last bits.
+    - Engine on servers: none.
+
+    ``run`` is the folder of the resumed run; None for a new run.
     """
     if not isinstance(engine, TorchEngine):
         return ()
@@ -37,10 +40,12 @@ def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEv
 
 
 def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
-    """Return the events that name the implementation of updates (:attr:`Trainer.arithmetic`).
+    """Return the events about the implementation of updates (:attr:`Trainer.arithmetic`).
 
-    There is no event if the implementation has not changed. After a change, a second event reports that results can
-    differ in their last bits. ``run`` is the resumed run's folder.
+    - New run: one event that names the implementation.
+    - Resumed run: as for :func:`decode_step_events`.
+
+    ``run`` is the folder of the resumed run; None for a new run.
     """
     recorded: list[str] = []
     if run is not None:
@@ -52,7 +57,10 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return the two events of a change from ``before`` to ``now``; () if both are equal."""
+    """Return two events: the name of the new implementation ``now``, and a warning about different rounding.
+
+    Return () if ``now`` equals ``before``.
+    """
     if now == before:
         return ()
     detail = f"{report} instead of {before}: results differ in their last bits from those of an uninterrupted run"

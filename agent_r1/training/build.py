@@ -95,8 +95,8 @@ class Placement:
         engine: returns an engine that serves the policy's weights. The engine may keep and change ``policy.model``.
             With LoRA, the frozen weights must stay unchanged, because the trainer shares these weights.
         trainer: returns a trainer of the policy. The third argument is the teacher, or None.
-        processes: the processes that the factories start, and their machines, for the run's record; "": all on this
-            machine.
+        processes: a text for the run's record, about the started processes and their machines; "" if all processes
+            are on this machine.
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine

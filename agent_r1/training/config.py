@@ -150,10 +150,10 @@ class RunConfig(TasksetConfig):
     docs/gateway.md. Empty: the built-in agent loop."""
 
     gateway: GatewayConfig = GatewayConfig()
-    """Limits of the agent program that the setting agent names."""
+    """Limits of your own agent (--agent)."""
 
     engine: EngineConfig = EngineConfig()
-    """The embedded engine, which generates tokens."""
+    """The engine, which generates tokens."""
 
     tool_format: str = "auto"
     """Format of tool calls: auto (detected from the chat template), hermes, qwen3.5, glm, llama3, deepseek, harmony,

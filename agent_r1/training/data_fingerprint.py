@@ -16,7 +16,7 @@ from agent_r1.store.reader import RunReader
 from agent_r1.training.config import TasksetConfig, TrainConfig
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
-"""The kind of an event with a hash of data, and the name of the hash of all tasks.
+"""The kind of an event with a hash of data, and the name of the hash of the training and validation tasks.
 
 The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``.
 """
@@ -28,8 +28,10 @@ def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
 
 
 def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
-    """Return events with the sha256 hashes of the tasks, and of ``config.data`` and ``config.corpus`` if they are
-    local."""
+    """Return one event with the sha256 hash of the training and validation tasks.
+
+    ``config.data`` and ``config.corpus`` have one more event each, if they are local.
+    """
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
         if place is not None and (path := Path(place)).exists():
@@ -40,9 +42,11 @@ def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent,
 
 
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
-    """Raise InvalidInput if the data differs from the run's earlier data, or is new and cannot be compared.
+    """Raise InvalidInput if the contents of the data differ from the data that the run began with.
 
-    Only data with a hash can be compared. A TOML file cannot be compared, because it names files without a hash.
+    A new path is accepted only if the hashes of the old and the new contents are known and equal. A TOML file is never
+    accepted at a new path, because the files that the TOML file names have no hashes.
+
     ``events`` is the result of :func:`fingerprint_data` for the new configuration ``config``.
     """
     with closing(RunReader(run)) as reader:
@@ -61,7 +65,7 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
 
 
 def _hashes(events: Iterable[LogEvent]) -> dict[str, str]:
-    """Return the last hash of each name, such as {"data": "9f86d0.."}."""
+    """Return the hashes in fingerprint events, such as {"data": "9f86d0.."}. The last event of a name decides."""
     return {event.detail.split()[0]: event.detail.split()[-1] for event in events}
 
 

@@ -124,7 +124,7 @@ async def greedy_attempts(
 async def evaluate_split(
     method: Method, taskset: TaskSet, split: str, count: int, limits: RolloutLimits
 ) -> list[EvalResult]:
-    """Return the results of :func:`greedy_attempts`."""
+    """Return the scores of one greedy attempt at each of the first ``count`` tasks of a split."""
     return [score_trajectory(trajectory) for trajectory in await greedy_attempts(method, taskset, split, count, limits)]
 
 

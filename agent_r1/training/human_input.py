@@ -38,7 +38,7 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
     - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is a JSON object.
     - Any other line is text.
 
-    Wrong JSON gives a malformed call, which the environment explains.
+    If ARGUMENTS is wrong JSON, the message has a malformed call. The environment answers with an explanation.
 
     Example:
         parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)

@@ -29,7 +29,8 @@ class InactiveSettings:
     """Settings that have no effect, and the reason.
 
     Attributes:
-        keys: the dotted keys of the settings. ``algorithm.correction``, for example, stands for all its settings.
+        keys: the dotted keys of the settings. A key such as ``algorithm.correction`` includes
+            ``algorithm.correction.NAME`` for every NAME.
         reason: why the settings have no effect, and which other settings to change.
     """
 
@@ -98,7 +99,7 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that have no effect because sampler and trainer have equal log-probabilities."""
+    """Yield the settings that have no effect because engine and trainer have equal log-probabilities."""
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -160,7 +161,7 @@ def _policy_steps(config: TrainConfig) -> int:
 
 
 def _samples_match(config: TrainConfig) -> bool:
-    """Return whether sampler and trainer have equal log-probabilities before each update, up to rounding in float32."""
+    """Return whether engine and trainer have equal log-probabilities before each update, up to rounding in float32."""
     if config.decode.method != "plain":
         return False
     return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32"

@@ -40,7 +40,7 @@ OVERHEAD = 1.1
 """The memory that allocators hold, divided by the memory of the tensors."""
 
 KEPT = 192 * 2**20
-"""The bytes of freed memory that a pass cannot use again, because its tensors have other sizes."""
+"""The bytes of freed memory that the next pass cannot use again, because tensors of other sizes do not fit there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class StepPrediction:
         max_staleness: the largest staleness; 0 for synchronous training.
         step_seconds: the duration of the step.
         engine_utilization, trainer_utilization: the share of the time in which the engines or the trainer compute.
-        tokens_per_second: prompt, result and sampled tokens of the step per second.
+        tokens_per_second: all tokens of the step (prompts, tool results and actions), divided by ``step_seconds``.
     """
 
     max_staleness: int
@@ -159,8 +159,7 @@ def _plan_division(
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
     """Return a copy of ``config`` with ``ranks`` ranks, and with vLLM servers if there are several GPUs.
 
-    Prefixes are not shared, because several ranks cannot share prefixes. A plan for one rank thus overestimates time
-    and memory.
+    Sharing of prefixes is off. For a single rank, which could share prefixes, the plan overestimates time and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
@@ -195,9 +194,12 @@ def kv_capacity(config: PlanConfig, gpu: Gpu, size: ModelSize, gpus: int) -> flo
 def model_size(model: PreTrainedModel, config: PlanConfig) -> ModelSize:
     """Return the numbers on which the costs of a model depend.
 
-    ``passes`` counts an update in forward passes. A backward pass counts 2, or 1 with an adapter. Activation
-    checkpointing adds 1. A critic doubles this sum. A reference, a teacher, and several optimizer steps per batch (for
-    log pi_old) then add 1 each.
+    ``passes`` is the cost of an update, in forward passes:
+
+    - Policy: 1 for the forward pass, and 2 for the backward pass (with an adapter 1). Activation checkpointing adds 1.
+    - Critic, if there is one: the same cost as the policy.
+    - Reference and teacher: 1 each.
+    - log pi_old: 1, if a batch has several optimizer steps.
     """
     needs, trainer = config.algorithm.needs, config.trainer
     trained = 1 + (1 if trainer.lora.rank else 2) + trainer.activation_checkpointing
@@ -248,8 +250,11 @@ def _gpu_of(config: PlanConfig) -> Gpu:
 
 
 def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) -> list[GroupLoad]:
-    """Return ``count`` groups. Without ``recorded``, the attempts are random. Otherwise each group is drawn from one
-    recorded group."""
+    """Return ``count`` simulated groups.
+
+    The attempts of a group are drawn from one random group of ``recorded``. If ``recorded`` is empty, the lengths of
+    actions are random.
+    """
     draw = random.Random(config.seed)
     recorded = [group for group in recorded if group]
 

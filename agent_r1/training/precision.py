@@ -28,7 +28,10 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
 
 
 def precision_events(algorithm: Algorithm, trainer: Dtype, engine: Dtype) -> tuple[LogEvent, ...]:
-    """Return one event if engine and trainer have different data types; otherwise no event."""
+    """Return an event that tells how the algorithm treats the different data types of engine and trainer.
+
+    Return () if both data types are equal.
+    """
     if trainer == engine:
         return ()
     if algorithm.correction is not None:

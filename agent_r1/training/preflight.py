@@ -31,8 +31,10 @@ In Qwen2.5-VL a token stands for 28 x 28 pixels, and for about four characters o
 """
 
 MAX_CHARACTERS_PER_TOKEN = 256
-"""An upper bound of the number of characters in a token. A prompt with more characters per token of context is too
-long."""
+"""The assumed maximum number of characters of a token.
+
+A prompt with more than 256 * ``context_length`` characters is too long, and need not be tokenized.
+"""
 
 
 def check_algorithm_settings(config: TrainConfig) -> None:

@@ -32,7 +32,8 @@ class WeightPublisher:
 
         The returned version is ``update.version`` if the engine serves the sent weights.
 
-        Raises EngineError if the weights cannot be written or loaded, or if no transport fits.
+        Raises EngineError if the weights cannot be written or loaded, or if the engine does not support
+        ``update.transport``.
         """
         transports = self._engine.capabilities.transports
         sent = await run_in_thread(self._for_engine, update)
@@ -49,11 +50,11 @@ class WeightPublisher:
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
         """Convert an update of the trainer to the update for the engine.
 
-        - The checksum is removed if the engine cannot compute checksums.
-        - An adapter is merged into the model if engine and trainer do not share memory.
-        - A remaining checksum is recomputed in the engine's data type.
+        1. If the engine cannot compute checksums, the checksum is removed.
+        2. If engine and trainer do not share memory, an adapter is merged into the model.
+        3. A checksum that was not removed is computed again, for the merged weights in the engine's data type.
 
-        If ``update.handle`` is not a model, only the first change is made.
+        Without a model in ``update.handle``, only step 1 is done.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not capabilities.checksum:

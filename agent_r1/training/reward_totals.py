@@ -1,4 +1,4 @@
-"""The total of each reward of an episode."""
+"""Sums of the rewards of an episode, and their means over attempts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
 def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
 
-    An attempt without the reward counts as 0. An attempt is left out if its reward is not a finite number.
+    A missing reward counts as 0. A reward that is not a finite number is left out of its mean.
 
     Example:
         reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}

@@ -24,7 +24,8 @@ from agent_r1.training.policy import Policy
 from agent_r1.training.vllm_servers import ServerRefused, send_first_weights
 
 ENDPOINTS = ("/update_weights_from_disk", "/continue_generation")
-"""Endpoints that old versions of SGLang lack. A request without a body to an endpoint changes nothing."""
+"""Endpoints that old versions of SGLang lack. An empty request shows whether an endpoint exists. The request changes
+nothing."""
 
 
 class SglangServers:

@@ -64,7 +64,8 @@ class GracefulShutdown:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Request a shutdown at the first signal. Stop the process at the second signal.
 
-        Python can call this method between any two instructions, so the event loop cancels the run later.
+        Python can call this method between any two instructions. So this method only asks the event loop to cancel the
+        run.
         """
         if self.signal is None:
             self.signal = number

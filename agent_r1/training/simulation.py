@@ -194,7 +194,7 @@ class _Simulation:
         return Timeline(tuple(self._step_ends), seconds, self._update_seconds, len(self._engines), total)
 
     def _start_groups(self, now: float) -> None:
-        """Start groups by the rule of :class:`agent_r1.rollout.staleness.StalenessController`."""
+        """Start the groups that the current step or one of the next ``max_staleness`` steps will take."""
         ahead = min(self._schedule.max_staleness + 1, self._steps - len(self._step_ends))
         certain = (len(self._step_ends) + ahead) * self._schedule.groups_per_step
         while self._started < certain:

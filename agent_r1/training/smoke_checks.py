@@ -39,13 +39,17 @@ from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_ch
 GROUPS, MAX_GROUP_SIZE = 2, 4
 
 GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
-"""The largest difference between an update by one rank and by several ranks, by the data type of the passes.
+"""The largest allowed difference between an update by one rank and the same update by several ranks.
 
-The limit applies to the relative difference of gradients and to the difference of losses.
+The key is the trainer's data type. The limit holds for the relative difference of the gradients, and for the difference
+of the losses.
 """
 
 VISIBLE_CHANGE = 4.0
-"""The change of log-probabilities in the check of publication, in multiples of the limit for rounding errors."""
+"""The change of log-probabilities that counts as visible, in multiples of the limit for rounding errors.
+
+``check_publication`` changes the weights until the log-probabilities change this much.
+"""
 
 MAX_DOUBLINGS = 16
 """Maximum number of times that the noise on the weights is doubled to reach ``VISIBLE_CHANGE``."""
@@ -163,7 +167,10 @@ class SmokeChecks:
         return accept(f"{len(trained)} attempts trained, gradient norm {norm:.3g}", gradient_norm=norm)
 
     async def check_logprobs(self) -> CheckOutcome:
-        """Check that engine and trainer have the same log-probabilities on the batch, within the monitor's limit."""
+        """Check that engine and trainer compute the same log-probabilities of the sampled tokens.
+
+        The largest allowed difference is the monitor's limit.
+        """
         if self._update is None or "logprob_gap" not in self._update.metrics:
             return skip("no update of the policy was made")
         config, gap = self._runtime.config, self._update.metrics["logprob_gap"]

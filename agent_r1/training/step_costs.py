@@ -112,8 +112,8 @@ def schedule_of(config: Mapping[str, Any]) -> Schedule:
 def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
     """Return the costs of the embedded engine and its trainer, measured in recorded runs of one machine.
 
-    The costs are fitted so that the simulated work of each step explains its measured times. Give runs with different
-    batch sizes, for example also a run with slow tools.
+    The costs of the engine are fitted to the recorded times of all steps. Give runs with different batch sizes, for
+    example also a run with slow tools.
     """
     observed = [
         (run, groups, profile) for run in runs for groups, profile in zip(run.steps, run.profiles, strict=False)

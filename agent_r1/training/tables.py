@@ -165,10 +165,12 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 def table_json(table: Table) -> dict[str, Any]:
     """Return the JSON output of ``agent-r1 eval``, an object with these keys:
 
-    - ``table``: {method: {split: {em, f1, n, low, high}}}, and ``sub`` if there is a sub-match.
+    - ``table``: {method: {split: {em, f1, n, low, high}}}, with the attributes of :class:`Cell`. ``sub`` is added if
+      it is not None.
     - ``retrieval``: {split: {measure: value}}.
     - ``measures``, if there are any: {method: {split: {measure: value}}}.
-    - ``pass_at_k``, if measured: {method: {k, attempts, cells: {split: {one, low, high, any, majority, likeliest}}}}.
+    - ``pass_at_k``, if measured: {method: {k, attempts, cells: {split: cell}}}. The cell has the attributes of
+      :class:`SampledCell`.
     """
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}

@@ -213,7 +213,7 @@ def fit(
 
 
 def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return values, returns, and whether the state ends an action, for all states: three tensors of shape (n,)."""
+    """Return three tensors of shape (n,), for all n states: the value, the return, and whether an action ends there."""
     device, width = model.head.weight.device, max(len(one.token_ids) for one in recorded)
     ids = torch.zeros(len(recorded), width, dtype=torch.long)  # (B, T), padded on the right
     logprobs = torch.zeros(len(recorded), width)

@@ -86,8 +86,8 @@ def make_taskset(
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
     """Return the weakest isolation under which code of the policy runs; None if no such code runs.
 
-    Components and tasks declare their isolation. A sandbox of this process without isolation counts too, because a tool
-    or a reward can use it undeclared.
+    Components and tasks declare their isolation. If this process has a sandbox without isolation, that sandbox counts
+    too, because a tool or a reward can use a sandbox without a declaration.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
@@ -96,7 +96,7 @@ def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
     """Return the declarations of tasks that run code without isolation, such as ["none: REASON"].
 
-    A declaration is the value of ``sandbox`` in a task's data. Other values can have another meaning, and are ignored.
+    A task declares this in its data, as {"sandbox": "none: REASON"}.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]

@@ -66,7 +66,8 @@ class HealthCheck:
     Attributes:
         metric: the name of the metric, and of the check.
         what, do, patience: see :class:`Finding`.
-        on_policy_only: skip steps with stale tokens, which increase the metric without a problem.
+        on_policy_only: whether steps with stale tokens are skipped. Stale tokens increase such a metric, although
+            nothing is wrong.
     """
 
     metric: str
@@ -163,9 +164,10 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 
 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
-    """Return a finding if no attempt of a step was trained; only a warning if ``patience`` is None.
+    """Return a finding if no attempt of a step was trained.
 
-    There is no finding for a non-finite loss or gradient, which the check ``skipped_steps`` reports.
+    The run is stopped after ``patience`` consecutive findings. If ``patience`` is None, findings are only warnings. A
+    step with a non-finite loss or gradient has no finding here, because the check ``skipped_steps`` reports the step.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None

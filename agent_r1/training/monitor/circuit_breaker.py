@@ -66,9 +66,9 @@ class FailedToolCall:
 
     @property
     def cause(self) -> str:
-        """The first two parts of the reason, usually the tool and the type of the exception.
+        """The parts of the reason before the second colon, usually the tool and the type of the exception.
 
-        Later parts often contain the arguments of the call.
+        The text after the second colon often contains arguments of the call.
         """
         return normalize_reason(": ".join(self.reason.split(": ")[:2]))
 
@@ -105,8 +105,8 @@ class CircuitBreaker:
 
     Args:
         share: the largest allowed share of failed attempts; 1: the run is never stopped.
-        window: the number of recent attempts that count, much larger than a group: one error of a scorer fails a whole
-            group.
+        window: the number of recent attempts that count. Give several groups, because one error of a scorer fails all
+            attempts of a group.
         call_window: see :data:`CALL_WINDOW`.
         run: the name of the run, for commands in the diagnosis.
     """
@@ -119,8 +119,8 @@ class CircuitBreaker:
     def record(self, group: Group, excluded: Sequence[Excluded]) -> str | None:
         """Record the attempts and tool calls of a group. Return a diagnosis if the run must be stopped.
 
-        Record a group before its update, so that a stopped run keeps the weights of the last step. The ``excluded``
-        attempts cannot be trained.
+        Call this method before the update with the group, so that a run that must be stopped does not train on it.
+        ``excluded`` are attempts of the group that cannot be trained. They count as failed.
         """
         reasons = {one.attempt: one.reason for one in excluded}
         trajectories = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)

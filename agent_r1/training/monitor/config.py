@@ -17,8 +17,8 @@ class MonitorConfig(BaseModel):
     1: never stop for failures."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts for failure_share, at most the attempts of three steps. About twelve groups of attempts
-    are a good number."""
+    """Number of recent attempts that failure_share looks at. The attempts of three steps are the maximum; about twelve
+    groups are a good choice."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""

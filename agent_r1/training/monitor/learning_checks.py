@@ -19,7 +19,7 @@ def check_entropy(entropy: float | None, start: Sequence[float], share: float) -
     """Return a finding if the policy's entropy is too small compared with the start of the run.
 
     Args:
-        entropy: the mean entropy of a step in nats per action token; None if the policy did not run in the step.
+        entropy: the mean entropy of a step in nats per action token; None if the step has no entropy.
         start: the entropies of the first ``START_STEPS`` steps. There is no finding before.
         share: the smallest allowed ratio of ``entropy`` to the mean of ``start``.
     """
@@ -58,7 +58,7 @@ def check_validation(em: float, best: float, questions: int, rewards: Sequence[f
     """Return a finding if the validation score fell while the training reward rose.
 
     The score fell if ``em`` is below ``best`` by more than two standard errors of the difference of two proportions.
-    The mean reward of the ``since`` steps after the best validation is compared with as many steps before.
+    The reward rose if its mean over the last ``since`` steps is above its mean over the ``since`` steps before.
 
     Args:
         em, best: the exact match of this validation, and of the best validation.

@@ -23,8 +23,8 @@ class PlacementConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     launcher: Launcher = "processes"
-    """processes: the run starts its ranks and vLLM servers on this machine. ray: Ray starts each of them in an actor on
-    a machine of the cluster, with the extra ray; see docs/scaling.md."""
+    """What starts the ranks and vLLM servers. processes: the run itself, on this machine. ray: Ray, on the machines of
+    a cluster; see docs/scaling.md."""
 
     address: str = ""
     """Address of a running Ray cluster, such as 10.0.0.5:6379. Empty: the run starts Ray on this machine, and stops it
