@@ -44,9 +44,10 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class NestedByName:
-    """A mark in the annotation of a setting whose value names a component with settings, such as ``algorithm``.
+    """A mark for settings such as ``algorithm``, whose value is a component with parameters of its own.
 
-    The validator of the setting gets one flat table: ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
+    ``--algorithm grpo --algorithm.loss cispo --algorithm.loss.clip_high 0.28`` reaches the validator of the setting as
+    one flat table: ``{"name": "grpo", "loss": "cispo", "loss.clip_high": 0.28}``.
     """
 
 
@@ -93,7 +94,7 @@ def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
     """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
 
-    Settings that only the larger class ``whole`` has are left out. Raise InvalidInput for all other keys.
+    Settings that only the class ``whole`` has are left out. Raise InvalidInput for a key that neither class has.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:

@@ -31,8 +31,8 @@ OTHER_SETTINGS = (
 def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
     """List the algorithms, or show the objective, the parameters and the inactive settings of one algorithm.
 
-    An inactive setting has no effect together with the other settings. Give the settings of a training run as options,
-    such as --trainer.minibatches 4, to see which of them are inactive.
+    A setting is inactive if the values of other settings turn its effect off. Give the settings of a training run as
+    options, such as --trainer.minibatches 4, to see which of them are inactive.
     """
     from agent_r1.algorithms.objective import objective
     from agent_r1.algorithms.presets import ALGORITHMS
@@ -78,8 +78,8 @@ def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
     """Yield (option, explanation) for each parameter of a component and of the components in it.
 
-    ``prefix`` is the beginning of each option, such as ``--algorithm.loss.``. If ``is_on`` is false, the explanations
-    show default values.
+    ``prefix`` is the beginning of each option, such as ``--algorithm.loss.``. ``is_on``: whether the algorithm uses the
+    component. If false, the explanations show default values.
     """
     from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices

@@ -232,7 +232,7 @@ def with_file(settings: Layer, file: Path | None) -> list[Layer]:
 
 
 def progress_of(quiet: bool) -> Progress:
-    """Return an object that shows progress on stderr, or nothing if ``quiet`` is true."""
+    """Return an object that shows progress on stderr. If ``quiet`` is true, the object shows nothing."""
     return SilentProgress() if quiet else make_progress(Console(stderr=True))
 
 

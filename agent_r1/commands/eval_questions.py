@@ -24,7 +24,7 @@ def with_unseen_questions(
     - If the run was trained on a different data file, remove the training questions of the run.
     - Otherwise, remove no questions.
 
-    In the last two cases, evaluate the split with all tasks if all tasks come from one file.
+    In the last two cases, evaluate the split ``taskset.whole`` (all tasks), if the task set has this split.
 
     Args:
         trained: the settings of the model's run. None: the model does not belong to a run.

@@ -14,11 +14,11 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.plan_config import PlanConfig
 
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
-"""Settings that describe the GPUs. They have no effect on a recorded run without --gpu, whose costs are measured."""
+"""Settings that describe the GPUs. Refused for recorded runs without --gpu: their own machine is measured."""
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
-"""Settings with the sizes of attempts. They have no effect on a recorded run, whose attempts are used."""
+"""Settings with the sizes of attempts. Refused with a recorded run: the sizes of its attempts are used."""
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings for measuring the costs of engine and trainer. They need a recorded run, and have no effect with --gpu."""
+"""Settings for measuring the costs of engine and trainer. Refused with --gpu, and without a recorded run."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)

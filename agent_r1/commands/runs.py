@@ -15,8 +15,8 @@ RUNS = Path("runs")
 def named_folder(run: str) -> Path:
     """Return the folder that the argument ``run`` means.
 
-    A path, such as ``/data/demo``, is this folder. A name, such as ``demo``, is the folder ``runs/demo``. If only the
-    folder ``demo`` exists, the name is this folder.
+    A path, such as ``/data/demo``, means this folder. A name, such as ``demo``, means the folder ``runs/demo``, or the
+    folder ``demo`` if only this folder exists.
     """
     folder = run_folder(run)
     return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder

@@ -137,7 +137,8 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
 class AttemptText:
     """An attempt report for the package ``rich``.
 
-    ``prints_all_tokens`` prints long states completely. Otherwise only their first and last tokens are printed.
+    By default, only the first and the last tokens of a long prompt or tool result are printed. ``prints_all_tokens``
+    prints all tokens.
     """
 
     report: AttemptReport

@@ -116,8 +116,8 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return the isolation of code that the policy writes, for JSON output: ``{"sandbox": "bubblewrap: files"}``.
+    """Return how code written by the policy is isolated, for JSON output: ``{"sandbox": "bubblewrap: files"}``.
 
-    Return {} if no such code runs.
+    Return {} if the task set runs no such code.
     """
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}

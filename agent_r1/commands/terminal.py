@@ -76,7 +76,7 @@ class CurveTable:
     def add_panel(self, title: str, unit: str, curves: Sequence[tuple[str, Curve]]) -> None:
         """Add the curves of one chart: a line with the title and the unit, and a line for each curve.
 
-        If a single curve has the name of the chart, only the line of the curve is added. ``curves`` are pairs (name,
+        If there is only one curve and its name repeats the title, both lines become one. ``curves`` are pairs (name,
         curve).
         """
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()

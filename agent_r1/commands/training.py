@@ -106,7 +106,7 @@ def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainR
 
 
 def require_file(folder: Path, taskset: str) -> None:
-    """Raise InvalidInput if a file of the user defines the task set of a run. The command must then name this file."""
+    """Raise InvalidInput if the task set of a run is defined in a file of the user. The error asks for this file."""
     if taskset not in agent_r1.tasksets.TASKSETS:
         with closing(RunReader(folder)) as reader:
             file = read_file(reader)

@@ -14,7 +14,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 
 Origin = Mapping[str, str | int]
-"""The inputs from which a folder is made, such as ``{"conversion": 2, "sha256": "9f86d0.."}``."""
+"""The inputs from which a cached folder is made, such as ``{"conversion": 2, "sha256": "9f86d0.."}``."""
 
 
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:

@@ -12,7 +12,7 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The maximum length of a value and of a remedy in an error message, in characters."""
 
 MAX_ADDRESS = 10_000
-"""A value of at most this many characters is redacted before it is shortened. A longer value is redacted afterwards."""
+"""Credentials are removed from a value of at most this length before the value is shortened, otherwise afterwards."""
 
 
 class AgentR1Error(Exception):

@@ -51,7 +51,7 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """An event: an update computed token records, for at most ``record_tokens`` groups."""
+    """An event: an update computed token records. The setting ``record_tokens`` limits the groups per step."""
 
     records: tuple[TokenRecord, ...]
 

@@ -1,4 +1,4 @@
-"""Weights of rewards that change during a run."""
+"""Schedules that change the weights of rewards during a run."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
 - retry: a new attempt replaces it in its group, at most ``retries`` times.
 - drop: the attempt is dropped without a new attempt, which would probably fail too.
 
-The circuit breaker counts "retry" and "drop" as failures.
+Too many attempts with "retry" or "drop" stop the run (see :mod:`agent_r1.training.monitor.circuit_breaker`).
 """
 
 
@@ -92,6 +92,7 @@ class Turn:
             was rewritten.
         new_ids: the tokens of the state after the parent's action; the whole state without a parent.
         new_messages: the messages of ``new_ids``.
+        observation: the messages with which the environment answered the action.
         tools: the tools that an agent program named in its request; None without an agent program.
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
@@ -103,7 +104,7 @@ class Turn:
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
              version_spans=(PolicyVersionSpan(0, 4),), finish_reason="stop", action=action)
-        # This turn continues turn 0: the observation is the tokens 5 6, the action is the tokens 9 2.
+        # This turn continues turn 0. The policy read the new tokens 5 6, and sampled the tokens 9 2.
     """
 
     index: int
@@ -213,7 +214,10 @@ class Trajectory:
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return the new messages of ``turn`` if they differ from :meth:`known_messages`; () otherwise."""
+        """Return ``turn.new_messages`` if they differ from :meth:`known_messages`; () otherwise.
+
+        So the result holds what a reader of the earlier turns does not know, for example a rewritten context.
+        """
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property
@@ -226,7 +230,10 @@ class Trajectory:
         return (*(() if turn.parent is None else self._path_to(self.turns[turn.parent])), turn)
 
     def prompt_media(self, turn: Turn) -> tuple[PromptMedia, ...]:
-        """Return the images that the policy saw before its action in ``turn``, with indices in ``prompt_ids``."""
+        """Return the images that the policy saw before its action in ``turn``.
+
+        The spans of each image are indices in :meth:`prompt_ids`.
+        """
         if turn.parent is None:
             return turn.media
         before = self.turns[turn.parent]
@@ -244,10 +251,10 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns of a reward with ``count`` numbers, one number per turn.
+        """Return the turns to which the ``count`` numbers of a reward belong; None if neither rule fits.
 
-        The result is all turns or ``env_turns``, whichever has ``count`` turns, or None. In a trajectory with the turns
-        act, summary, act, three numbers belong to all turns, and two numbers to the two act turns.
+        In a trajectory with the turns act, summary, act, three numbers belong to all turns, and two numbers belong to
+        the two act turns.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
@@ -272,10 +279,10 @@ class Group:
     Attributes:
         group_id: the index of the group in the run.
         greedy: an additional attempt that was sampled greedily, not in ``trajectories``. Its return is the baseline of
-            ReMax (arXiv:2310.10505). It can have failed.
+            ReMax (arXiv:2310.10505). This attempt can have failed.
         retried: failed attempts, each replaced by an attempt with a higher ``retry``.
-        role: the role of the attempts in a game of several agents, such as ``nim/first``. RAE has one baseline per
-            role.
+        role: the role of the attempts in a game of several agents, such as ``nim/first``. The algorithm ``rae`` has one
+            baseline per role.
     """
 
     group_id: int

@@ -95,9 +95,9 @@ def read_page(
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
-    """Return the query for the row ids of a list that follow the attempt ``after``, or for all row ids.
+    """Return the query for the row ids of the attempts that follow ``after`` in a list.
 
-    If ``after`` is not recorded, the query finds no row.
+    If ``after`` is None, the query finds the whole list. If ``after`` is not recorded, the query finds no row.
     """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending

@@ -32,7 +32,7 @@ def last_step(connection: sqlite3.Connection) -> int:
 def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
     """Return the step of the last saved checkpoint, or None.
 
-    A checkpoint after the step from which the run was resumed does not count.
+    If the run was resumed from step 20, an older checkpoint of step 30 does not count.
     """
     sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
               WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
@@ -61,7 +61,9 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run, listed before the database is read. So the database has a record of each listed file.
+    """The files of a run.
+
+    While a run trains, list the files before reading the database. The database is then at least as new as the files.
 
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
@@ -179,9 +181,9 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a warning if the run is complete, but no seal outside of the database covers its last rows.
+    """Yield a warning if the run is complete, but neither ``seal.json`` nor a manifest covers its last rows.
 
-    A seal is a hash of one row and all rows before it.
+    Each of these files has a seal: a hash of one row and all rows before it.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):  # only a warning: a run that is killed at its very end leaves no seal file

@@ -82,7 +82,7 @@ def require_new_run(folder: Path) -> None:
 
 
 def reopen_run(folder: Path, profiler: Profiler = NO_PROFILER) -> RunWriter:
-    """Return the writer of an existing run. The caller must open a segment before recording events.
+    """Return the writer of an existing run. Call its ``open_segment`` before recording events.
 
     Raises InvalidInput if ``folder`` holds no run, or if the run cannot be written.
     """

@@ -126,7 +126,7 @@ class RunReader:
     def last_checkpoint_step(self) -> int | None:
         """Return the step of the last saved checkpoint, or None.
 
-        A checkpoint after the step from which the run was resumed does not count.
+        If the run was resumed from step 20, an older checkpoint of step 30 does not count.
         """
         return last_checkpoint_step(self._connection)
 
@@ -234,7 +234,7 @@ class RunReader:
         return _totals(self._rows(sql))
 
     def revision(self) -> int:
-        """Return the number of the last row of the run. The number grows with every record."""
+        """Return the index of the last row of the run, which grows with every record. So a change can be noticed."""
         return int(next(self._rows("SELECT row FROM head"))[0])
 
     def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:

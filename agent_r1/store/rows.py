@@ -140,7 +140,7 @@ def event_rows(
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt; None if the attempt was never started.
 
-    The database refuses rows with the attempt id None.
+    With None, the insertion of a row about the attempt fails, because the attempt id must not be null.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()

@@ -110,7 +110,7 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield a line for a changed schema, or else a line for damaged pages and a line for changed rows."""
+    """Yield a line if the schema is changed. Otherwise, check the pages and the rows, with a line for each damage."""
     schema = list(_violation("schema", changed_schema(connection)))
     yield from schema
     if not schema:

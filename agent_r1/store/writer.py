@@ -1,4 +1,4 @@
-"""Writing of a run in one thread. All events that wait at the same time are written in one transaction."""
+"""Write the events of a run to its database, in one thread. Events that wait together share one transaction."""
 
 from __future__ import annotations
 
