@@ -1,7 +1,6 @@
 """Algorithms as data: each algorithm consists of an advantage estimator, a policy loss and optional terms.
 
-``ALGORITHMS`` holds the algorithms that have a name (presets). ``Algorithm.compute_token_weights`` and
-``Algorithm.compute_loss`` contain the mathematics of all algorithms.
+``ALGORITHMS`` holds the algorithms with a name (presets). The methods of ``Algorithm`` compute the loss.
 """
 
 from agent_r1.algorithms.advantages.advantage import Advantage

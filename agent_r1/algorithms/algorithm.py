@@ -1,7 +1,7 @@
 """An algorithm as data: an advantage estimator, a policy loss and optional terms.
 
-Two methods hold the mathematics of an algorithm. :meth:`Algorithm.compute_token_weights` runs once per batch, before
-the update. :meth:`Algorithm.compute_loss` runs once per micro-batch.
+:meth:`Algorithm.compute_token_weights` runs once per batch, before the update. :meth:`Algorithm.compute_loss` runs once
+per micro-batch.
 """
 
 from __future__ import annotations
@@ -59,32 +59,29 @@ class Algorithm(Component):
     """The policy loss."""
 
     ratio_level: Level = "token"
-    """The unit (token, turn or trajectory) whose tokens share one importance ratio. The ratio of a turn or a trajectory
-    is the geometric mean of the ratios of its tokens (GSPO)."""
+    """The unit (token, turn or trajectory) whose tokens share one importance ratio. The ratio of a turn or trajectory
+    is the geometric mean over its tokens (GSPO)."""
 
     ratio_denominator: Literal["old_policy", "sampler"] = "old_policy"
-    """The denominator of the importance ratio. sampler: the sampler's policy. old_policy: the policy before the update,
-    or the sampler's policy if the batch has tokens from older weights and ``correction`` is not set."""
+    """Denominator of the importance ratio. sampler: the sampler's policy. old_policy: the policy before the update, or
+    the sampler's policy if the batch has tokens from older weights and ``correction`` is not set."""
 
     aggregation: Aggregation = "token_mean"
-    """How the losses of tokens are averaged. token_mean, turn_mean, trajectory_mean and group_mean give equal weight to
-    all tokens, turns, trajectories or groups. constant: the sum over tokens, divided by (number of trajectories *
-    ``length``)."""
+    """How the losses of tokens are averaged. token_mean, turn_mean, trajectory_mean, group_mean: all tokens, turns,
+    trajectories or groups have equal weight. constant: the sum over tokens / (number of trajectories * ``length``)."""
 
     length: float | None = Field(default=None, gt=0)
-    """Number of tokens by which the sum of the losses of a trajectory's tokens is divided, if ``aggregation`` is
-    "constant". The other aggregations do not use this number."""
+    """Number of tokens in the denominator of the aggregation "constant". Other aggregations do not use it."""
 
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
 
     sft_coef: float = Field(default=0.0, ge=0)
-    """Weight of an imitation loss: the mean of -log pi over the action tokens of trajectories with a return above 0
-    (VAPO, arXiv:2504.05118, section 4.3)."""
+    """Weight of an imitation loss: the mean of -log pi over action tokens of trajectories with a return above 0 (VAPO,
+    arXiv:2504.05118, section 4.3)."""
 
     observation_nll_coef: float = Field(default=0.0, ge=0)
-    """Weight of a loss that trains the policy to predict the environment: the mean of -log pi over observation tokens
-    (ECHO)."""
+    """Weight of a loss for predicting the environment: the mean of -log pi over observation tokens (ECHO)."""
 
     kl: Kl | None = None
     distillation: Distillation | None = None
@@ -95,42 +92,39 @@ class Algorithm(Component):
     masks: Masks = Masks()
 
     token_mask: SerializeAsAny[TokenMask | None] = None
-    """The rule that chooses, once per update, which tokens have a policy loss. none: all tokens have a policy loss."""
+    """The rule that chooses which tokens have a policy loss. none: all tokens."""
 
     off_policy_mask: OffPolicyMask | None = None
     kl_cov: KlCov | None = None
 
     constant_groups: Literal["keep", "drop"] = "keep"
-    """The treatment of groups whose returns are all equal. keep: these groups stay in the batch, and count in the
-    denominators of the loss, as in GRPO. drop: these groups are removed before the denominators are computed (dynamic
-    sampling of DAPO, arXiv:2503.14476, section 3.2). Returns are compared before reward shaping and before a KL penalty
-    in the reward."""
+    """Treatment of groups whose returns are all equal. keep: they count in the denominators of the loss, as in GRPO.
+    drop: they are removed before the denominators are computed (dynamic sampling of DAPO, arXiv:2503.14476, section
+    3.2). Returns are compared without reward shaping and KL penalty."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """Limit on the number of groups that are sampled to replace filtered groups in one optimizer step, as a multiple of
-    the normal number of groups of a step (DAPO, arXiv:2503.14476, section 3.2). 0: no group is replaced."""
+    """Limit on the groups that are sampled to replace filtered groups, as a multiple of the groups of one optimizer
+    step (DAPO, arXiv:2503.14476, section 3.2). 0: no group is replaced."""
 
     epochs: int = Field(default=1, ge=1)
-    """Number of times that one update trains on the whole batch."""
+    """Number of passes over the whole batch in one update."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Everything that a run must provide for the algorithm, such as "critic" for a value model."""
+        """What a run must provide for the algorithm, such as "critic" for a value model."""
         models: dict[Need, Component | None] = {"reference": self.kl, "teacher": self.distillation}
         return self.advantage.needs | {model for model, term in models.items() if term is not None}
 
     @property
     def token_scope(self) -> TokenScope:
-        """The tokens that a training batch needs: "actions" (action tokens only), or "all" (also observation
-        tokens).
-        """
+        """The tokens that a training batch needs: action tokens only ("actions"), or also observation tokens ("all")."""
         return "actions" if self.masks == Masks() and not self.observation_nll_coef else "all"
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether the algorithm compares pi_old, the policy before the update, with the sampler's policy.
+        """Whether the algorithm compares the policy before the update with the sampler's policy.
 
-        This comparison needs a forward pass before the update.
+        If so, a forward pass before the update is needed.
         """
         masks = self.token_mask is not None and self.token_mask.compares_sampler
         return self.correction is not None or self.rejection is not None or masks
@@ -146,18 +140,18 @@ class Algorithm(Component):
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
     def select(self, selection: Selection, version: int) -> Selection:
-        """Return ``selection`` without the samples that the filters remove. The result lists these samples as excluded.
+        """Return ``selection`` without the samples that the filters remove. These samples are listed as excluded.
 
-        The filters ``overlong`` and ``empty_turn`` remove no samples, because these filters act on the loss only.
-        ``version`` is the version of the current weights.
+        ``overlong`` and ``empty_turn`` remove no samples: these filters act on the loss only. ``version`` is the
+        version of the current weights.
         """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
         return self.filters.apply(varied, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
-        """Return the index of the turn or trajectory of each token: (N,). Tokens with the same index share one ratio.
+        """Return the index of each token's turn or trajectory, whose tokens share one importance ratio: (N,).
 
-        Return None if ``ratio_level`` is "token", because each token then has its own importance ratio.
+        Return None if each token has its own ratio.
         """
         if self.ratio_level == "token":
             return None
@@ -167,8 +161,8 @@ class Algorithm(Component):
         """Return the advantages and the loss weights of all tokens of a batch.
 
         Args:
-            batch: The N tokens of whole groups. Baselines and denominators are computed over the whole batch.
-            outputs: The outputs of the models for the batch, before the update.
+            batch: The N tokens of whole groups, because baselines and denominators are over the whole batch.
+            outputs: The outputs of the models before the update.
             kl_coef: The current coefficient of the KL penalty.
         """
         # Time steps for the advantage: a summary turn and the turn after it are one time step. Ratios and aggregation
@@ -225,10 +219,7 @@ class Algorithm(Component):
         )
 
     def _loss_weights(self, batch: TrainingBatch, loss_mask: Tensor) -> Tensor:
-        """Return the weight of each token in the loss: (N,). ``loss_mask`` (N,) selects the tokens of the loss.
-
-        :func:`aggregation_weights` computes the weights of these tokens. All other tokens have weight 0.
-        """
+        """Return the weight of each token in the loss: (N,); 0 for tokens that ``loss_mask`` (N,) leaves out."""
         weights = torch.zeros(len(batch.ids), dtype=torch.float64)
         if bool(loss_mask.any()):
             unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory
@@ -244,8 +235,7 @@ class Algorithm(Component):
 
         - w, c, s, d: ``loss_weight``, ``importance_weight``, ``sft_weight`` and ``drift_weight`` of
           :class:`agent_r1.algorithms.types.TokenWeights`. c is 0 on tokens that ``off_policy_mask`` masks.
-        - r, A: the importance ratio and the advantage.
-        - H: the entropy of the policy.
+        - r, A, H: importance ratio, advantage, entropy of the policy.
         - KL: the estimated divergence of the policy from the reference policy.
         - D: the divergence from the teacher (:class:`agent_r1.algorithms.loss_terms.Distillation`).
 
@@ -290,10 +280,7 @@ class Algorithm(Component):
         return loss, metrics
 
     def policy_gradient_mask(self, weights: TokenWeights) -> Tensor:
-        """Return the tokens that train the policy, as a mask: (N,) bool.
-
-        An element is true if the token has a nonzero weight in at least one term of the policy's loss.
-        """
+        """Return whether each token has a nonzero weight in at least one term of the policy's loss: (N,) bool."""
         in_loss = weights.loss_weight != 0  # (N,)
         mask = in_loss & (weights.importance_weight != 0)
         if not self.loss.regularizes:
@@ -310,7 +297,7 @@ class Algorithm(Component):
     def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor) -> Tensor:
         """Return the importance weight that ``correction`` gives to each token: (N,). ``correction`` must not be None.
 
-        Observations have weight 1. The weights of ``rejection`` and ``token_mask`` are not included.
+        Observations have weight 1.
         """
         assert self.correction is not None
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
@@ -318,9 +305,9 @@ class Algorithm(Component):
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
-        """Return (advantage of each token (N,), targets of the critic). Without a critic, the targets are None.
+        """Return (advantage of each token (N,), targets of the critic or None).
 
-        Usually the estimator gets only the action tokens, and observation tokens have advantage 0 and no target. If
+        Usually the estimator gets only the action tokens. Then observation tokens have advantage 0 and no target. If
         ``masks.advantage`` or ``masks.loss`` is off, the estimator gets all tokens.
         """
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
@@ -349,11 +336,11 @@ class Algorithm(Component):
     def _apply_token_rules(
         self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (kept, penalty weight), each with one element per token: (N,).
+        """Return (kept, penalty weights), each (N,).
 
-        ``kept`` (bool) is true if the token mask keeps the token. The penalty weight is the weight of the KL-Cov
-        penalty; None if the algorithm does not use KL-Cov. ``loss_mask`` (N,) selects the
-        tokens to which these rules apply, at least one. All other tokens are kept and have penalty weight 0.
+        ``kept`` (bool) is false for tokens that the token mask masks. The penalty weights are for KL-Cov; None without
+        KL-Cov. The rules apply to the tokens that ``loss_mask`` (N,) selects, at least one. All other tokens are kept
+        and have weight 0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -364,7 +351,7 @@ class Algorithm(Component):
         return kept, drift_weight
 
     def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
-        """Return the critic's loss, a scalar. ``old_values`` are the critic's values before the update."""
+        """Return the critic's loss, a scalar. ``old_values`` are the values before the update."""
         assert isinstance(self.advantage, WithCritic)
         clip, target, weight = self.advantage.value_clip, targets.target, targets.weight
         before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)
@@ -373,7 +360,7 @@ class Algorithm(Component):
 
 
 def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
-    """Raise InvalidInput if ``numbers``, the result of a user's estimator or loss, is not one number per token."""
+    """Raise InvalidInput if ``numbers``, from a user's estimator or loss, does not have the shape ``shape``."""
     if isinstance(numbers, Tensor) and numbers.shape == shape:
         return
     is_tensor = isinstance(numbers, Tensor)
@@ -382,10 +369,9 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with S targets for the states after actions, one for each turn, in place of D targets.
+    """Return ``targets`` with one target after each of the S = ``count`` turns, instead of D targets.
 
-    The D targets belong to the turns with the indices ``turns`` (D,), from 0 to S - 1. ``count`` is S. The S - D added
-    targets have weight 0.
+    The D targets are put at the turns ``turns`` (D,). All other turns get weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:
@@ -396,5 +382,5 @@ def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTar
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """Return a tensor (N,): the elements of ``x`` (n,) at the n true places of ``mask``, and 0 at all other places."""
+    """Return a tensor (N,): the elements of ``x`` (n,) at the n true places of ``mask``, and 0 elsewhere."""
     return torch.zeros(len(mask), dtype=x.dtype).masked_scatter(mask, x)

@@ -1,4 +1,4 @@
-"""The base class of the parts of an algorithm. The parts are immutable, validated data."""
+"""The base class of the parts of an algorithm, which are immutable, validated data."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseli
 """Something that a run must provide for an algorithm.
 
 critic: a value model. group: several attempts at each task. greedy: a greedy attempt at each task. reference: a copy of
-the initial policy. teacher: a teacher policy. role_baseline: in games of several agents, a running mean of the returns
-of each role.
+the initial policy. teacher: a teacher policy. role_baseline: a running mean of the returns of each role, in games of
+several agents.
 """
 
 Level = Literal["token", "turn", "trajectory"]
 """The unit (token, turn or trajectory) whose tokens share one importance ratio or one correction."""
 
 LARGEST = 10**9
-"""The largest absolute value that a numeric parameter of a component can have."""
+"""Limit on the absolute value of a numeric parameter."""
 
 
 class Component(BaseModel):
     """The settings of one part of an algorithm, such as the policy loss.
 
-    If there are several classes for one part, such as several policy losses, each class has a ``name``. For example,
-    the name of PPO's loss is "clip".
+    If a part has several classes, each class has a ``name``, such as "clip" for PPO's loss.
     """
 
     model_config = ConfigDict(
@@ -39,9 +38,9 @@ class Component(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
-        """Return ``value``. Raise ValueError if ``value`` is true or false and the field is not a bool.
+        """Raise ValueError if a field that is not a bool gets true or false.
 
-        Without this check, pydantic would convert true to the number 1.
+        Without this check, pydantic would convert true to 1.
         """
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):

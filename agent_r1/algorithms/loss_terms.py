@@ -1,5 +1,6 @@
-"""The optional terms of an algorithm: masks, KL penalty, distillation, and a correction of differences between the
-probabilities of the sampler and of the trainer."""
+"""Optional terms of an algorithm: masks, KL penalty, distillation, and corrections of the difference between the
+policies of sampler and trainer.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +22,13 @@ from agent_r1.data.segments import segment_mean, segment_sum
 
 
 class Masks(Component):
-    """Two masks that leave out observation tokens (Agent-R1, arXiv:2511.14460). Each mask can be switched off.
-
-    The advantage mask leaves observation tokens out of the computation of advantages. The loss mask leaves observation
-    tokens out of the policy loss. By default, the two masks are on.
-    """
+    """Two masks that leave out observation tokens (Agent-R1, arXiv:2511.14460). Each mask can be switched off."""
 
     advantage: bool = True
     """Whether advantages are computed over action tokens only. If not, observation tokens are also time steps."""
 
     loss: bool = True
-    """Whether the policy is trained on action tokens only. If not, the policy is also trained on observation tokens."""
+    """Whether the policy is trained on action tokens only. If not, it is also trained on observation tokens."""
 
 
 KlEstimator = Literal["k1", "k2", "k3", "k3_plus", "k3_unbiased"]
@@ -49,38 +46,36 @@ class Kl(Component):
     """A penalty on the KL divergence of the policy from the reference policy (initially the policy before training)."""
 
     coefficient: float = Field(default=0.001, gt=0)
-    """Weight of the penalty. If ``target`` is given, this is only the initial weight, which later updates change."""
+    """Weight of the penalty. With ``target``, only the initial weight."""
 
     estimator: KlEstimator = "k3_plus"
-    """Estimator of KL(pi || ref) (see the functions kl_k1, kl_k2, .. of algorithms/ops.py). The expected gradient is 0
-    for k1, the gradient of KL(ref || pi) for k3, and the gradient of KL(pi || ref) for all other estimators."""
+    """Estimator of KL(pi || ref) (see kl_k1, kl_k2, .. in algorithms/ops.py). The expected gradient is 0 for k1, the
+    gradient of KL(ref || pi) for k3, and the gradient of KL(pi || ref) for the others."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of the estimate k3 of the KL divergence at a token (10 in verl). A larger value is reduced to this
-    bound. With estimator k3, the token then has no gradient. none: no bound."""
+    """Largest value of the estimate k3 at a token (10 in verl). With estimator k3, a token at the bound has no
+    gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Number of steps between two changes of the reference policy. Each change moves the reference policy towards
-    the trained policy (see ``sync_alpha``). 0: the reference policy is always the policy before training."""
+    """Number of steps between two changes of the reference policy towards the trained policy (see ``sync_alpha``). 0:
+    the reference policy is always the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
-    """Share of the policy in each change of the reference policy, which becomes alpha * policy + (1 - alpha) *
-    reference (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656). 1: the reference policy becomes a copy of the
-    policy."""
+    """alpha in each change of the reference policy: it becomes alpha * policy + (1 - alpha) * reference
+    (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656)."""
 
     placement: Literal["loss", "reward"] = "loss"
-    """Where the penalty is applied. loss: the penalty is a term of the loss. reward: the penalty, estimated by k1, is
-    subtracted from the reward of each action token."""
+    """Where the penalty is applied. loss: a term of the loss. reward: the penalty, estimated by k1, is subtracted from
+    the reward of each action token."""
 
     target: float | None = Field(default=None, gt=0)
-    """Desired KL divergence per token. After each update, the coefficient is adapted so that the divergence approaches
-    this number (arXiv:1909.08593, section 2.2). none: the coefficient is constant."""
+    """Desired KL divergence per token. After each update, the coefficient is adapted towards this divergence
+    (arXiv:1909.08593, section 2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories that determines how fast the coefficient is adapted. If the divergence is always 20 % or
-    more above the target, the coefficient grows by the factor e^0.2 in this number of trajectories. If the divergence
-    is always 20 % or more below the target, the factor is e^-0.2. Between these limits, the coefficient changes more
-    slowly."""
+    """Number of trajectories in which the coefficient grows by the factor e^0.2 if the divergence stays 20 % or more
+    above the target. If it stays 20 % or more below, the factor is e^-0.2. Smaller deviations change the coefficient
+    more slowly."""
 
     @property
     def formula(self) -> str:
@@ -115,8 +110,8 @@ class Kl(Component):
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        In the paper, the factor is 1 + 0.1 * error. Here it is an exponential, which is always positive. If the setting
-        ``target`` is None, the coefficient does not change.
+        The factor of the paper is 1 + 0.1 * error; exp is always positive. Without ``target``, the coefficient does not
+        change.
 
         Args:
             coefficient: The coefficient of this update.
@@ -141,8 +136,7 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 
 
 SMALLEST_REST = 1e-7
-"""The lower bound of pi_rest: a smaller value is replaced by this number before the logarithm of pi_rest is computed.
-pi_rest is the policy's total probability of the tokens that are not among the teacher's k most likely tokens."""
+"""Lower bound of pi_rest, the policy's total probability of the tokens outside the teacher's top k."""
 
 
 class Distillation(Component):
@@ -150,27 +144,26 @@ class Distillation(Component):
 
         D_t = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
 
-    p is the teacher and pi is the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities
-    of all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi), the forward KL divergence.
-    Each position t is the place of a token that the policy sampled (on-policy distillation, arXiv:2306.13649).
+    p is the teacher and pi the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities of
+    all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi). The policy sampled the token at
+    each position t (on-policy distillation, arXiv:2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
-    """Weight of the distillation term in the loss."""
+    """Weight of the distillation term."""
 
     top_k: int = Field(default=64, ge=1)
     """k: number of the teacher's most likely tokens at each position. A number above the size of the vocabulary means
     the whole vocabulary."""
 
     tail: Literal["bucket", "ignored"] = "bucket"
-    """Treatment of the tokens that are not among the teacher's k most likely tokens. bucket: all these tokens count as
-    one token (``forward_kl_topk_tail`` in verl, ``loss_add_tail`` in TRL). ignored: these
-    tokens have no term in the divergence (``forward_kl_topk`` in verl). Without them, the divergence can be negative. A
-    negative divergence is replaced by 0, which has no gradient."""
+    """Treatment of all tokens outside the teacher's top k. bucket: they count as one token (``forward_kl_topk_tail`` in
+    verl, ``loss_add_tail`` in TRL). ignored: they have no term (``forward_kl_topk`` in verl). Then the divergence can
+    be negative, and is replaced by 0 without a gradient."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest divergence at a token (``loss_max_clamp`` in verl). A token with a larger divergence has no gradient.
-    none: no bound."""
+    """Largest divergence at a token (``loss_max_clamp`` in verl). A token above the bound has no gradient. none: no
+    bound."""
 
     @property
     def formula(self) -> str:
@@ -198,17 +191,16 @@ class Distillation(Component):
 class Correction(Component):
     """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
 
-    The weight is computed from w = pi_old / mu. pi_old is the trainer's policy before the update, and mu is the
-    sampler's policy.
+    The weight is computed from w = pi_old / mu, with the policy pi_old before the update and the sampler's policy mu.
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """The importance weight, computed from the ratio w of the trainer's policy to the sampler's policy. truncate:
-    min(w, high), truncated importance sampling (TIS). window: w if w is in [low, high], else 0 (IcePop)."""
+    """The importance weight for the ratio w = pi_old / mu of trainer to sampler. truncate: min(w, high), truncated
+    importance sampling (TIS). window: w if w is in [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
-    """The unit (token, turn or trajectory) whose tokens share one ratio w. w is the product of the ratios pi_old / mu
-    of its tokens, with the trainer's policy pi_old before the update and the sampler's policy mu."""
+    """The unit (token, turn or trajectory) whose tokens share one ratio w: the product of their ratios pi_old / mu
+    (trainer's policy before the update / sampler's policy)."""
 
     low: float = Field(default=0.5, ge=0)
     """With rule window: the smallest ratio w that is not replaced by 0. The rule truncate does not use this number."""
@@ -230,8 +222,8 @@ class Correction(Component):
 
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token.
-            unit: (n,) the index of the unit to which each token belongs. A unit is a token, a turn or a trajectory.
-                The tokens of a unit get the same weight.
+            unit: (n,) the index of each token's unit (token, turn or trajectory). The tokens of a unit get the same
+                weight.
         """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
@@ -240,10 +232,10 @@ class Correction(Component):
 
 
 class Rejection(Component):
-    """A rule that masks all tokens of a unit if w, a number computed for the unit, is outside [low, high].
+    """A rule that masks all tokens of a unit if the mean or product of their ratios is outside [low, high].
 
-    A unit is a token, a turn or a trajectory. w is computed from the ratios pi_old / mu of the unit's tokens. pi_old is
-    the trainer's policy before the update, and mu is the sampler's policy. A masked token has no policy loss.
+    A unit is a token, a turn or a trajectory. The ratio of a token is pi_old / mu, with the policy pi_old before the
+    update and the sampler's policy mu. A masked token has no policy loss.
     """
 
     level: Level = "trajectory"
@@ -251,18 +243,17 @@ class Rejection(Component):
 
     statistic: Literal["mean", "product"] = "mean"
     """The number that is compared with low and high: the geometric mean (mean, Geo-RS) or the product (product, MIS) of
-    the ratios pi_old / mu of a unit's tokens. pi_old is the trainer's policy before the update, and mu is the sampler's
-    policy."""
+    the ratios pi_old / mu of a unit's tokens (trainer's policy before the update / sampler's policy)."""
 
     low: float = Field(default=0.99, ge=0)
-    """A unit (see level) is rejected if the mean or product of its ratios (see statistic) is below this number."""
+    """A unit is rejected if the mean or product of its ratios (see statistic) is below this number."""
 
     high: float = Field(default=1.01, gt=0)
-    """A unit (see level) is rejected if the mean or product of its ratios (see statistic) is above this number."""
+    """A unit is rejected if the mean or product of its ratios (see statistic) is above this number."""
 
     denominator: Literal["all", "accepted"] = "all"
-    """The tokens that are counted in the denominators of the loss, and that get a KL penalty and an entropy bonus. all:
-    accepted and rejected tokens. accepted: only accepted tokens, as in verl."""
+    """Tokens that count in the denominators of the loss, and get a KL penalty and an entropy bonus. all: accepted and
+    rejected tokens. accepted: only accepted tokens, as in verl."""
 
     @property
     def formula(self) -> str:
@@ -276,10 +267,10 @@ class Rejection(Component):
         """Return whether each of n tokens is accepted: (n,) bool.
 
         Args:
-            log_ratio: (n,) log(pi_old / mu) of each token. pi_old is the policy before the update, and mu is the
-                sampler's policy.
-            unit: (n,) the index of each token's unit (a token, a turn or a trajectory). A unit is accepted or rejected
-                as a whole.
+            log_ratio: (n,) log(pi_old / mu) of each token, with the policy pi_old before the update and the sampler's
+                policy mu.
+            unit: (n,) the index of each token's unit (token, turn or trajectory), which is accepted or rejected as a
+                whole.
         """
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
@@ -287,13 +278,11 @@ class Rejection(Component):
 
 
 def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return (log-ratios, units) of the n action tokens of a batch. Both tensors have the shape (n,).
+    """Return (log-ratios, units) of the n action tokens of a batch, each (n,).
 
-    The log-ratio of a token is log(pi_old / mu). pi_old is the trainer's policy before the update, and mu is the
-    sampler's policy. The unit of a token is an index: the index of the token, of its turn or of its trajectory,
-    depending on ``level``.
-
-    ``old_logprobs`` (N,) holds log pi_old of all N tokens of the batch.
+    A log-ratio is log(pi_old / mu), with the policy pi_old before the update and the sampler's policy mu. The unit is
+    the index of the token, its turn or its trajectory, depending on ``level``. ``old_logprobs`` (N,) are log pi_old of
+    all N tokens of the batch.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)

@@ -23,7 +23,7 @@ def objective(algorithm: Algorithm) -> str:
 def clauses(algorithm: Algorithm) -> Iterator[str]:
     """Yield the clauses of the objective as text, such as "A = R - mean R of the group".
 
-    There are clauses for the maximized term, the importance ratio r, the advantage A, the other terms, and the filters.
+    The clauses describe the maximized term, the importance ratio r, the advantage A, other terms, and filters.
     """
     aggregated = algorithm.aggregation.replace("_", " ")
     if algorithm.length is not None:

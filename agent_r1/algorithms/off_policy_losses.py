@@ -1,4 +1,4 @@
-"""Policy losses for off-policy samples: VESPO and IPO. The other policy losses are in ``policy_losses.py``."""
+"""Policy losses for off-policy samples: VESPO and IPO. All other policy losses are in ``policy_losses.py``."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from agent_r1.data.segments import segment_sum
 class Vespo(PolicyLoss):
     """The loss of VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
 
-    The source is arXiv:2602.10693, section 3.4 (``vespo`` in TRL). A is the advantage, and sg is the stop-gradient. W
-    is the product of the importance ratios of all tokens of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for
-    very small and very large W. k and lambda depend on the sign of A.
+    The source is arXiv:2602.10693, section 3.4 (``vespo`` in TRL). A: advantage; sg: stop-gradient; W: product of the
+    importance ratios of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for very small and very large W. k and
+    lambda depend on the sign of A.
     """
 
     name: Literal["vespo"] = "vespo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """Exponent k for tokens with advantage A >= 0. A larger k makes the weight phi of a token smaller if the importance
-    ratio W of its turn or trajectory is below 1."""
+    """Exponent k for tokens with advantage A >= 0. A larger k decreases the weight of tokens whose turn or trajectory
+    has an importance ratio W below 1."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda for tokens with advantage A >= 0. A larger lambda makes the weight phi of a token smaller if the
-    importance ratio W of its turn or trajectory is above 1."""
+    """lambda for tokens with advantage A >= 0. A larger lambda decreases the weight of tokens whose turn or trajectory
+    has an importance ratio W above 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """Exponent k for tokens with advantage A < 0. A larger k makes the weight phi of a token smaller if the importance
-    ratio W of its turn or trajectory is below 1."""
+    """Exponent k for tokens with advantage A < 0. A larger k decreases the weight of tokens whose turn or trajectory
+    has an importance ratio W below 1."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda for tokens with advantage A < 0. A larger lambda makes the weight phi of a token smaller if the importance
-    ratio W of its turn or trajectory is above 1."""
+    """lambda for tokens with advantage A < 0. A larger lambda decreases the weight of tokens whose turn or trajectory
+    has an importance ratio W above 1."""
 
     @property
     def formula(self) -> str:
@@ -65,8 +65,8 @@ class Vespo(PolicyLoss):
 class Ipo(PolicyLoss):
     """The loss of IPO: -r A + drift_coef (log r)^2 (``ipo_loss_fn`` of prime-rl).
 
-    r is the importance ratio pi / pi_old of a token, and A is its advantage. If |pi - pi_old| > threshold, the first
-    term is left out, for positive and for negative A. The second term moves r towards 1.
+    r = pi / pi_old is the importance ratio of a token, and A its advantage. If |pi - pi_old| > threshold, the first
+    term is left out.
     """
 
     name: Literal["ipo"] = "ipo"
@@ -74,11 +74,11 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """If the probability of a token changes by more than this number during the update, the term -r A (importance ratio
-    r, advantage A) of the token is left out."""
+    """If the probability of a token changes by more than this number during the update, its term -r A (importance ratio
+    r, advantage A) is left out."""
 
     drift_coef: float = Field(default=0.001, ge=0)
-    """Weight of the term (log r)^2, with the importance ratio r of a token."""
+    """Weight of the term (log r)^2, with the importance ratio r."""
 
     @property
     def formula(self) -> str:

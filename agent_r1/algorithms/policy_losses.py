@@ -1,7 +1,6 @@
 """Policy losses: the loss of each token, from its advantage A and its importance ratio r.
 
-The module holds PPO clipping, policy gradient, importance sampling, CISPO, TOPR, SAPO, DPPO and GMPO. PPO clipping with
-the ``ratio_level`` "trajectory" is the loss of GSPO. ``sg`` in a formula is the stop-gradient.
+In formulas, ``sg`` is the stop-gradient. The loss of GSPO is PPO clipping with the ``ratio_level`` "trajectory".
 """
 
 from __future__ import annotations
@@ -24,28 +23,22 @@ TOKEN_LEVEL: Set[Level] = {"token"}
 
 
 class PolicyLoss(Component, ABC):
-    """Base class of policy losses. A policy loss is a function that gives one number per token.
-
-    Training minimizes the weighted sum of these numbers.
-    """
+    """Base class of policy losses. Training minimizes the weighted sum of the losses of all tokens."""
 
     name: str = ""
 
     levels: ClassVar[Set[Level]] = ALL_LEVELS
     """The values of ``ratio_level`` for which the loss is defined."""
     uses_ratio: ClassVar[bool] = True
-    """Whether the loss depends on the importance ratio r. A loss without r is correct only for one pass over on-policy
+    """Whether the loss depends on the importance ratio. If not, it is correct only for one pass over on-policy
     samples."""
     regularizes: ClassVar[bool] = False
-    """Whether a token with advantage 0 has a gradient, for example from a penalty on the ratio of the token."""
+    """Whether a token with advantage 0 has a gradient, for example from a penalty on its ratio."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The maximized term, as a formula of the advantage A, the importance ratio r and the probability pi.
-
-        The formula contains the values of the settings.
-        """
+        """The maximized term, with the values of the settings, such as "A log pi"."""
 
     @abstractmethod
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
@@ -54,7 +47,7 @@ class PolicyLoss(Component, ABC):
         Args:
             ratio: (n,) importance ratio r = pi / pi_old at the algorithm's ratio level, with gradient.
             advantage: (n,) advantage A, without gradient.
-            tokens: The outputs of the models for the n tokens. Most losses need only the ratio.
+            tokens: The outputs of the models. Most losses need only the ratio.
         """
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
@@ -65,8 +58,8 @@ class PolicyLoss(Component, ABC):
 class Clip(PolicyLoss):
     """The clipped loss of PPO: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (arXiv:1707.06347, equation 7).
 
-    r is the importance ratio, and A is the advantage. If ``clip_high`` is larger than ``clip_low``, the loss is the
-    "clip-higher" of DAPO (arXiv:2503.14476). ``dual_clip`` is the second bound of dual-clip PPO (arXiv:1912.09729).
+    r is the importance ratio, and A is the advantage. A larger ``clip_high`` than ``clip_low`` is the "clip-higher" of
+    DAPO (arXiv:2503.14476). ``dual_clip`` is from dual-clip PPO (arXiv:1912.09729).
     """
 
     name: Literal["clip"] = "clip"
@@ -78,8 +71,7 @@ class Clip(PolicyLoss):
     """A token with a positive advantage has no gradient if its importance ratio is above 1 + clip_high."""
 
     dual_clip: float | None = Field(default=3.0, gt=1)
-    """Bound of the loss of a token with a negative advantage A: the loss is at most -A times this number. none: no
-    bound."""
+    """Bound of the loss if the advantage A is negative: the loss is at most -A times this number. none: no bound."""
 
     @property
     def formula(self) -> str:
@@ -99,7 +91,7 @@ class Clip(PolicyLoss):
 
 
 class PolicyGradient(PolicyLoss):
-    """The loss of REINFORCE: -A log pi (Williams 1992). A is the advantage, and pi is the probability of the token."""
+    """The loss of REINFORCE: -A log pi (Williams 1992), with the advantage A."""
 
     name: Literal["policy_gradient"] = "policy_gradient"
     levels: ClassVar[Set[Level]] = TOKEN_LEVEL
@@ -116,7 +108,7 @@ class PolicyGradient(PolicyLoss):
 class ImportanceSampling(PolicyLoss):
     """The importance-weighted policy gradient -sg(min(r, max_ratio)) A log pi: AIPO of LlamaRL (arXiv:2505.24034).
 
-    r is the importance ratio, A is the advantage, and sg is the stop-gradient.
+    r: importance ratio; A: advantage; sg: stop-gradient.
     """
 
     name: Literal["importance_sampling"] = "importance_sampling"
@@ -136,8 +128,7 @@ class ImportanceSampling(PolicyLoss):
 class Cispo(PolicyLoss):
     """The loss of CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (arXiv:2506.13585, equation 4).
 
-    r is the importance ratio, A is the advantage, and sg is the stop-gradient. Only r is clipped, so that a token with
-    a clipped ratio still has a gradient.
+    r: importance ratio; A: advantage; sg: stop-gradient. A token with a clipped ratio still has a gradient.
     """
 
     name: Literal["cispo"] = "cispo"
@@ -163,8 +154,7 @@ class Cispo(PolicyLoss):
 class Topr(PolicyLoss):
     """The loss of TOPR: -A log pi if A > 0, else -sg(min(r, 1)) A log pi (arXiv:2503.14286).
 
-    r is the importance ratio, A is the advantage, and sg is the stop-gradient. TOPR stands for tapered off-policy
-    REINFORCE.
+    r: importance ratio; A: advantage; sg: stop-gradient. TOPR stands for tapered off-policy REINFORCE.
     """
 
     name: Literal["topr"] = "topr"
@@ -181,18 +171,18 @@ class Topr(PolicyLoss):
 class Sapo(PolicyLoss):
     """The loss of SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a smooth function instead of a clip (arXiv:2511.20347).
 
-    r is the importance ratio, and A is the advantage. The gradient is largest at r = 1, and decreases as r moves away
-    from 1. A larger tau makes the gradient decrease faster. tau depends on the sign of A.
+    r is the importance ratio, and A is the advantage. The gradient is largest at r = 1, and decreases faster for a
+    larger tau. tau depends on the sign of A.
     """
 
     name: Literal["sapo"] = "sapo"
 
     tau_positive: float = Field(default=1.0, gt=0)
-    """tau for tokens with a positive advantage. A larger tau makes the gradient decrease faster when the importance
+    """tau for tokens with a positive advantage. With a larger tau, the gradient decreases faster as the importance
     ratio moves away from 1."""
 
     tau_negative: float = Field(default=1.05, gt=0)
-    """tau for tokens with a negative advantage. A larger tau makes the gradient decrease faster when the importance
+    """tau for tokens with a negative advantage. With a larger tau, the gradient decreases faster as the importance
     ratio moves away from 1."""
 
     @property
@@ -207,8 +197,8 @@ class Sapo(PolicyLoss):
 class Dppo(PolicyLoss):
     """The loss of DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, or 0 for a masked token (arXiv:2602.04879).
 
-    r is the importance ratio, A is the advantage, and sg is the stop-gradient. pi is the current probability of the
-    token, and pi_old its probability before the update. A token is masked in two cases:
+    r: importance ratio; A: advantage; sg: stop-gradient; pi_old: probability before the update. A token is masked in
+    two cases:
 
         A > 0 and pi - pi_old > clip_high
         A <= 0 and pi_old - pi > clip_low
@@ -245,17 +235,17 @@ class Dppo(PolicyLoss):
 class Gmpo(PolicyLoss):
     """The loss of GMPO: -A times the geometric mean of clipped importance ratios (arXiv:2507.20673, equation 4).
 
-    A is the advantage. The mean is over the tokens of a turn or trajectory. First, the log-ratio of each token is
-    clipped: to at most ``clip_log_ratio`` if A > 0, or to at least -``clip_log_ratio`` if A <= 0. A clipped token has
-    no gradient.
+    A is the advantage. The mean is over the tokens of a turn or trajectory. Before, the log-ratio of each token is
+    clipped: to at most ``clip_log_ratio`` if A > 0, else to at least -``clip_log_ratio``. A clipped token has no
+    gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     clip_log_ratio: float = Field(default=0.4, gt=0)
-    """Bound of the logarithm of a token's importance ratio. With a positive advantage, the logarithm is clipped to at
-    most this number; otherwise to at least minus this number."""
+    """Bound of the logarithm of a token's importance ratio. With a positive advantage, it is clipped to at most this
+    number; otherwise to at least minus this number."""
 
     @property
     def formula(self) -> str:

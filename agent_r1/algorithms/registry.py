@@ -1,4 +1,4 @@
-"""Functions that find algorithms by name or in a file, and change parameters by dotted keys (``loss.clip_low``)."""
+"""Find algorithms by name or in a file, and change parameters by dotted keys (``loss.clip_low``)."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ from agent_r1.core.settings import flatten
 from agent_r1.core.suggest import suggest
 
 NONE = "none"
-"""The text in settings that switches an optional component or an optional number off."""
+"""The setting that switches an optional component or number off."""
 
 DESCRIPTIVE = ("name", "paper", "deviations")
-"""The fields of an algorithm that only describe it. All other fields are parameters."""
+"""Fields that only describe an algorithm. All other fields are parameters."""
 
 NAMED = (Advantage, PolicyLoss, TokenMask)
-"""The base classes of the components that settings choose by name, such as ``loss = "cispo"``. A field of an algorithm
-with one of these base classes as its type can hold an instance of any subclass."""
+"""Base classes of the components that settings choose by name, such as ``loss = "cispo"``."""
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
-    """Return the algorithm that the setting ``value`` describes: a name, a table of parameters, or an Algorithm.
+    """Return the algorithm that ``value`` describes: a name, a table of parameters, or an Algorithm.
 
-    The key ``name`` of a table names the algorithm to change. Without this key, the table changes the algorithm
-    ``default``. All other keys of the table are parameters, as in :func:`build_algorithm`.
+    A table changes the algorithm with the name in its key ``name``, or else ``default``. All other keys are as in
+    :func:`build_algorithm`.
 
     Raises:
-        InvalidInput: ``value`` has none of these three types, or describes no valid algorithm.
+        InvalidInput: ``value`` has none of these types, or describes no valid algorithm.
 
     Example:
         as_algorithm({"name": "grpo", "loss.clip_high": 0.3}, default="dapo")  # GRPO with a different clip_high
@@ -63,10 +62,9 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
-    ``settings`` can have dotted keys or nested tables. The value of a key such as ``loss`` is the name of a component,
-    which replaces the present component. A key such as ``loss.clip_high`` changes a parameter of a component. If
-    ``settings`` contains every component of an algorithm, as the settings of a stored run do, ``name`` can be a name
-    that no known algorithm has.
+    ``settings`` can have dotted keys or nested tables. A key such as ``loss`` replaces a component by the component
+    with the given name. A key such as ``loss.clip_high`` changes a parameter. ``name`` can be unknown if ``settings``
+    contains every component, as the settings of a stored run do.
 
     Raises:
         InvalidInput: a name or a key is unknown, a value is invalid, or the components do not fit together.
@@ -89,9 +87,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
 
 def parameters(algorithm: Algorithm) -> dict[str, object]:
-    """Return a mapping from the dotted key of every parameter of an algorithm to its value.
-
-    The value of a key such as ``loss`` is the name of the component.
+    """Return the value of each parameter of an algorithm, by dotted key. The value of a component is its name.
 
     Example:
         parameters(GRPO)["loss"] == "clip"
@@ -109,10 +105,9 @@ def _parameters(component: Component, prefix: str) -> Iterator[tuple[str, object
 
 
 def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Algorithm:
-    """Return the algorithm with new values of some parameters. ``settings`` maps dotted keys to the new values.
+    """Return the algorithm with the new values in ``settings``, by dotted key.
 
-    Raise InvalidInput if a key is unknown or a value is invalid. The function does not check whether the components fit
-    together.
+    Raise InvalidInput if a key is unknown or a value is invalid. Whether the components fit together is not checked.
     """
     changed = _replace(algorithm, settings, "")
     assert isinstance(changed, Algorithm)
@@ -120,12 +115,10 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm with the name and the description of a stored run's algorithm, but not with its components.
+    """Return an algorithm with the name and the description of a stored run's algorithm, and arbitrary components.
 
-    The components of the result are the components of a preset. The caller must replace each of them by the component
-    in ``settings``, the settings of the stored run.
-
-    Return None if ``settings`` does not contain every component of an algorithm.
+    The caller must replace all components by those in ``settings``, the settings of the stored run. Return None if
+    ``settings`` lacks a component.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -134,10 +127,7 @@ def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
 
 
 def _from_file(name: str) -> Algorithm:
-    """Return an algorithm that a file defines. ``name`` is FILE.py:NAME.
-
-    The ``name`` of the algorithm becomes FILE.py:NAME, so that the algorithm can be found by this name later.
-    """
+    """Return the algorithm at ``name`` = FILE.py:NAME. This text becomes the name of the algorithm."""
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not os.path.isfile(path):
         raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of an Algorithm")
@@ -157,9 +147,9 @@ def _from_file(name: str) -> Algorithm:
 
 
 def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """Return a copy of the component, changed by ``settings``, whose keys are dotted.
+    """Return a copy of the component, changed by ``settings`` with dotted keys.
 
-    In error messages, ``prefix`` stands before the keys, such as "loss." for the component ``loss``.
+    In error messages, ``prefix`` stands before the keys, such as "loss.".
     """
     by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
@@ -180,8 +170,7 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the value of the field ``name`` of a component, changed by the settings ``given``.
 
-    The key "" in ``given`` replaces the value itself. Any other key changes a parameter of the component in the field.
-    In error messages, ``prefix`` stands before the key, such as "loss.".
+    The key "" replaces the value. Any other key changes a parameter of the component in the field.
 
     Example:
         For the field ``loss``, {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
@@ -203,15 +192,12 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the new value of a field for ``value``, the setting of a user. ``key`` names the field in error messages.
+    """Return the new value of a field for ``value``, the setting of a user. Errors name the field by ``key``.
 
-    ``options`` holds the components that the field can hold, by name:
-
+    - If ``options`` is empty, the field holds a plain value: return ``value``.
     - If the field is ``optional`` and ``value`` is "none" or None, return None.
-    - If ``options`` is empty, the field holds a plain value, such as a number: return ``value``.
-    - Otherwise ``value`` is the name of a component: return this component with its default settings.
-
-    Raise InvalidInput if ``options`` has no component with this name.
+    - Otherwise return the component of ``options`` named ``value``, with default settings. Raise InvalidInput if there
+      is no such component.
     """
     if optional and value in (None, NONE):
         return None
@@ -229,9 +215,10 @@ def _choose(value: object, options: Mapping[str, type[Component]], optional: boo
 
 
 def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
-    """Return the classes of components that the field ``name`` of ``component`` can hold, by the name of the class.
+    """Return the classes of components that the field ``name`` of ``component`` can hold.
 
-    A class without a name has the key "". Return {} if the field holds a plain value.
+    The keys are the names that the classes declare, or "" for a class without a name. Return {} if the field holds a
+    plain value.
 
     Example:
         choices(GRPO, "loss")["cispo"] is Cispo
@@ -243,13 +230,12 @@ def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
 
 
 def name_of(component: type[Component]) -> str:
-    """Return the name that a class of components declares, such as "clip", or "" if the class declares no name."""
+    """Return the name that a class of components declares, such as "clip", or "" if it declares none."""
     return str(component.model_fields["name"].default) if "name" in vars(component).get("__annotations__", {}) else ""
 
 
 def own_classes(component: Component) -> Iterator[type[Component]]:
-    """Yield the class of the component, and of each component inside it, if the class is not defined in this
-    package."""
+    """Yield the classes of the component and of the components in it that are defined outside this package."""
     if not type(component).__module__.startswith("agent_r1."):
         yield type(component)
     for _, value in component:
@@ -258,18 +244,15 @@ def own_classes(component: Component) -> Iterator[type[Component]]:
 
 
 def own_modules(algorithm: Algorithm) -> tuple[str, ...]:
-    """Return the modules that another process must import before it can find all components of the algorithm by name.
+    """Return the modules that another process must import to find all components of the algorithm by name.
 
-    The result is () for an algorithm of a file (FILE.py:NAME), because its name is enough to find its components.
+    Return () for an algorithm of a file (FILE.py:NAME), because its name is enough.
     """
     return () if ".py:" in algorithm.name else tuple({cls.__module__: None for cls in own_classes(algorithm)})
 
 
 def _check_names(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if the class of a component declares no name.
-
-    A stored run refers to each component by its name.
-    """
+    """Raise InvalidInput if the class of a component declares no name. Stored runs refer to components by name."""
     for field, component in algorithm:
         if not isinstance(component, NAMED):
             continue
@@ -296,10 +279,9 @@ def _subclasses(base: type[Component]) -> Iterable[type[Component]]:
 
 
 def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
-    """Return the error for a parameter ``name`` that a component does not have.
+    """Return the error for a parameter ``name`` that a component does not have. ``prefix`` is put before the name.
 
-    If other components have such a parameter, the message names these components. Otherwise the message lists the
-    parameters of ``component``. ``prefix`` is put in front of the parameter in the message, such as "loss.".
+    The message lists the components that have such a parameter, or else the parameters of ``component``.
     """
     own = name_of(type(component)) if isinstance(component, NAMED) else ""
     others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]

@@ -20,8 +20,8 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 def check_context_rewriting(algorithm: Algorithm) -> None:
     """Raise InvalidInput if ``algorithm`` trains on observations. Call this function only if the context is rewritten.
 
-    An observation is the environment's response to the text before it. In a rewritten context, a different text stands
-    before the observation. Also, text that is repeated in the new context would be trained on twice.
+    An observation responds to the text before it, which a rewritten context changes. Repeated text would also be
+    trained on twice.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"
@@ -30,13 +30,13 @@ def check_context_rewriting(algorithm: Algorithm) -> None:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if the components of ``algorithm`` do not fit together. The error gives the first reason."""
+    """Raise InvalidInput, with the first reason, if the components of ``algorithm`` do not fit together."""
     if reason := next(incompatibilities(algorithm), None):
         raise InvalidInput(f"algorithm {algorithm.name}", got="components that do not fit", do=reason)
 
 
 def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
-    """Yield a message for each problem: components that do not fit together, or a setting without an effect.
+    """Yield a message for each problem: components that do not fit together, or a setting without effect.
 
     Example:
         "ratio_denominator sampler has no effect: loss policy_gradient has no ratio"
@@ -147,10 +147,7 @@ def _rewards(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _without_effect(algorithm: Algorithm) -> Iterator[str]:
-    """Yield a message for each setting that has no effect or contradicts another setting.
-
-    For example, the upper bound of a window can be below the lower bound.
-    """
+    """Yield a message for each setting that has no effect or contradicts another setting."""
     correction, rejection, kl = algorithm.correction, algorithm.rejection, algorithm.kl
     if correction is not None and correction.rule == "truncate" and correction.low != Correction().low:
         yield "correction.low has no effect if ratios are truncated: give correction.rule window"

@@ -1,1 +1,1 @@
-"""Advantage estimators. Each estimator is a class whose docstring gives the formula and the paper."""
+"""Advantage estimators. The docstring of each class gives the formula and the paper."""

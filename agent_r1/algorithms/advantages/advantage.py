@@ -17,24 +17,24 @@ class Advantage(Component, ABC):
 
     An estimator computes one number per token: how much better an action was than expected.
 
-    The batch that an estimator gets usually holds action tokens only. It also holds observation tokens if the setting
-    ``masks.advantage`` or ``masks.loss`` of the algorithm is off.
+    Usually the batch holds action tokens only. It also holds observation tokens if the algorithm's ``masks.advantage``
+    or ``masks.loss`` is off.
     """
 
     name: str = ""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """Everything that a run must provide for the estimator."""
+    """What a run must provide for the estimator."""
     over_time: ClassVar[bool] = False
-    """Whether each token of a batch is a time step, as in GAE over tokens. If so, observation tokens in the batch
-    change the advantages of action tokens."""
+    """Whether each token is a time step, as in GAE over tokens. If so, observation tokens in the batch change the
+    advantages of action tokens."""
     uses_returns: ClassVar[bool] = True
     """Whether the advantage depends on the sum of all rewards. If not, reward shaping and a KL penalty in the reward
     have no effect."""
 
     uses_policy: ClassVar[bool] = False
-    """Whether the advantage depends on log pi_old. pi_old is the policy before the update. If older weights sampled the
-    tokens, pi_old is not the sampler's policy, so an extra pass must compute log pi_old."""
+    """Whether the advantage depends on log pi_old, with the policy pi_old before the update. If so, stale samples need
+    an extra forward pass that computes log pi_old."""
 
     @property
     @abstractmethod
@@ -45,14 +45,14 @@ class Advantage(Component, ABC):
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         """Return the advantage of each of the N tokens of the batch: (N,), of any numeric data type.
 
-        ``outputs`` are the outputs of the models for the batch, computed before the update.
+        ``outputs`` were computed before the update.
         """
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return ``output``, an output of a model. Raise TypeError if the output is None (was not computed).
+    """Return ``output``, an output of a model.
 
-    ``description`` names the output in the error, for example "a teacher's log-probabilities".
+    If the output is None, raise TypeError with ``description`` in the message.
     """
     if output is None:
         raise TypeError(f"the algorithm needs {description}")

@@ -1,7 +1,6 @@
 """Advantage estimators with a critic: generalized advantage estimation (GAE) over tokens, over turns, or over both.
 
-V is the critic's value: (N,) for the state before each token, and (S,) for the state after each turn's action.
-:func:`agent_r1.algorithms.ops.generalized_advantages` computes GAE.
+:func:`agent_r1.algorithms.ops.generalized_advantages` has the formula of GAE.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from agent_r1.data.segments import segment_count, segment_last
 
 
 class WithCritic(Advantage):
-    """The base class of estimators with a critic, a model that predicts the value V of each state."""
+    """Base class of estimators with a critic, a model that predicts the value V of each state."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"critic"})
 
@@ -30,34 +29,33 @@ class WithCritic(Advantage):
     """Discount per token, or per turn for estimators over turns."""
 
     lam: float = Field(default=1.0, ge=0, le=1)
-    """lambda of GAE. With 1, the advantage is the sampled return minus the critic's value. With 0, the advantage is the
-    temporal-difference error of one time step."""
+    """lambda of GAE. 1: the advantage is the sampled return minus V. 0: the advantage is the temporal-difference error
+    of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """Clip range of the value loss of PPO: the new value V of a state is clipped to [V_old - value_clip, V_old +
-    value_clip]. V_old is the critic's value before the update."""
+    """Clip range of PPO's value loss: V is clipped to [V_old - value_clip, V_old + value_clip]. V_old is the critic's
+    value before the update."""
 
     warmup: int = Field(default=0, ge=0)
     """Number of updates at the start of the run in which only the critic is trained."""
 
     bootstrap: bool = False
-    """Whether GAE uses the critic's value for the last state of a truncated episode. If not, the value of this state is
-    0, as if the episode had terminated."""
+    """Whether GAE uses the critic's value for the last state of a truncated episode. If not, this value is 0, as if the
+    episode had terminated."""
 
     @abstractmethod
     def value_targets(self, batch: TrainingBatch, outputs: ModelOutputs) -> ValueTargets:
-        """Return the targets of the critic (the values that it should predict) and their weights in the value loss."""
+        """Return the values that the critic should predict, and their weights in the value loss."""
 
     def values(self, outputs: ModelOutputs) -> StateValues:
-        """Return the critic's values. Raise TypeError if the values were not computed."""
         if outputs.values is None:
             raise TypeError("the algorithm needs a critic's values")
         return outputs.values
 
     def final_values(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return the value after the last action of each of the M trajectories: (M,).
+        """Return the value after the last action of each trajectory: (M,).
 
-        If a trajectory was truncated and ``bootstrap`` is on, this value is the critic's value. Otherwise it is 0.
+        It is the critic's value if the trajectory was truncated and ``bootstrap`` is on, else 0.
         """
         if not self.bootstrap:
             return torch.zeros_like(batch.outcome_rewards)  # (M,)
@@ -65,10 +63,9 @@ class WithCritic(Advantage):
         return torch.where(batch.truncated, after_last, 0.0)  # (M,)
 
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
-        """Return (advantages, values) of GAE over turns. Both have the shape (S,), one number for each of the S turns.
+        """Return (advantages, values) of GAE over turns, each (S,).
 
-        The value of a turn is the critic's value of the state before the first token of the turn. ``outputs`` holds the
-        critic's values, and ``gamma`` is the discount between turns.
+        The value of a turn is the critic's value of the state before the turn. ``gamma`` is the discount per turn.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -78,13 +75,12 @@ class WithCritic(Advantage):
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
         """Return the critic's targets and their weights in the value loss.
 
-        ``target`` (N,) and ``weight`` (N,) are the targets and the weights for the states before the tokens. The
-        function adds a target and a weight for the state after the action of each turn:
+        ``target`` (N,) and ``weight`` (N,) are for the states before tokens. This function adds the states after
+        actions:
 
-        - The target is the return of the next turn, from ``turn_returns`` (S,). After the last turn of a trajectory,
-          the target is 0.
-        - The weight is 0 after the last turn of a truncated trajectory, because the target is not known. All other
-          weights are equal, and their sum is 1. If ``bootstrap`` is off, every weight is 0.
+        - The target is the next turn's return from ``turn_returns`` (S,), or 0 after the last turn of a trajectory.
+        - The target after the last turn of a truncated trajectory is not known, and has weight 0. All other weights are
+          equal and sum to 1. If ``bootstrap`` is off, every weight is 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
@@ -94,11 +90,7 @@ class WithCritic(Advantage):
 
 
 class OverTokens(WithCritic):
-    """The base class of estimators that compute one advantage per token.
-
-    Each token of the batch is one time step. The batch holds observation tokens only if ``masks.advantage`` or
-    ``masks.loss`` of the algorithm is off.
-    """
+    """Base class of estimators in which each token of the batch is one time step."""
 
     over_time: ClassVar[bool] = True
 
@@ -114,7 +106,7 @@ class OverTokens(WithCritic):
     def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
         """Return the advantage of each token by GAE over tokens: (N,).
 
-        ``outputs`` holds the critic's values. ``lam`` is lambda: one number, or one number per token (N,).
+        ``lam`` is lambda: one number, or one number per token (N,).
         """
         values = self.values(outputs).before_token  # (N,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -134,14 +126,14 @@ class TokenGae(OverTokens):
 class LengthAdaptiveGae(OverTokens):
     """GAE whose lambda grows with the length of the trajectory, as in VAPO (arXiv:2504.05118, section 4.2).
 
-    For the advantages, lambda is max(0, 1 - 1 / (alpha * length)). length is the number of tokens of the trajectory.
-    For the critic's targets, lambda is the setting ``lam``.
+    For advantages, lambda is max(0, 1 - 1 / (alpha * number of tokens of the trajectory)). For the critic's targets,
+    lambda is ``lam``.
     """
 
     name: Literal["length_adaptive_gae"] = "length_adaptive_gae"
 
     alpha: float = Field(default=0.05, gt=0)
-    """alpha in the formula lambda = max(0, 1 - 1 / (alpha * number of tokens of the trajectory))."""
+    """alpha in lambda = max(0, 1 - 1 / (alpha * number of tokens of the trajectory))."""
 
     @property
     def formula(self) -> str:
@@ -181,11 +173,11 @@ class TurnGae(WithCritic):
 class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, arXiv:2510.16907; RAGEN, arXiv:2504.20073).
 
-    - First, GAE over turns computes an advantage A of each turn. V is the critic's value of the state before the turn.
-    - Then the last token of each turn gets the reward V + A, and the other tokens get reward 0. GAE over the tokens of
-      the turn computes the advantages of the tokens.
+    - GAE over turns computes an advantage A of each turn. V is the critic's value of the state before the turn.
+    - The last token of the turn gets the reward V + A, all other tokens get 0. With these rewards, GAE over the tokens
+      of the turn computes the token advantages.
 
-    Every turn is one time step of the GAE over turns, also a turn without a reward.
+    A turn without a reward is also a time step.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

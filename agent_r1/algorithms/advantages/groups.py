@@ -1,7 +1,6 @@
 """Group-relative advantage estimators: each attempt is compared with the other attempts at the same task.
 
-R (M,) is the return of each trajectory: the sum of the rewards of the trajectory. All tokens of a trajectory get the
-advantage of the trajectory.
+The return R (M,) of a trajectory is the sum of its rewards. All tokens of a trajectory get the same advantage.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ SCALE_FORMULAS: Mapping[Scale, str] = {
 class GroupRelative(Advantage):
     """The group-relative advantage (R - baseline) / scale, with the return R of the trajectory.
 
-    Pairs of ``baseline`` and ``scale``, with the algorithm that uses each pair:
+    Algorithms by ``baseline`` and ``scale``:
         mean, std: GRPO (arXiv:2402.03300, section 4.1.2)
         mean, none: Dr.GRPO (arXiv:2503.20783)
         leave_one_out, none: RLOO (arXiv:2402.14740)
@@ -64,17 +63,16 @@ class GroupRelative(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     baseline: Baseline = "mean"
-    """The baseline of the return R of an attempt. mean: the mean R of the group. leave_one_out: the mean R of the other
-    attempts of the group. length_weighted: the mean R of the group, weighted by the number of tokens of each
-    attempt."""
+    """Baseline of the return R. mean: the mean R of the group. leave_one_out: the mean R of the other attempts of the
+    group. length_weighted: the mean R of the group, weighted by the number of tokens of each attempt."""
 
     scale: Scale = "none"
-    """The divisor of R - baseline, with the return R of an attempt. none: 1. std: the standard deviation of R in the
-    group. mean: the mean R of the group. batch_std: the standard deviation of R in the batch. with_variance: the
-    fraction of the trajectories in the batch that belong to a group in which the returns are not all equal."""
+    """Divisor of R - baseline. none: 1. std: the standard deviation of R in the group. mean: the mean R of the group.
+    batch_std: the standard deviation of R in the batch. with_variance: the fraction of the batch's trajectories in
+    groups whose returns are not all equal."""
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Small number that is added to each standard deviation by which an advantage is divided."""
+    """Small number that is added to each standard deviation before the division."""
 
     @property
     def formula(self) -> str:
@@ -103,30 +101,28 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The advantage of an attempt: how much the attempt raises the best return of a set of k attempts, on average.
+    """The advantage of an attempt: how much it raises the best return of a set of k attempts, on average.
 
-    The mean is over all sets of k attempts of the group. In a set with the attempt, the attempt raises the best return
-    by max R of the set - max R of the set without the attempt. In a set without the attempt, this number is 0.
+    The mean of (max R of the set - max R of the set without the attempt) over all sets of k attempts of the group. A
+    set without the attempt counts as 0.
 
-    If k is the size of the group, only the best attempt has a positive advantage, and every other attempt has advantage
-    0 (arXiv:2503.19595; ``grpo_passk`` in verl). For example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. If
-    k is smaller than the group, several of the best attempts have a positive advantage: PKPO (arXiv:2505.15201,
-    equation 33).
+    If k is the size of the group, only the best attempt has a positive advantage, and all others have 0
+    (arXiv:2503.19595; ``grpo_passk`` in verl). For example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. For
+    a smaller k, see PKPO (arXiv:2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts in a set. The advantage of an attempt says how much the attempt raises the best return of a
-    set, averaged over all sets of k attempts of its group. none, or a number above the size of the group, means the
-    size of the group."""
+    """Number of attempts in a set. The advantage says how much the attempt raises the best return of a set, on average
+    over all sets of k attempts of the group. none, or a number above the size of the group: the size of the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Small number that is added to each standard deviation by which an advantage is divided."""
+    """Small number that is added to each standard deviation before the division."""
 
     @property
     def formula(self) -> str:
@@ -146,8 +142,7 @@ class BestOfK(Advantage):
 class WhitenedGroup(Advantage):
     """The advantage A = whiten(R - mean R of the group) of REINFORCE++-baseline (arXiv:2501.03262).
 
-    R is the return of the trajectory. whiten shifts and scales the advantages so that they have mean 0 and standard
-    deviation 1 over the tokens of the batch.
+    R is the return. whiten scales to mean 0 and standard deviation 1 over the tokens of the batch.
     """
 
     name: Literal["whitened_group"] = "whitened_group"
@@ -165,11 +160,9 @@ class WhitenedGroup(Advantage):
 class SeparateRewards(Advantage):
     """The advantage A = whiten(sum_k weight_k * standardize(R_k)) of GDPO (arXiv:2601.05242).
 
-    k is the name of a reward. R_k is the sum of the rewards with this name in the trajectory. standardize subtracts the
-    mean over the group and divides by the standard deviation over the group. whiten subtracts the mean over all
-    trajectories of the batch and divides by the standard deviation over all trajectories.
-
-    Each reward is standardized before the sum, so that a reward with a large variance does not hide the other rewards.
+    R_k is the sum of the trajectory's rewards named k. standardize scales to mean 0 and standard deviation 1 over the
+    group, and whiten over all trajectories of the batch. So a reward with a large variance does not hide the other
+    rewards.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"
@@ -177,7 +170,7 @@ class SeparateRewards(Advantage):
     uses_returns: ClassVar[bool] = False
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Small number that is added to each standard deviation by which a reward is divided."""
+    """Small number that is added to each standard deviation before the division."""
 
     @property
     def formula(self) -> str:
@@ -197,8 +190,7 @@ class SeparateRewards(Advantage):
 class AgainstGreedy(Advantage):
     """The advantage A = R - R_greedy of ReMax (arXiv:2310.10505).
 
-    R is the return of the attempt. R_greedy is the return of the group's greedy attempt, which was made without random
-    sampling.
+    R is the return, and R_greedy is the return of the group's greedy attempt.
     """
 
     name: Literal["against_greedy"] = "against_greedy"

@@ -1,4 +1,4 @@
-"""Advantage estimators that need neither a group nor a critic. They use returns to go, success, or a teacher."""
+"""Advantage estimators that need neither a group nor a critic."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class TokenReturns(Advantage):
-    """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of each token t: REINFORCE++ (arXiv:2501.03262).
+    """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of token t: REINFORCE++ (arXiv:2501.03262).
 
-    r_k is the reward of token k of the same trajectory. whiten shifts and scales the advantages so that they have mean
-    0 and standard deviation 1 over the tokens of the batch.
+    r_k is the reward of token k. whiten scales to mean 0 and standard deviation 1 over the tokens of the batch.
     """
 
     name: Literal["token_returns"] = "token_returns"
@@ -37,10 +36,10 @@ class TokenReturns(Advantage):
 
 
 class TurnReturns(Advantage):
-    """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of each turn t, as in Agent-R1 (arXiv:2511.14460).
+    """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of turn t, as in Agent-R1 (arXiv:2511.14460).
 
-    r_k is the reward of turn k of the same trajectory. whiten shifts and scales the advantages so that they have mean 0
-    and standard deviation 1 over the turns of the batch. The estimator is REINFORCE (Williams 1992) over turns.
+    r_k is the reward of turn k. whiten scales to mean 0 and standard deviation 1 over the turns of the batch. The
+    estimator is REINFORCE (Williams 1992) over turns.
     """
 
     name: Literal["turn_returns"] = "turn_returns"
@@ -60,13 +59,13 @@ class TurnReturns(Advantage):
 class Success(Advantage):
     """The advantage A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning (arXiv:2308.01825).
 
-    R is the return of the trajectory. The policy is trained only on its own successful samples.
+    R is the return. The policy is trained only on its own successful samples.
     """
 
     name: Literal["success"] = "success"
 
     threshold: float = 1.0
-    """The smallest return of a successful trajectory."""
+    """Smallest return of a successful trajectory."""
 
     @property
     def formula(self) -> str:
@@ -79,10 +78,9 @@ class Success(Advantage):
 class Teacher(Advantage):
     """The advantage A = log pi_teacher - log pi_old of each token: on-policy distillation (arXiv:2306.13649).
 
-    pi_old is the policy before the update. pi_old can differ from the policy that sampled the token.
+    pi_old is the policy before the update, which can differ from the policy that sampled the token.
 
-    -A is the estimate k1 of KL(pi_old || pi_teacher). k1 is used as an advantage and not as a term of the loss, because
-    the expected gradient of this term would be 0.
+    -A is the estimate k1 of KL(pi_old || pi_teacher). As a term of the loss, k1 would have an expected gradient of 0.
     """
 
     name: Literal["teacher"] = "teacher"
@@ -101,7 +99,7 @@ class Teacher(Advantage):
 
 
 class Zero(Advantage):
-    """The advantage A = 0. Only the other terms of the loss, such as ``distillation``, train the policy."""
+    """The advantage A = 0. Only other terms of the loss, such as ``distillation``, train the policy."""
 
     name: Literal["zero"] = "zero"
     uses_returns: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The advantage estimator for games with several agents: each role has a baseline."""
+"""The advantage estimator for games with several agents."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ from agent_r1.data.batch import TrainingBatch
 class AgainstRole(Advantage):
     """The advantage A = R - b(role): role-conditioned advantage estimation (RAE) of SPIRAL (arXiv:2506.24119).
 
-    R is the return of the trajectory. b(role) is a running mean of the returns of earlier trajectories with the same
-    role.
-
-    Each role has its own mean, because one role can be easier than another. For example, if the first player of a game
-    wins more often, a win of the first player has a smaller advantage.
+    R is the return. b(role) is a running mean of the returns of earlier trajectories with this role. Each role has its
+    own mean, because one role can be easier than another.
     """
 
     name: Literal["against_role"] = "against_role"
     needs: ClassVar[frozenset[Need]] = frozenset({"role_baseline"})
 
     decay: float = Field(default=0.95, ge=0, lt=1)
-    """Weight of the old running mean b of a role's returns when a new return R is added: b becomes decay * b + (1 -
-    decay) * R."""
+    """Weight of the old running mean b of a role when a return R is added: b becomes decay * b + (1 - decay) * R."""
 
     @property
     def formula(self) -> str:
@@ -42,14 +38,13 @@ class AgainstRole(Advantage):
     def track(
         self, baselines: Mapping[str, float], roles: Sequence[str], returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return (the baseline of each trajectory, the new running mean of each role).
+        """Return (the baseline of each trajectory: (M,) float64, the new running mean of each role).
 
-        The first result has the shape (M,) and the type float64. The baseline of a trajectory is the running mean of
-        the returns of all earlier trajectories with its role, in earlier batches and in this batch. The baseline of the
-        first trajectory with a role is 0.
+        A trajectory's baseline is the running mean of all earlier returns of its role, also of those in this batch. It
+        is 0 for the first trajectory with a role.
 
         Args:
-            baselines: The running mean by role, before the batch.
+            baselines: The running mean of each role before the batch.
             roles: The role of each of the M trajectories.
             returns: (M,) The return of each trajectory.
         """

@@ -1,6 +1,6 @@
 """Turn-level advantage estimators without a critic. Each turn is compared with similar turns of the same group.
 
-r (S,) is the reward of each turn. G (S,) is the discounted return to go of each turn: G_t = r_t + gamma G_{t+1}.
+r (S,) is the reward of each turn. G (S,) is the discounted return to go: G_t = r_t + gamma G_{t+1}.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from agent_r1.data.segments import index_within, segment_count, segment_sum, uni
 
 
 class TurnRelative(Advantage):
-    """The base class of estimators that compare the turns of a group with each other."""
+    """Base class of estimators that compare the turns of a group with each other."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     epsilon: float = Field(default=1e-6, ge=0)
-    """Small number that is added to each standard deviation by which an advantage is divided."""
+    """Small number that is added to each standard deviation before the division."""
 
 
 class ProcessRelative(TurnRelative):
     """The advantage A_t = sum_{k >= t} (r_k - mean r) / std r: GRPO with process supervision (arXiv:2402.03300).
 
-    r_k is the reward of turn k of the same trajectory. The reward of the last turn includes the outcome reward. The
-    mean and the std are over all turns of the group (section 4.1.3 of the paper).
+    r_k is the reward of turn k. For the last turn, it includes the outcome reward. The mean and the std are over all
+    turns of the group (section 4.1.3 of the paper).
     """
 
     name: Literal["process_relative"] = "process_relative"
@@ -50,17 +50,17 @@ class TurnAndOutcome(TurnRelative):
     """The advantage of each turn in MT-GRPO (arXiv:2505.11821, equation 6).
 
     - A turn that used a tool: A(outcome reward) + coefficient * A(process rewards).
-    - A turn that used no tool, in a trajectory with tool use: A(outcome reward).
-    - A turn of a trajectory without any tool use: A(return).
+    - A turn without a tool, in a trajectory with tool use: A(outcome reward).
+    - A turn of a trajectory without tool use: A(return).
 
-    A(x) is (x - mean x) / std x, with mean and std over the group. x is one number per trajectory: the outcome reward,
-    the sum of the process rewards, or the return.
+    A(x) is (x - mean x) / std x over the group. x is one number per trajectory. The process rewards of a trajectory are
+    summed.
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
 
     coefficient: float = Field(default=1.0, ge=0)
-    """Weight of the advantage of the process rewards, relative to the advantage of the outcome reward."""
+    """Weight of the advantage of the process rewards. The advantage of the outcome reward has weight 1."""
 
     @property
     def formula(self) -> str:
@@ -81,8 +81,8 @@ class TurnAndOutcome(TurnRelative):
 class SameTurn(TurnRelative):
     """The advantage A_t = (G_t - mean G) / std G of GTPO (arXiv:2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over turn t of all trajectories in the
-    group. Trajectories without a turn t are left out.
+    G_t is the discounted return from turn t on. The mean and the std are over turn t of all trajectories in the group
+    that have a turn t.
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -103,28 +103,26 @@ class SameTurn(TurnRelative):
 class SameState(TurnRelative):
     """The advantage A_t = A(R) + turn_weight * A(G_t) of GiGPO (arXiv:2505.10978, equation 8).
 
-    A(x) is x - mean x, or (x - mean x) / std x if ``divide_by_std`` is set. R is the return of the trajectory. The mean
-    and the std of R are over the trajectories of the group. G_t is the discounted return from turn t on. The mean and
-    the std of G_t are over the turns of the group that are in the same state as turn t. The state of a turn is the text
-    of the last messages of the environment before the turn.
+    A(x) is x - mean x, or (x - mean x) / std x with ``divide_by_std``. R is the return of the trajectory, compared over
+    the group. G_t is the discounted return from turn t on, compared over the group's turns in the same state. The state
+    of a turn is the text of the last messages of the environment before the turn.
     """
 
     name: Literal["same_state"] = "same_state"
 
     turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of the advantage that compares turns in the same state. The advantage that compares whole trajectories has
-    weight 1."""
+    """Weight of the advantage among turns in the same state. The advantage among whole trajectories has weight 1."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
 
     divide_by_std: bool = False
-    """Whether R - mean R and G - mean G are also divided by the standard deviations of R and G. R is the return of a
-    trajectory, and G is the discounted return from a turn on."""
+    """Whether R - mean R and G - mean G are also divided by standard deviations. R is the return of a trajectory, and G
+    the discounted return from a turn on."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
-    """How often the return of a trajectory counts in the mean return of its group. trajectories: once. turns: once per
-    turn of the trajectory, as in verl-agent."""
+    """How often a trajectory's return counts in the mean return of the group. trajectories: once. turns: once per turn,
+    as in verl-agent."""
 
     @property
     def formula(self) -> str:
@@ -151,24 +149,21 @@ class SameState(TurnRelative):
 class SameHistory(TurnRelative):
     """The advantage of HGPO (arXiv:2602.22817): A_t is a weighted mean of A_k(G_t) over k = 1, 2, ..
 
-    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G. Here the mean and the std are over
-    the turns of the group that have the same history as turn t. The history of a turn is its last k states: the state
-    before the turn, and the k - 1 states before this state. std is the standard deviation of a population (without
-    Bessel's correction). The computation follows the recipe of verl-agent.
+    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G, over the group's turns with the same
+    last k states as turn t. The last of these states is the state just before the turn. std has no Bessel correction.
+    The computation follows verl-agent.
 
-    The weight of k is (k + 1)^alpha. The weight is 0 in two cases: turn t has fewer than k states, or all turns with
-    the same history have equal G.
+    The weight of k is (k + 1)^alpha. It is 0 if turn t has fewer than k states, or if all compared turns have equal G.
     """
 
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """A turn is compared with the turns of its group that have the same last k states. This is done for each k from 1
-    to history + 1. The last one of these k states is the state just before the turn."""
+    """A turn is compared with the turns of its group that have the same last k states, for each k from 1 to history +
+    1. The last of these states is the state just before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in the weight (k + 1)^alpha. This is the weight of the comparison of a turn with the turns of its group
-    whose last k states equal its own last k states, for each k from 1 to history + 1."""
+    """Exponent in (k + 1)^alpha, the weight of the comparison among turns with the same last k states."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
