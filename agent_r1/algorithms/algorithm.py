@@ -117,7 +117,7 @@ class Algorithm(Component):
 
     @property
     def token_scope(self) -> TokenScope:
-        """The tokens that a training batch needs: action tokens only ("actions"), or also observation tokens ("all")."""
+        """The tokens that a training batch needs: only actions ("actions"), or also observations ("all")."""
         return "actions" if self.masks == Masks() and not self.observation_nll_coef else "all"
 
     @property
@@ -219,7 +219,10 @@ class Algorithm(Component):
         )
 
     def _loss_weights(self, batch: TrainingBatch, loss_mask: Tensor) -> Tensor:
-        """Return the weight of each token in the loss: (N,); 0 for tokens that ``loss_mask`` (N,) leaves out."""
+        """Return the weight of each token in the loss: (N,). ``loss_mask`` (N,) selects the tokens of the loss.
+
+        :func:`aggregation_weights` computes the weights of these tokens. All other tokens have weight 0.
+        """
         weights = torch.zeros(len(batch.ids), dtype=torch.float64)
         if bool(loss_mask.any()):
             unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory
@@ -305,9 +308,9 @@ class Algorithm(Component):
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
     def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
-        """Return (advantage of each token (N,), targets of the critic or None).
+        """Return (advantage of each token (N,), targets of the critic). Without a critic, the targets are None.
 
-        Usually the estimator gets only the action tokens. Then observation tokens have advantage 0 and no target. If
+        Usually the estimator gets only the action tokens, and observation tokens have advantage 0 and no target. If
         ``masks.advantage`` or ``masks.loss`` is off, the estimator gets all tokens.
         """
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())

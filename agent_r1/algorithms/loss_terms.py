@@ -79,7 +79,6 @@ class Kl(Component):
 
     @property
     def formula(self) -> str:
-        """The KL penalty in words, with the values of the settings."""
         adapted = "" if self.target is None else f", adapted to {self.target:g} over {self.horizon:g} trajectories"
         place = "in the loss" if self.placement == "loss" else "off each token's reward"
         bounded = "" if self.bound is None else f", k3 at most {self.bound:g}"
@@ -167,7 +166,6 @@ class Distillation(Component):
 
     @property
     def formula(self) -> str:
-        """The distillation term in words, with the values of the settings."""
         tokens = f"the teacher's top {self.top_k} tokens" + (" and one for the rest" if self.tail == "bucket" else "")
         bounded = "" if self.bound is None else f", at most {self.bound:g}"
         return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
@@ -211,7 +209,6 @@ class Correction(Component):
 
     @property
     def formula(self) -> str:
-        """The importance weight in words, with the values of the settings."""
         weight = (
             f"min(w, {self.high:g})" if self.rule == "truncate" else f"w inside [{self.low:g}, {self.high:g}], else 0"
         )
@@ -257,7 +254,6 @@ class Rejection(Component):
 
     @property
     def formula(self) -> str:
-        """The rejection rule in words, with the values of the settings."""
         return (
             f"each {self.level} left out whose {self.statistic} of pi_old / mu is not in [{self.low:g}, {self.high:g}]"
             + (", and out of the denominators" if self.denominator == "accepted" else "")

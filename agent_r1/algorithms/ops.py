@@ -1,11 +1,7 @@
 """Pure functions over flat tensors: the mathematics that several algorithms share.
 
-The functions compute, in this order: statistics of groups, returns and GAE, importance ratios, estimates of the KL
-divergence, weights of tokens in the loss, and the loss of a critic.
-
-``unit`` (or ``key``) is a tensor with one number per element: the index, from 0, of the unit to which it belongs. For
-example, the elements are tokens and the units are turns, or the elements are trajectories and the units are groups.
-The functions use every element that they get, so the caller must first remove the elements that a mask excludes.
+``unit`` or ``key`` holds, for each element, the index (from 0) of its unit. For example, elements are tokens and units
+are turns, or elements are trajectories and units are groups. Remove masked elements before the call.
 """
 
 from __future__ import annotations
@@ -23,14 +19,14 @@ Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean"
 # Group statistics: baselines and scales of advantages. ``x`` are returns; elements with the same ``key`` are compared.
 
 MIN_STD = 1e-6
-"""The largest standard deviation of a group whose elements count as equal, so that rounding errors do not become
+"""Largest standard deviation of a group whose elements count as equal, so that rounding errors do not become
 advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
     """Return, for each element, the sample standard deviation (Bessel) of its group: (N,); 0 in a group of 1.
 
-    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element.
+    ``key`` (N,) holds the group of each element of ``x`` (N,).
     """
     deviations = x - segment_mean(x, key)[key]  # (N,)
     return (segment_sum(deviations.square(), key) / (segment_count(key) - 1).clamp(min=1)).sqrt()[key]
@@ -39,7 +35,7 @@ def group_std(x: Tensor, key: Tensor) -> Tensor:
 def has_variance(x: Tensor, key: Tensor) -> Tensor:
     """Return, for each element, whether the standard deviation of its group is above ``MIN_STD``: (N,) bool.
 
-    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element.
+    ``key`` (N,) holds the group of each element of ``x`` (N,).
     """
     return group_std(x, key) > MIN_STD
 
@@ -47,17 +43,15 @@ def has_variance(x: Tensor, key: Tensor) -> Tensor:
 def center(x: Tensor, key: Tensor) -> Tensor:
     """Return each element minus the mean of its group: (N,). This is the advantage of Dr.GRPO (arXiv:2503.20783).
 
-    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element. If all elements of a group are equal, the
-    result is exactly 0 in this group.
+    ``key`` (N,) holds the group of each element of ``x`` (N,). In a group of equal elements, the result is exactly 0.
     """
     return torch.where(has_variance(x, key), x - segment_mean(x, key)[key], 0.0)
 
 
 def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
-    """Return each element minus the mean of the other elements of its group: (N,).
+    """Return each element minus the mean of the other elements of its group: (N,), as in RLOO (arXiv:2402.14740).
 
-    ``x`` (N,) holds the elements, and ``key`` (N,) the group of each element. If all elements of a group are equal, the
-    result is exactly 0 in this group. This is the advantage of RLOO (arXiv:2402.14740).
+    ``key`` (N,) holds the group of each element of ``x`` (N,). In a group of equal elements, the result is exactly 0.
     """
     # x - mean of the other elements = (x - mean of the group) * count / (count - 1)
     count = segment_count(key)[key]  # (N,)
@@ -67,9 +61,9 @@ def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
 def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
     """Return each element minus the weighted mean of its group: (N,).
 
-    ``x`` (N,) holds the elements, ``key`` (N,) the group of each element, and ``weight`` (N,) the weight of each
-    element in the mean. If all elements of a group are equal, the result is exactly 0 in this group. If the weight is
-    the length of a trajectory, the result is the advantage of OPO (arXiv:2505.23585).
+    ``key`` (N,) holds the group, and ``weight`` (N,) the weight of each element of ``x`` (N,). In a group of equal
+    elements, the result is exactly 0. With the lengths of trajectories as weights, this is the advantage of OPO
+    (arXiv:2505.23585).
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
@@ -78,8 +72,7 @@ def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
     """Return advantage / (standard deviation of x in the group + epsilon): (N,). An advantage of 0 stays 0.
 
-    ``advantage`` (N,) holds the numbers to divide. ``x`` (N,) holds the numbers whose standard deviation is computed,
-    such as returns. ``key`` (N,) holds the group of each element.
+    ``key`` (N,) holds the group of each element of ``advantage`` (N,) and ``x`` (N,).
     """
     return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
 
@@ -87,42 +80,40 @@ def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
     """Return advantage / (mean of x in the group): (N,). This is the scale of MaxRL (arXiv:2602.02710).
 
-    ``advantage`` (N,) holds the numbers to divide. ``x`` (N,) holds the numbers whose mean is computed, such as
-    returns. ``key`` (N,) holds the group of each element. If the mean of x in a group is at most ``MIN_STD``, the
-    result is 0 in this group.
+    ``key`` (N,) holds the group of each element of ``advantage`` (N,) and ``x`` (N,). If the mean is at most
+    ``MIN_STD``, the result is 0.
     """
     mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
 
 
 def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return (x - mean x) / (std x + epsilon) for each element: (N,).
+    """Return (x - mean x) / (std x + epsilon) over the group of each element: (N,).
 
-    The mean and the std are over the group of the element. ``key`` (N,) holds the group of each element. If all
-    elements of a group are equal, the result is exactly 0 in this group. This is the group-relative advantage of GRPO
-    (arXiv:2402.03300, section 4.1.2).
+    ``key`` (N,) holds the group of each element. In a group of equal elements, the result is exactly 0. This is the
+    advantage of GRPO (arXiv:2402.03300, section 4.1.2).
     """
     return divide_by_std(center(x, key), x, key, epsilon)
 
 
 def whiten(x: Tensor) -> Tensor:
-    """Return ``x`` (N,), shifted and scaled to mean 0 and standard deviation 1 (Bessel): (N,).
+    """Return ``x`` (N,), shifted and scaled to mean 0 and standard deviation 1 (Bessel, + 1e-8): (N,).
 
-    If all elements are equal, the result is 0. 1e-8 is added to the standard deviation.
+    If all elements are equal, the result is 0.
     """
     return standardize(x, torch.zeros_like(x, dtype=torch.int64), 1e-8)
 
 
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
-    """Return the mean amount A_i by which each element i raises the maximum of k elements of its group: (N,).
+    """Return the mean amount A_i by which element i raises the maximum of k elements of its group: (N,).
 
         A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
-    The sum is over all subsets S of the group that have k elements and contain i. ``key`` (N,) holds the group of each
-    element. A_i is the gradient weight of PKPO with the baseline of k - 1 elements (arXiv:2505.15201, equation 33).
+    The sum is over all subsets S of the group that have k elements and contain i. This is PKPO with the baseline of k -
+    1 elements (arXiv:2505.15201, equation 33). ``key`` (N,) holds the group of each element.
 
-    If k is None or above the size of the group, k is the size of the group. Then A_i of the best element is the
-    difference between the best and the second best element, and all other A_i are 0 (arXiv:2503.19595).
+    If k is None or above the size of the group, k is this size. Then A_i is the lead of the best element over the
+    second best, and 0 for all others (arXiv:2503.19595).
 
     Example:
         marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
@@ -146,8 +137,8 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 # Discounted returns and GAE. The elements of a unit are contiguous and in the order of time.
 
 RETURN_TOLERANCE = 1e-9
-"""A return reaches a threshold if it is above the threshold minus this number, so that rounding errors do not decide
-about success."""
+"""A return this far below a threshold still reaches the threshold, so that rounding errors do not decide about
+success."""
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:
@@ -158,12 +149,10 @@ def reaches(returns: Tensor, threshold: float) -> Tensor:
 def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
     """Return the discounted sums y_t = x_t + discount * y_{t+1}, from each element to the end of its unit: (N,).
 
-    y_t of the last element of a unit is x_t.
-
     Args:
         x: (N,) rewards, or temporal-difference errors.
         unit: (N,) the index of the turn or trajectory of each element.
-        discount: one number, or one number per element (N,). All elements of a unit must have the same number.
+        discount: one number, or one number per element (N,), equal for all elements of a unit.
     """
     # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
     # discount^(2^k). The loop has log2(length of the longest unit) rounds. A loop over time would have one round per
@@ -184,19 +173,19 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
 def generalized_advantages(
     rewards: Tensor, values: Tensor, final_values: Tensor, unit: Tensor, gamma: float, lam: float | Tensor
 ) -> Tensor:
-    """Return the generalized advantage estimate A_t (GAE) of each element: (N,). Source: arXiv:1506.02438, equation 16.
+    """Return the generalized advantage estimate A_t (GAE) of each element: (N,) (arXiv:1506.02438, equation 16).
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}
 
     Args:
-        rewards: (N,) r_t, the reward of each element.
+        rewards: (N,) r_t.
         values: (N,) V_t, the value of the state before each element.
-        final_values: (units,) the value of the state after the last element of each unit. Use 0 if the episode
-            terminated, and the critic's value if the episode was truncated.
+        final_values: (units,) the value after the last element of each unit: 0 if the episode terminated, the critic's
+            value if it was truncated.
         unit: (N,) the index of the turn or trajectory of each element.
         gamma: The discount.
-        lam: lambda, as one number, or as one number per element (N,). All elements of a unit must have the same number.
+        lam: lambda: one number, or one number per element (N,), equal for all elements of a unit.
     """
     next_values = values.roll(-1).index_put((segment_last(unit),), final_values)  # (N,) V_{t+1}
     deltas = rewards + gamma * next_values - values  # (N,) delta_t
@@ -206,20 +195,17 @@ def generalized_advantages(
 # Importance ratios between two policies.
 
 MAX_LOG_RATIO = 20.0
-"""The largest absolute value of a log-ratio. Larger values are clamped before exp is applied, so that every ratio is
-finite."""
+"""Bound of the absolute value of a log-ratio before exp is applied, so that every ratio is finite."""
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Return ``log_ratio``, clamped to [-MAX_LOG_RATIO, MAX_LOG_RATIO]."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def effective_share(weight: Tensor) -> float:
-    """Return the effective sample size of n tokens, divided by n. ``weight`` (n,) holds the importance weights w.
+    """Return the effective sample size (sum w)^2 / sum w^2 of n tokens (Kish, 1965), divided by n.
 
-    The effective sample size is (sum w)^2 / sum w^2 (Kish, 1965). The share is 1 if all weights are equal. The share is
-    k / n if k tokens have equal weights and the other tokens have weight 0. If all weights are 0, the share is 0.
+    ``weight`` (n,) holds the importance weights w. The share is 1 if all weights are equal, and 0 if all weights are 0.
     """
     squares = float(weight.square().sum())
     return float(weight.sum()) ** 2 / (len(weight) * squares) if squares else 0.0
@@ -230,10 +216,9 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
 
     ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old.
 
-    If ``unit`` (n,) is given, all tokens of a unit (a turn or a trajectory) have the same value of r. This value is the
-    geometric mean s = (pi(y) / pi_old(y))^(1 / |y|). y are the tokens of the unit, and |y| is their number (GSPO,
-    arXiv:2507.18071, equation 7). The gradient of r at a token flows only through the probability of this token: r =
-    sg(s) * pi / sg(pi), with the stop-gradient sg (GSPO-token, equation 14).
+    With ``unit`` (n,), all tokens y of a unit (a turn or trajectory) share the geometric mean s = (pi(y) /
+    pi_old(y))^(1 / |y|) (GSPO, arXiv:2507.18071, equation 7). The gradient at a token flows only through its own
+    probability: r = sg(s) * pi / sg(pi), with the stop-gradient sg (GSPO-token, equation 14).
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()
@@ -249,7 +234,7 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
 def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
     """Return the estimate k1 = log(pi / q) of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased. Its expected gradient is 0.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Unbiased; its expected gradient is 0.
     """
     return logprobs - other
 
@@ -257,8 +242,8 @@ def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
     """Return the estimate k2 = log(pi / q)^2 / 2 of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is biased. Its expected gradient is the
-    gradient of KL(pi || q).
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Biased; its expected gradient is the gradient of KL(pi
+    || q).
     """
     return (logprobs - other).square() / 2
 
@@ -266,9 +251,8 @@ def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
-    expected gradient is the gradient of KL(q || pi). If ``bound`` is given, k3 is at most ``bound``. A value at the
-    bound has no gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Unbiased, and never negative; its expected gradient is
+    the gradient of KL(q || pi). A value above ``bound`` becomes ``bound``, without gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -278,8 +262,8 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return an estimate of KL(pi || q) at each token, with the value of k3 and the gradient of k2: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
-    expected gradient is the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Unbiased, and never negative; its expected gradient is
+    the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
     """
     k2 = kl_k2(logprobs, other)
     # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
@@ -290,10 +274,8 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
     """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, arXiv:2512.02556).
 
     ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest
-    value of k3. The factors pi / pi_old and k3 have a gradient.
-
-    For tokens that were sampled from pi_old, the expected value is KL(pi || q), and the expected gradient is the
-    gradient of KL(pi || q).
+    value of k3. Both factors have a gradient. For tokens sampled from pi_old, the expected value is KL(pi || q), and
+    the expected gradient is its gradient.
     """
     return ratio * kl_k3(logprobs, other, bound)
 
@@ -304,15 +286,15 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
 def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
     """Return the loss weight of each of n tokens: (n,) float64.
 
+    Units without tokens are not counted.
+
     Args:
-        unit: (n,) the index of the unit (turn, trajectory or group) of each token, depending on ``aggregation``. Units
-            without tokens are not counted.
+        unit: (n,) the index of each token's unit (turn, trajectory or group, depending on ``aggregation``).
         aggregation: the formula of the weight.
             ``token_mean``: 1 / n.
-            ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit), so
-                that all units have equal weight.
+            ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit).
             ``constant``: 1 / (number of units * length), as in Dr.GRPO (arXiv:2503.20783).
-        length: the number ``length`` in the formula of ``constant``, in tokens. The other formulas do not use it.
+        length: only for ``constant``, in tokens.
     """
     if aggregation == "token_mean":
         return torch.full(unit.shape, 1 / len(unit), dtype=torch.float64)
@@ -331,8 +313,8 @@ def mean_weights(mask: Tensor) -> Tensor:
 def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
     """Return the value loss of PPO for each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
 
-    V is the value in ``values``, and G is its target in ``target``. V_clipped is V clipped to [V_old - ``clip``, V_old
-    + ``clip``], with V_old from ``old_values``. The result has the shape of ``values``.
+    V is from ``values``, and G from ``target``. V_clipped is V, clipped to [V_old - ``clip``, V_old + ``clip``] with
+    V_old from ``old_values``. The result has the shape of ``values``.
     """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())

@@ -1,7 +1,4 @@
-"""Filters, which exclude attempts, and reward shaping, which changes rewards.
-
-An algorithm applies the filters and the reward shaping before it computes advantages.
-"""
+"""Filters, which exclude attempts, and reward shaping. Both are applied before advantages are computed."""
 
 from __future__ import annotations
 
@@ -26,38 +23,35 @@ CONSTANT = "all returns of its group are equal"
 class Filters(Component):
     """Rules that exclude attempts from training. A filter is off if its value is None or false.
 
-    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: the attempt still counts in the baseline of
-    its group. Each other filter removes attempts from the batch, so that these attempts count nowhere. Filters that
-    remove attempts are applied one after another, in the order of the fields.
+    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: it still counts in the baseline of its group.
+    All other filters remove attempts from the batch, one filter after another in the order of the fields.
     """
 
     staleness: int | None = Field(default=None, ge=0)
     """Remove attempts with a token that was sampled more than this number of updates ago. none: off."""
 
     greedy: bool = False
-    """Remove all attempts of a group if the group has no greedy attempt, or if its greedy attempt could not be
-    scored."""
+    """Remove all attempts of a group without a greedy attempt that could be scored."""
 
     overlong: bool = False
-    """Exclude from the loss the attempts that reached the limit of turns or tokens (overlong filtering of DAPO,
+    """Exclude attempts that reached the limit of turns or tokens from the loss (overlong filtering of DAPO,
     arXiv:2503.14476, section 3.4)."""
 
     empty_turn: bool = False
-    """Exclude from the loss the attempts that have an empty turn (SimpleTIR, arXiv:2509.02479). A turn is empty if all
-    its calls are unreadable, or if it has no calls and its text is empty or cut off."""
+    """Exclude attempts with an empty turn from the loss (SimpleTIR, arXiv:2509.02479). A turn is empty if all its calls
+    are unreadable, or if it has no calls and its text is empty or cut off."""
 
     success: float | None = None
     """Remove attempts whose return is below this number. none: off."""
 
     top_variance: float | None = Field(default=None, gt=0, le=1)
-    """Keep only this share of the groups: the groups with the largest variance of returns (StarPO-S, arXiv:2504.20073).
+    """Keep only this share of the groups, those with the largest variance of returns (StarPO-S, arXiv:2504.20073).
     none: off."""
 
     def apply(self, selection: Selection, version: int) -> Selection:
         """Return the selection without the samples that a filter removes.
 
-        Each filter gets only the samples that the previous filters kept. ``version`` is the version of the current
-        weights.
+        Each filter gets the samples that the previous filters kept. ``version`` is the version of the current weights.
         """
         if self.staleness is not None:
             selection = _without(selection, stale(selection.samples, version, self.staleness))
@@ -70,7 +64,7 @@ class Filters(Component):
         return selection
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return one entry per sample: the reason why a filter excludes the sample from the loss, else None."""
+        """Return for each sample the reason to exclude it from the loss, or None."""
         active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
         by_filter = [filter_fn(samples) for filter_fn in active]
         return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]
@@ -96,57 +90,52 @@ class SoftOverlong(Component):
                    ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
                    -1                                 if |y| > L_max
 
-    Here |y| is the number of action tokens of the trajectory. R_length * ``penalty`` is added to the outcome reward.
-    The default values of ``max_tokens`` and ``cache_tokens`` are from the paper.
+    |y| is the number of action tokens of the trajectory. R_length * ``penalty`` is added to the outcome reward. The
+    defaults of ``max_tokens`` (L_max) and ``cache_tokens`` (L_cache) are from the paper.
     """
 
     max_tokens: int = Field(default=20480, ge=1)
     """Number of action tokens from which a trajectory gets the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
-    """Number of tokens over which the penalty grows from 0 to the full penalty, just before max_tokens is reached."""
+    """Number of tokens, up to max_tokens, over which the penalty grows from 0 to the full penalty."""
 
     penalty: float = Field(default=1.0, gt=0)
-    """The full penalty, as a positive number that is subtracted from the outcome reward."""
+    """The full penalty, a positive number that is subtracted from the outcome reward."""
 
     @property
     def formula(self) -> str:
-        """The penalty for long trajectories in words, with the values of the settings."""
         start = self.max_tokens - self.cache_tokens
         return f"R less {self.penalty:g} clip((|y| - {start}) / {self.cache_tokens}, 0, 1) for its |y| action tokens"
 
     def penalties(self, lengths: Tensor) -> Tensor:
-        """Return the penalty (0 or negative) of each trajectory: (M,).
-
-        ``lengths`` (M,) are the numbers of action tokens.
-        """
+        """Return the penalty (0 or negative) of each trajectory: (M,). ``lengths`` (M,) are in action tokens."""
         over = lengths - (self.max_tokens - self.cache_tokens)
         return -self.penalty * (over / self.cache_tokens).clamp(0, 1)
 
 
 class RewardShaping(Component):
-    """Changes of the rewards that are applied before the advantages are computed."""
+    """Changes of rewards before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
     """Weight of the penalty for action tokens. The trajectory with the most action tokens in its group loses this share
-    of the mean return of the group. The penalties of the other trajectories are proportional to their numbers of action
-    tokens. If the mean return is negative, there is no penalty."""
+    of the group's mean return. Shorter trajectories lose proportionally less. There is no penalty if the mean return is
+    negative."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for turns. The trajectory with the most turns in its group loses this share of the mean
-    return of the group. The penalties of the other trajectories are proportional to their numbers of turns. If the mean
-    return is negative, there is no penalty."""
+    """Weight of the penalty for turns. The trajectory with the most turns in its group loses this share of the group's
+    mean return. Trajectories with fewer turns lose proportionally less. There is no penalty if the mean return is
+    negative."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. none: not at all. largest: for each token, the process rewards from the token to
-    the end of the trajectory are summed. All process rewards are divided by the largest absolute sum in the batch
-    (Agent-R1)."""
+    """How process rewards are scaled. none: not at all. largest: they are divided by the largest absolute value in the
+    batch of their sum from a token to the end of its trajectory (Agent-R1)."""
 
     overlong: SoftOverlong | None = None
 
     @property
     def formula(self) -> str:
-        """The changes of the rewards in words; "" if the settings change no reward."""
+        """The changes in words; "" if no reward is changed."""
         penalties = [f"{share:g} {unit}" for share, unit in ((self.length, "length"), (self.turns, "turns")) if share]
         penalty = (
             f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"
@@ -157,7 +146,6 @@ class RewardShaping(Component):
         return "; ".join(parts)
 
     def apply(self, batch: TrainingBatch) -> TrainingBatch:
-        """Return the batch with changed rewards, as the settings require."""
         if self.process_scale == "largest":
             # process rewards are the token rewards without the outcome rewards: (N,)
             outcome = torch.zeros_like(batch.token_rewards).index_add(0, batch.last_tokens, batch.outcome_rewards)
@@ -175,10 +163,9 @@ class RewardShaping(Component):
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return the penalty of each trajectory for its length and its number of turns, 0 or negative: (M,).
+        """Return the penalty (0 or negative) of each trajectory for its length and its turns: (M,).
 
-        The penalty grows with length / largest length in the group, and with turns / largest number of turns in the
-        group. It is a share of the group's mean return. ``lengths`` (M,) is in action tokens.
+        ``lengths`` (M,) is in action tokens.
         """
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
@@ -189,16 +176,13 @@ class RewardShaping(Component):
 
 
 def drop_constant_groups(selection: Selection) -> Selection:
-    """Return the selection without the groups in which all returns are equal. A group of one sample is also dropped."""
+    """Return the selection without groups of one sample, and without groups whose returns are all equal."""
     returns, groups = _returns(selection.samples)
     return _without(selection, [None if varies else CONSTANT for varies in has_variance(returns, groups).tolist()])
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection without the samples that ``reasons`` excludes. The result lists these samples as excluded.
-
-    ``reasons`` holds one entry per sample: the reason to exclude the sample, or None to keep the sample.
-    """
+    """Return the selection without the samples that have a reason in ``reasons``; they are listed as excluded."""
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
     kept = tuple(sample for sample, reason in judged if reason is None)
@@ -206,20 +190,17 @@ def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
 
 
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if it is stale, else None.
+    """Return for each sample a reason to exclude it if it is stale, else None.
 
-    A sample is stale if one of its tokens was sampled more than ``bound`` updates ago. ``version`` is the version
-    of the current weights.
+    A sample is stale if one of its tokens was sampled more than ``bound`` updates ago. ``version`` is the version of
+    the current weights.
     """
     ages = [version - sample.version for sample in samples]
     return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
 
 
 def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if its group has no greedy return, else None.
-
-    The greedy return is the return of the group's greedy attempt.
-    """
+    """Return for each sample a reason to exclude it if its group has no return of a greedy attempt, else None."""
     return [
         None
         if sample.greedy_return is not None
@@ -229,16 +210,12 @@ def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
 
 
 def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if its trajectory was truncated, else None."""
+    """Return for each sample a reason to exclude it if its trajectory was truncated, else None."""
     return ["overlong" if sample.trajectory.truncated else None for sample in samples]
 
 
 def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if it has an empty turn, else None.
-
-    A turn with calls is empty if all its calls are unreadable. A turn without calls is empty if its text is empty or
-    cut off.
-    """
+    """Return for each sample a reason to exclude it if it has an empty turn (see ``Filters.empty_turn``), else None."""
     return ["empty turn" if any(map(_is_empty, sample.trajectory.turns)) else None for sample in samples]
 
 
@@ -250,16 +227,16 @@ def _is_empty(turn: Turn) -> bool:
 
 
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if its return is below ``threshold``, else None."""
+    """Return for each sample a reason to exclude it if its return is below ``threshold``, else None."""
     returns, _ = _returns(samples)
     return [None if is_success else "unsuccessful" for is_success in reaches(returns, threshold).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return one entry per sample: None if the group of the sample is kept, else a reason to exclude the sample.
+    """Return for each sample a reason to exclude it if its group is not kept, else None.
 
     The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.
-    Among groups of equal variance, the earlier groups are kept.
+    Ties go to the earlier group.
     """
     if not samples:
         return []
@@ -272,6 +249,6 @@ def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | 
 
 
 def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """Return (return of each sample, index of the group of each sample) as two tensors."""
+    """Return (returns, group indices) of the samples."""
     returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

@@ -1,8 +1,7 @@
 """Rules that mask or penalize some tokens in the loss: token masks, the off-policy sequence mask, and KL-Cov.
 
-A masked token has no policy loss, but still counts in the denominators and in the other terms of the loss. Token masks
-and KL-Cov compare the tokens of a batch with each other. All rules except the off-policy mask use the policy before the
-update, so that their results depend neither on minibatches nor on micro-batches.
+A masked token has no policy loss, but still counts in the denominators and in other terms of the loss. All rules except
+the off-policy mask use the policy before the update, so their results do not depend on minibatches.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class TokenMask(Component, ABC):
     name: str = ""
 
     compares_sampler: ClassVar[bool] = False
-    """Whether the rule compares pi_old, the policy before the update, with the sampler's policy. If so, a forward pass
-    before the update is needed."""
+    """Whether the rule compares the policy before the update with the sampler's policy. If so, a forward pass before
+    the update is needed."""
     needs_entropy: ClassVar[bool] = False
     """Whether the rule uses the entropy of the policy before the update. If so, a forward pass before the update is
     needed."""
@@ -53,9 +52,8 @@ class TokenMask(Component, ABC):
 class SecondMoment(TokenMask):
     """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (arXiv:2510.01161).
 
-    pi_old is the trainer's policy before the update, and mu is the sampler's policy. Tokens are masked in the order of
-    their squares, the largest square first, until the mean of the remaining squares is at most ``threshold``. In AReaL,
-    the rule is ``_apply_m2po_masking``.
+    pi_old is the policy before the update, and mu is the sampler's policy. The largest squares are masked until the
+    mean of the others is at most ``threshold`` (``_apply_m2po_masking`` in AReaL).
     """
 
     name: Literal["second_moment"] = "second_moment"
@@ -81,8 +79,8 @@ class SecondMoment(TokenMask):
 class TopEntropy(TokenMask):
     """A rule that keeps only the tokens with the largest entropy of the policy ("forking tokens", arXiv:2506.01939).
 
-    A token is kept if its entropy is at least the quantile 1 - ``share`` of the entropies in the whole batch. The
-    setting ``top_entropy_quantile`` of TRL has the meaning of ``share``.
+    A token is kept if its entropy is at least the quantile 1 - ``share`` over the batch. In TRL, ``share`` is called
+    ``top_entropy_quantile``.
     """
 
     name: Literal["top_entropy"] = "top_entropy"
@@ -105,17 +103,15 @@ class TopEntropy(TokenMask):
 class ClipCov(TokenMask):
     """A rule that masks a few random tokens with a large covariance: Clip-Cov (arXiv:2505.22617).
 
-    :func:`covariance` defines the covariance of a token. The masked tokens are drawn from the tokens with low <
-    covariance < high. The number of masked tokens is ``share`` times the number of all tokens, but at least 1. If fewer
-    tokens than this number have a covariance between low and high, all of these tokens are masked.
+    The masked tokens are drawn from those with low < :func:`covariance` < high: ``share`` times the number of all
+    tokens, but at least 1. If there are fewer such tokens, all of them are masked.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """Number of masked tokens, as a share of all tokens. The masked tokens are drawn from the tokens whose covariance
-    (of advantage and log-probability) is between low and high. If there are too few of these tokens, all of them are
-    masked."""
+    """Number of masked tokens, as a share of all tokens. They are drawn from the tokens whose covariance (of advantage
+    and log-probability) is between low and high."""
 
     low: float = 1.0
     """Only tokens with a covariance (of advantage and log-probability) above this number can be masked."""
@@ -142,24 +138,23 @@ class ClipCov(TokenMask):
 class KlCov(Component):
     """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (arXiv:2505.22617).
 
-    :func:`covariance` defines the covariance of a token. Unlike Clip-Cov, KL-Cov masks no token.
+    :func:`covariance` defines the covariance of a token. pi_old is the policy before the update.
     """
 
     share: float = Field(default=2e-4, gt=0, le=1)
-    """Share of the tokens that are penalized. At least one token is penalized."""
+    """Share of the tokens that are penalized, at least one token."""
 
     coefficient: float = Field(default=1.0, gt=0)
-    """Weight of the KL-Cov penalty in the loss."""
+    """Weight of the penalty in the loss."""
 
     @property
     def formula(self) -> str:
-        """The KL-Cov penalty in words, with the values of the settings."""
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return, for each of the n tokens that are trained on, the weight of the penalty |log(pi / pi_old)|: (n,).
+        """Return the weight of the penalty |log(pi / pi_old)| of each of the n tokens that are trained on: (n,).
 
-        Most tokens have weight 0. The arguments are the same as for :func:`covariance`.
+        Most tokens have weight 0. The arguments are as in :func:`covariance`.
         """
         cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
         least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # all tokens with cov >= least are penalized
@@ -171,25 +166,22 @@ class OffPolicyMask(Component):
 
         M = 0 if A < 0 and the mean of log(mu / pi) over the trajectory > threshold, else 1
 
-    A token with M = 0 is masked. A is the advantage of the token. mu is the sampler's policy, and pi is the policy in
-    the current minibatch. If an update has several optimizer steps, pi changes from minibatch to minibatch.
+    A token with M = 0 is masked. A is its advantage, mu is the sampler's policy, and pi is the policy in the current
+    minibatch.
     """
 
     threshold: float = Field(default=0.5, gt=0)
     """If the mean of log(mu / pi) over a trajectory is above this number, its tokens with a negative advantage are
-    masked. mu is the sampler's policy, and pi is the current policy."""
+    masked (mu: sampler's policy; pi: current policy)."""
 
     @property
     def formula(self) -> str:
-        """The rule of the mask in words, with the values of the settings."""
         return f"without tokens with A < 0 of trajectories whose mean of log(mu / pi) is above {self.threshold:g}"
 
     def kept(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
         """Return whether each of the n tokens of a micro-batch has a policy loss: (n,) bool.
 
-        The n tokens must include all tokens of each trajectory, because the rule uses a mean over the trajectory.
-        ``advantage`` (n,) holds the advantages of the tokens. ``tokens`` holds the outputs of the models for the
-        tokens.
+        The micro-batch must hold whole trajectories. ``advantage`` (n,) holds the advantages of the tokens.
         """
         sampler_logprobs = require(tokens.sampler_logprobs, "the sampler's log-probabilities")
         trajectory = require(tokens.trajectory, "the trajectory of each token")
@@ -202,13 +194,13 @@ def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -
 
         cov = (A - mean A) (log pi_old - mean log pi_old)
 
-    The means are over the n tokens. pi_old is the policy before the update. If log pi_old was not computed, the
-    sampler's log-probabilities are used instead.
+    The means are over the n tokens. pi_old is the policy before the update, or the sampler's policy if log pi_old was
+    not computed.
 
     Args:
         batch: The batch, reduced to the n tokens.
         outputs: The outputs of the models for the n tokens, before the update.
-        advantage: (n,) A, the advantages of the n tokens.
+        advantage: (n,) A.
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())

@@ -1,4 +1,4 @@
-"""The presets: algorithms with a name. The field ``deviations`` says how a preset differs from its paper."""
+"""Algorithms with a name. The field ``deviations`` says how a preset differs from its paper."""
 
 from __future__ import annotations
 
@@ -96,4 +96,4 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         ECHO,
     )
 }
-"""A mapping from the name of each preset to its algorithm."""
+"""The presets by name."""

@@ -11,8 +11,7 @@ from agent_r1.algorithms.shaping import Filters
 from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 
 STANDARDIZED = GroupRelative(scale="std")
-"""GRPO's advantage: (R - mean R of the group) / standard deviation of R in the group, with the return R of an
-attempt."""
+"""GRPO's advantage: (R - mean R) / std R of the group, with the return R."""
 
 
 GRPO = Algorithm(
