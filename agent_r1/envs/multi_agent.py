@@ -4,9 +4,8 @@
         first, second = [int(await player.ask("Name a number from 1 to 9.")) for player in players]
         return (1.0, 0.0) if first > second else (0.0, 1.0)
 
-Each player has an environment of its own. The questions of the game are the observations, and the answers of the player
-are the actions. Each player has a trajectory of its own. Therefore the agent loop, the loss masks and the credit
-assignment are the same as for a single agent.
+Each player has an environment and a trajectory of its own. The questions of the game are the observations, and the
+answers of the player are the actions.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class PlayerDropped(AgentR1Error):
 
 @dataclass(frozen=True, slots=True)
 class GameOver:
-    """The message that a game has ended. ``failure`` says why the game failed; None if the game has a result."""
+    """The message that a game has ended. ``failure`` is None if the game has a result."""
 
     failure: str | None = None
 
@@ -47,12 +46,11 @@ class Player:
     The game calls ``tell`` and ``ask``. The player's environment reads ``questions`` and fills ``answers``.
 
     Attributes:
-        number: the position of the player, from 0.
+        number: the index of the player, from 0.
         has_had_turn: whether the game has asked the player a question.
-        questions: the queue from the game to the player. It holds questions, and GameOver at the end.
-        answers: the queue from the player to the game. It holds actions, and PlayerDropped if the attempt ends.
-        announcements: the texts that were given to ``tell`` since the last question. They are put before the next
-            question.
+        questions: the queue from the game to the player.
+        answers: the queue from the player to the game. Its last item is PlayerDropped.
+        announcements: the texts of ``tell`` since the last question.
     """
 
     number: int
@@ -66,10 +64,12 @@ class Player:
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Ask the player the question ``text``, and return the text of the answer.
+        """Ask the player a question, and return the text of the answer.
 
-        Texts that were given to :meth:`tell` are put before the question. Raise PlayerDropped if the player's attempt
-        has ended.
+        Texts that were given to :meth:`tell` are put before the question.
+
+        Raises:
+            PlayerDropped: the player's attempt has ended.
         """
         self.has_had_turn = True
         self.questions.put_nowait("\n".join((*self.announcements, text)))
@@ -91,9 +91,8 @@ It must draw random numbers only from the given generator.
 class Match:
     """One match of a game. A match is one episode for each of its players.
 
-    The attribute ``players`` holds the environment of each player. The caller must open and close each environment
-    once. If the game raises an exception, takes longer than ``seconds``, or does not return one finite score per
-    player, the episodes of all players fail.
+    The caller must open and close each environment in ``players`` once. If the game raises an exception, takes longer
+    than ``seconds``, or does not return one finite score per player, the episodes of all players fail.
 
     Args:
         game: a function that plays the task and returns the score of each player.
@@ -110,8 +109,7 @@ class Match:
     async def play(self) -> tuple[float, ...] | None:
         """Play the match, and return the score of each player, or None if the game failed.
 
-        The episodes of the players must run concurrently with this call, because the game waits for the players'
-        answers.
+        The episodes of the players must run concurrently with this call.
         """
         returns, over = None, GameOver("it was cancelled")
         try:
@@ -145,9 +143,9 @@ class PlayerEnv:
     start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> PlayerEnv:
-        """Wait for the first question to the player, and return the environment as the episode.
+        """Wait for the first question to the player, and return this environment as the episode.
 
-        Raise AgentR1Error if the game ends or fails before the first question.
+        Raises AgentR1Error if the game ends or fails before the first question.
         """
         question = await self._next_question()
         if not question:
@@ -156,18 +154,13 @@ class PlayerEnv:
         return self
 
     async def step(self, action: Action) -> Transition:
-        """Send the policy's action to the game as the player's answer. Return the next question as the observation.
-
-        If the game has ended, the episode ends.
-        """
+        """Answer with the policy's action, and return the next question. The episode ends with the game."""
         self.player.answers.put_nowait(action)
         question = await self._next_question()
         return Transition(question, end=None if question else "terminal")
 
     async def close(self) -> None:
-        """End the player's part in the game. If the game later calls :meth:`Player.ask`, the call raises
-        PlayerDropped.
-        """
+        """Leave the game. Later calls of :meth:`Player.ask` raise PlayerDropped."""
         self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _next_question(self) -> tuple[Message, ...]:

@@ -19,16 +19,13 @@ from agent_r1.tools.tool_errors import truncate_output
 class NaiveRag:
     """An environment with one turn and no tools. Its prompt contains passages that were retrieved for the question.
 
-    The question is the text of the task's last user message. The passages are put before the question. They come from
-    the search tool of the agent with which this baseline is compared, and are truncated in the same way as for this
-    agent. So the baseline and the agent read the same text.
+    The question is the text of the task's last user message. The passages are put before the question.
 
     Args:
-        retrieve: the search tool. ``query`` must be its only required argument.
-        system: a system message that replaces the system message of the task. If None, the task's system message is
-            kept.
-        examples: messages that follow the system message in every prompt. An example can be a user message with
-            passages and a question, followed by an assistant message with the answer.
+        retrieve: the search tool of the agent with which this baseline is compared. ``query`` must be its only required
+            argument.
+        system: a system message that replaces the system message of the task, if it is not None.
+        examples: messages that follow the system message in every prompt.
         max_output: the largest number of characters of the passages in the prompt. Use the value of the agent's
             ToolEnv.
 
@@ -57,8 +54,7 @@ class NaiveRag:
 
         Raises:
             InvalidInput: if the task has no user message.
-            AgentR1Error: if the retrieval fails. An answer without passages would make the score of the baseline too
-                low.
+            AgentR1Error: if the retrieval fails.
         """
         messages = list(opening_messages(task, self._system, self._examples))
         users = [index for index, message in enumerate(messages) if message.role == "user"]

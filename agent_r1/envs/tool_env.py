@@ -25,13 +25,13 @@ from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, u
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
 """A function that returns process rewards, by name, for an action and the results of its calls.
 
-The function is called for every action. The results are () if no call was run.
+It is called for every action. The results are () if no call was run.
 """
 
 CallRewards = Callable[[ToolCall, ToolResult], Mapping[str, float]]
 """A function that returns process rewards, by name, for a call and its result.
 
-The function is called for every call that has a result.
+It is called for every call that has a result.
 """
 
 MAX_OUTPUT = 2000
@@ -41,34 +41,27 @@ MAX_OUTPUT = 2000
 class ToolEnv:
     """The environment of an agent that calls tools, for at most ``max_turns`` actions.
 
-    An action without calls ends the episode (terminal). Otherwise the calls of the action run concurrently. Their
-    results are returned as tool messages in the order of the calls. If a call is malformed, names a tool that does not
-    exist or has wrong arguments, its result is an explanation, and the episode continues. After action number
-    ``max_turns``, the episode is truncated. The calls of this action are not run, because no turn remains that could
-    use their results.
+    An action without calls ends the episode (terminal). Otherwise the calls run concurrently, and their results become
+    tool messages in the order of the calls. If a call is malformed, names an unknown tool or has wrong arguments, its
+    result is an explanation, and the episode continues. After ``max_turns`` actions the episode is truncated. The calls
+    of the last action are not run.
+
+    Rewards exist for calls, for turns and for the trajectory. Rewards on different levels must have different names.
 
     Args:
         tools: tools, or plain functions, which are converted with :func:`tool`.
         rewards: sync or async functions ``(trajectory, task)`` that return a number or a mapping of names to numbers.
-        max_turns: the largest number of actions per episode.
-        system: a system message that replaces the system message of the task. If None, the task's system message is
-            kept.
+        system: a system message that replaces the system message of the task, if it is not None.
         examples: messages that follow the system message in every prompt, such as a solved task with its calls and
             results. The policy is never trained on the examples.
-        max_output: the largest number of characters that the agent sees of a tool's output. The rest is removed, with a
-            note.
+        max_output: the largest number of characters that the agent sees of a tool's output.
         timeout: the time limit of a call in seconds, for each tool without its own time limit.
         turn_rewards: a sync function that returns process rewards for an action as a whole. If the function raises or
             returns a number that is not finite, the episode fails.
-        call_rewards: a sync function that returns process rewards for one call. The episode fails in the same cases as
-            with ``turn_rewards``. If a call is wrong or fails, the function is also called, with ``result.ok`` False.
-            The function is not called for calls that are not run.
+        call_rewards: a sync function that returns process rewards for one call and its result. If the call is wrong or
+            fails, ``result.ok`` is False. The episode fails in the same cases as with ``turn_rewards``.
         sandbox: the sandbox in which tools run code of the policy, or the text ``"none: .."`` with a reason if the code
-            is not isolated. Give ``sandbox`` only for tools that do not declare a sandbox themselves, such as the tools
-            of a server.
-
-    Rewards exist on three levels: for calls, for turns and for the trajectory. Rewards on different levels must have
-    different names.
+            is not isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
 
     Raises:
         InvalidInput: if two tools or two rewards have the same name, or a limit is not positive.
@@ -106,7 +99,7 @@ class ToolEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation under which a tool runs code of the policy, as text. None if no tool runs such code."""
+        """The weakest isolation of the tools that run code of the policy, as text; None without such tools."""
         return weakest_sandbox([self._sandbox, *(tool.sandbox for tool in self.tools_by_name.values())])
 
     async def open(self, task: Task, context: RolloutContext) -> ToolEpisode:
@@ -116,14 +109,7 @@ class ToolEnv:
 
 @dataclass(slots=True)
 class ToolEpisode:
-    """One attempt in a ToolEnv.
-
-    Attributes:
-        env: the environment.
-        start: the opening messages of the episode.
-        resources: the resources that the tools open for this episode.
-        num_actions: the number of actions so far.
-    """
+    """One attempt in a ToolEnv."""
 
     env: ToolEnv
     task: Task
@@ -151,7 +137,6 @@ class ToolEpisode:
         return Transition(messages, rewards, results=results, call_rewards=call_rewards)
 
     async def close(self) -> None:
-        """Close the resources that the tools opened for this episode."""
         await self.resources.close()
 
     async def _run(self, call: ToolCall) -> ToolResult:
@@ -170,10 +155,7 @@ class ToolEpisode:
 
 
 def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, float]:
-    """Return ``rewards`` with the values as floats. Raise AgentR1Error if a reward is not finite.
-
-    ``source`` names the user's function in the error, such as "call_rewards".
-    """
+    """Return the rewards as floats. Raise AgentR1Error, which names ``source``, if a reward is not finite."""
     numbers = {name: float(value) for name, value in rewards.items()}
     wrong = [f"{name}={value}" for name, value in numbers.items() if not math.isfinite(value)]
     if wrong:
@@ -184,7 +166,7 @@ def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, fl
 def opening_messages(task: Task, system: str | None, examples: Sequence[Message] = ()) -> tuple[Message, ...]:
     """Return the opening messages of an episode: the system message, the examples, then the other messages of the task.
 
-    The system message is ``system``, or the system message of the task if ``system`` is None.
+    If ``system`` is None, the system message of the task is kept.
     """
     given = [message for message in task.messages if message.role == "system"]
     rest = [message for message in task.messages if message.role != "system"]

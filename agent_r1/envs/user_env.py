@@ -1,6 +1,6 @@
-"""``UserEnv``: an environment in which the agent talks to a user.
+"""``UserEnv``: an environment in which the agent talks to a user: a person, a model or a program.
 
-A user is a function of the conversation. It has no state of its own, so that an episode can be replayed.
+A user is a function of the conversation and has no state, so that an episode can be replayed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_r1.tools.function_tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the user. If ``end`` is True, the reply ends the conversation, and the agent does not see its text.
+    """A reply of the user. With ``end``, the conversation ends, and the agent does not see the text.
 
     Example:
         Reply("The order is A17.")
@@ -35,8 +35,6 @@ class Reply:
 
 
 class User(Protocol):
-    """The user that an agent talks to: a person, a model or a program."""
-
     async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext, /) -> Reply:
         """Return the user's reply to the conversation ``messages``, which ends with a message of the agent.
 
@@ -78,7 +76,7 @@ class UserEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation under which a tool runs code of the policy, as text. None if no tool runs such code."""
+        """The weakest isolation of the tools that run code of the policy, as text; None without such tools."""
         return self._tool_env.sandbox
 
     async def open(self, task: Task, context: RolloutContext) -> UserEpisode:
@@ -88,13 +86,12 @@ class UserEnv:
 
 @dataclass(slots=True)
 class UserEpisode:
-    """One attempt in which the policy talks to a user: a person, a model or a program.
+    """One attempt in which the policy talks to a user.
 
     Attributes:
         tool_episode: the :class:`ToolEpisode` that runs the tool calls.
         start: the opening messages of the episode.
         messages: the conversation so far.
-        num_actions: the number of actions so far.
     """
 
     env: UserEnv
@@ -131,7 +128,7 @@ OPENING = "(The conversation begins.)"
 """The first message to the model that plays the user, if the user begins the conversation."""
 
 SILENCE = "(says nothing)"
-"""The text in place of an empty message of the agent, in the prompt of the model that plays the user."""
+"""The text in place of an empty message of the agent, for the model that plays the user."""
 
 NUDGE = "(You said nothing. Please answer.)"
 """The message to the model that plays the user, after an empty reply."""
@@ -141,9 +138,9 @@ NUDGE = "(You said nothing. Please answer.)"
 class ModelUser:
     """A user simulated by a model.
 
-    The model plays the assistant in a conversation of its own. The persona is its system message, the agent's messages
-    are its user messages, and the user's replies are its assistant messages. The model sees only the text that the
-    agent writes to the user: no reasoning, no tool calls and no results of tools.
+    The model plays the assistant in a conversation of its own. In this conversation, the persona is the system message,
+    and the agent's messages are user messages. The model does not see the agent's reasoning, tool calls and results of
+    tools.
 
     The conversation ends if a reply contains ``farewell``, or after two empty replies in a row.
 
@@ -174,10 +171,9 @@ class ModelUser:
 
 
 def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
-    """Yield the conversation with exchanged roles, as the model that plays the user sees it.
+    """Yield the texts of the user as assistant messages, and the texts of the agent as user messages.
 
-    The user's messages become assistant messages, and the agent's messages become user messages. System messages,
-    messages with tool calls, and results of tool calls are left out.
+    Other messages and messages with tool calls are left out.
     """
     for message in messages:
         if message.role == "user" and message.text:
@@ -187,10 +183,7 @@ def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _merge_roles(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages, with consecutive messages of the same role merged into one.
-
-    If the first message is from the assistant, the user message ``OPENING`` is put before it.
-    """
+    """Return the messages, with adjacent messages of one role merged, and a user message first."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:

@@ -1,10 +1,9 @@
 """Reward functions for attempts that end in ``<answer>...</answer>``.
 
-The functions read the gold answers from ``task.data["answers"]``, a tuple of strings.
+The gold answers are ``task.data["answers"]``, a tuple of strings. The score is the highest score over these answers.
 
-Before answers are compared, they are normalized. If a question has several gold answers, the score is the highest score
-over the gold answers. The normalization comes from SQuAD's evaluation script (Rajpurkar et al. 2016): lower case, no
-ASCII punctuation, no articles, single spaces. HotpotQA (Yang et al. 2018) uses the same normalization.
+Before answers are compared, they are normalized as in SQuAD's evaluation script (Rajpurkar et al. 2016) and in HotpotQA
+(Yang et al. 2018): lower case, no ASCII punctuation, no articles, single spaces.
 """
 
 from __future__ import annotations
@@ -26,25 +25,21 @@ _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 
 
 def exact_match(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the final answer equals a gold answer after normalization; 0.0 if not, or if there is no answer."""
+    """Return 1.0 if the final answer equals a gold answer after normalization, otherwise 0.0."""
     answer = final_answer(trajectory)
     return 0.0 if answer is None else exact_match_score(answer, gold_answers(task))
 
 
 def f1(trajectory: Trajectory, task: Task) -> float:
-    """Return the F1 over words between the final answer and a gold answer, in [0, 1].
-
-    If there are several gold answers, return the highest F1. Return 0.0 if there is no final answer.
+    """Return the highest F1 over words between the final answer and a gold answer, in [0, 1]; 0.0 without a final
+    answer.
     """
     answer = final_answer(trajectory)
     return 0.0 if answer is None else f1_score(answer, gold_answers(task))
 
 
 def sub_match(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the final answer contains a gold answer after normalization.
-
-    Return 0.0 if the final answer contains no gold answer, or if there is no final answer.
-    """
+    """Return 1.0 if the final answer contains a gold answer after normalization, otherwise 0.0."""
     answer = final_answer(trajectory)
     return 0.0 if answer is None else sub_match_score(answer, gold_answers(task))
 
@@ -52,8 +47,8 @@ def sub_match(trajectory: Trajectory, task: Task) -> float:
 def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
     """Return the exact match (1 or 0) if the format is right, else a penalty (arXiv:2511.14460, eq. 6).
 
-    The format has two parts: the attempt gives a final answer, and no tool call was invalid. If both parts are right,
-    the format is right. If only one part is right, the penalty is -0.5. If both parts are wrong, the penalty is -1.
+    The format has two parts: the attempt gives a final answer, and no tool call was invalid. The penalty is -0.5 if one
+    part is wrong, and -1 if both parts are wrong.
     """
     format_score = (float(final_answer(trajectory) is not None) + float(calls_are_valid(trajectory))) / 2
     return exact_match(trajectory, task) if format_score == 1.0 else format_score - 1.0
@@ -62,8 +57,8 @@ def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
 def final_answer(trajectory: Trajectory) -> str | None:
     """Return the answer in the text of the last action; None if the last action gives no answer or calls a tool.
 
-    If an agent program returned a text, return the answer in this text instead. If this text has no ``<answer>`` tags,
-    return the whole text.
+    If an agent program returned a text, return the answer in this text instead. Without ``<answer>`` tags, return the
+    whole text.
     """
     text = final_text(trajectory)
     if text is None:
@@ -89,8 +84,7 @@ def final_text(trajectory: Trajectory) -> str | None:
 def calls_are_valid(trajectory: Trajectory) -> bool:
     """Return whether every tool call could be parsed, named a known tool, and gave this tool valid arguments.
 
-    A call is also valid if its arguments are valid but the tool fails. If a call of the last turn was not run, only its
-    syntax is checked.
+    A valid call can fail in the tool. If a call of the last turn was not run, only its syntax is checked.
     """
     turns = trajectory.env_turns
     is_malformed = any(call.error is not None for turn in turns for call in turn.action.message.calls)
@@ -98,10 +92,7 @@ def calls_are_valid(trajectory: Trajectory) -> bool:
 
 
 def gold_answers(task: Task) -> Sequence[str]:
-    """Return ``task.data["answers"]``.
-
-    Raise InvalidInput if this value is not a list or a tuple of strings, or if it is empty.
-    """
+    """Return ``task.data["answers"]``. Raise InvalidInput if this value is not a nonempty list or tuple of strings."""
     answers = task.data.get("answers")
     if isinstance(answers, list | tuple) and answers and all(isinstance(answer, str) for answer in answers):
         return answers
@@ -109,10 +100,7 @@ def gold_answers(task: Task) -> Sequence[str]:
 
 
 def extract_answer(text: str) -> str | None:
-    """Return the content of the last complete ``<answer>...</answer>``, or None if this content is blank.
-
-    Also return None if there is no complete answer. The tags must be written exactly as ``<answer>`` and ``</answer>``.
-    An answer without its closing tag is ignored.
+    """Return the content of the last complete ``<answer>...</answer>``; None if there is none or it is blank.
 
     Example:
         >>> extract_answer("<answer>Rome</answer> no, <answer> Oslo </answer>")
@@ -123,7 +111,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without ASCII punctuation, without articles, and with single spaces.
+    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces.
 
     Example:
         >>> normalize("The  Beatles' album, a classic!")
@@ -146,8 +134,7 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
     """Return the highest F1 over words between the prediction and one of the gold ``answers``, in [0, 1].
 
     As in HotpotQA's script, the answers "yes", "no" and "noanswer" have F1 0 with every other answer. Texts that are
-    equal after normalization have F1 1.0, even if normalization leaves no words (as in SQuAD 2.0). Therefore F1 is
-    never below the exact match.
+    equal after normalization have F1 1.0, even if normalization leaves no words (as in SQuAD 2.0).
 
     Example:
         >>> f1_score("Walt Disney Company", ["Walt Disney"])
@@ -168,10 +155,9 @@ def _f1(prediction: str, answer: str) -> float:
 
 
 def sub_match_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 if the normalized prediction contains a normalized gold answer, else 0.0.
+    """Return 1.0 if the normalized prediction contains a normalized gold answer, else 0.0. Whole words are compared.
 
-    Whole words are compared. The first release of Agent-R1 compared characters: "no" matched "unknown". Therefore the
-    scores of the first release are slightly higher.
+    The first release of Agent-R1 compared characters, so its scores are slightly higher.
 
     Example:
         >>> sub_match_score("It is in Paris, France", ["Paris"]), sub_match_score("unknown", ["no"])

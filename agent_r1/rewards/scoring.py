@@ -1,7 +1,4 @@
-"""A scorer that runs reward functions.
-
-If a function fails, its reward is ``Unscored`` and not 0.0. So the policy does not learn from the failure.
-"""
+"""A scorer that runs reward functions. If a function fails, its reward is ``Unscored`` and not 0.0."""
 
 from __future__ import annotations
 
@@ -30,9 +27,9 @@ from agent_r1.tools.execution import (
 )
 
 RewardFunction = Callable[[Trajectory, Task], Any]
-"""A sync or async function ``(trajectory, task)`` that returns the reward of the trajectory, or several rewards.
+"""A sync or async function ``(trajectory, task)`` that returns a reward, or a mapping from names to rewards.
 
-A reward is a number, or a tuple with one number per turn. Several rewards are a mapping from their names to rewards.
+A reward is a number, or a tuple with one number per turn.
 """
 
 
@@ -41,8 +38,8 @@ class FunctionScorer:
     """A scorer that applies reward functions to each trajectory.
 
     A reward is Unscored if its function raises, takes longer than ``timeout`` seconds, or returns a value that is not a
-    finite number. A reward is also Unscored if two functions return a reward of the same name. A function that runs
-    code written by the policy must have an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
+    finite number. If two functions return a reward of the same name, this reward is Unscored. A function that runs code
+    written by the policy must have an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
 
     Attributes:
         functions: the functions by the name of their reward, such as ``{"em": exact_match}``. If a function returns a
@@ -58,10 +55,7 @@ class FunctionScorer:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation in which the functions run code of the policy, as text.
-
-        None if no function runs such code.
-        """
+        """The weakest isolation of the functions that run code of the policy, as text; None without such functions."""
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
             sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)
@@ -81,9 +75,9 @@ class FunctionScorer:
 
 
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
-    """Return a mapping from the name of each function to the function, such as ``{"exact_match": exact_match}``.
+    """Return the functions by their names, such as ``{"exact_match": exact_match}``.
 
-    Raise InvalidInput if two functions have the same name, or if an element is a lambda or a callable object that is
+    Raises InvalidInput if two functions have the same name, or if an element is a lambda or a callable object that is
     not a function.
     """
     by_name: dict[str, RewardFunction] = {}

@@ -14,12 +14,10 @@ from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Un
 class ShuffledScorer:
     """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
 
-    The mean and the spread of the rewards in a group stay the same, but a policy can learn nothing from the rewards. So
-    a training run with this scorer shows how much a policy changes without any information.
+    The mean and the spread of the rewards in a group stay the same, but a policy can learn nothing from the rewards.
 
-    A reward with one number per turn becomes the sum of its numbers, because the attempts can have different numbers of
-    turns. The order depends only on the task and the group. So several scorers of a task set shuffle a group in the
-    same way.
+    A reward with one number per turn becomes the sum of its numbers. The order depends only on the task and the group,
+    so several such scorers shuffle a group in the same way.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

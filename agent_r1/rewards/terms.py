@@ -1,7 +1,6 @@
 """Rewards that need no gold answer: cost, form and log-probability of an attempt, and whether its answer has a source.
 
-Use these rewards together with others, for example exact match minus a cost for each tool call. A cost is a positive
-number, so give it a negative weight.
+A cost is a positive number, so give it a negative weight.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def calls(trajectory: Trajectory, task: Task) -> float:
 
 
 def repeated_calls(trajectory: Trajectory, task: Task) -> float:
-    """Return how many tool calls have the same tool and the same arguments as an earlier call of the attempt."""
+    """Return how many tool calls repeat the tool and the arguments of an earlier call of the attempt."""
     made = [
         (call.name, call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str))
         for turn in trajectory.env_turns
@@ -43,10 +42,7 @@ def tokens(trajectory: Trajectory, task: Task) -> float:
 
 
 def logprob(trajectory: Trajectory, task: Task) -> float:
-    """Return the mean log-probability with which the policy sampled its tokens, or 0.0 if there is no token.
-
-    The log-probability says how sure the policy was of its own attempt, and needs no other model.
-    """
+    """Return the mean log-probability with which the policy sampled its tokens, or 0.0 if there is no token."""
     values = [value for turn in trajectory.turns for value in turn.logprobs]
     return fmean(values) if values else 0.0
 
@@ -57,11 +53,7 @@ def format(trajectory: Trajectory, task: Task) -> float:
 
 
 def grounded(trajectory: Trajectory, task: Task) -> float:
-    """Return 1.0 if the final answer occurs in the result of a tool call of the attempt, after normalization.
-
-    Return 0.0 if no result contains the final answer, or if there is no final answer. An answer that no result contains
-    was guessed, or comes from the memory of the model.
-    """
+    """Return 1.0 if the normalized final answer occurs in the result of a tool call of the attempt, otherwise 0.0."""
     answer = normalize(final_answer(trajectory) or "")
     results = (result for turn in trajectory.env_turns for result in turn.results)
     texts = (normalize(" ".join(part.text for part in result.parts if isinstance(part, Text))) for result in results)
@@ -71,4 +63,4 @@ def grounded(trajectory: Trajectory, task: Task) -> float:
 TERMS: Mapping[str, RewardFunction] = {
     function.__name__: function for function in (calls, repeated_calls, failed_calls, tokens, logprob, format, grounded)
 }
-"""The rewards of this module by name. The option ``--extra_rewards.NAME`` accepts these names."""
+"""The rewards of this module by name, for the option ``--extra_rewards.NAME``."""

@@ -20,7 +20,6 @@ order.
 """
 
 MAX_BATCH = 64
-"""The largest number of calls in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,7 @@ class _Queue:
 class CallBatcher:
     """A batcher, which collects the calls of one tool and executes them in batches, one batch at a time.
 
-    If no batch is running, a call does not wait: the next batch begins in the next iteration of the event loop. Calls
-    that arrive while a batch is running wait for the next batch. A batch has at most ``MAX_BATCH`` calls, sorted by
-    the argument ``order`` of :meth:`run`.
+    Calls that arrive while a batch is running wait for the next batch. A batch has at most ``MAX_BATCH`` calls.
     """
 
     def __init__(self, batch: BatchFunction) -> None:
@@ -60,7 +57,7 @@ class CallBatcher:
             arguments: the keyword arguments of the call.
             order: the sort key of the call within its batch.
             timeout: the time limit of the call in seconds. The time limit of a batch is the largest time limit of its
-                calls, and begins when the execution of the batch begins.
+                calls, and begins when the batch begins.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())
@@ -71,7 +68,7 @@ class CallBatcher:
         return await call.outcome
 
     async def _consume(self, queue: _Queue) -> None:
-        """Execute the pending calls in batches until no call is pending. The next call starts this method again."""
+        """Execute the pending calls in batches until no call is pending."""
         batch: list[_PendingCall] = []
         try:
             while queue.pending:
@@ -91,12 +88,8 @@ class CallBatcher:
     async def _execute(self, calls: list[dict[str, Any]], timeout: float) -> list[CallOutcome]:
         """Execute one batch and return the outcomes of its calls, in their order.
 
-        If the batch function raises an exception or returns a wrong number of outputs, execute the calls one by one.
-        Then only the faulty calls fail. If the batch exceeds its time limit, all its calls fail.
-
-        Args:
-            calls: the keyword arguments of each call.
-            timeout: the time limit of the batch in seconds.
+        If the batch function raises an exception or returns a wrong number of outputs, execute the calls one by one. If
+        the batch exceeds its time limit, all its calls fail.
         """
         outcome = await run_with_timeout(partial(self._batch, calls), timeout)
         if isinstance(outcome, ReturnValue):
@@ -112,7 +105,7 @@ class CallBatcher:
 
 
 def _resolve(calls: Sequence[_PendingCall], outcomes: Sequence[CallOutcome]) -> None:
-    """Give each call its outcome. Calls that were cancelled, or that already have an outcome, are skipped."""
+    """Give each call its outcome, except calls that were cancelled or already have an outcome."""
     for call, outcome in zip(calls, outcomes, strict=True):
         if not call.outcome.done():
             call.outcome.set_result(outcome)

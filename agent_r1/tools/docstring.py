@@ -28,9 +28,7 @@ class Docstring:
 
 
 def parse_docstring(text: str) -> Docstring:
-    """Parse a docstring into its summary and the descriptions of its arguments.
-
-    The summary is the text before the first section. The descriptions are the entries of the section ``Args:``.
+    """Parse a docstring into its summary and the descriptions in its section ``Args:``.
 
     Example:
         >>> parse_docstring("Add up.\\n\\nArgs:\\n    a: one\\n        number.\\n    b (int): another.").arguments
@@ -60,8 +58,7 @@ def _join_paragraphs(lines: list[str]) -> str:
 def _parse_entries(lines: list[str]) -> dict[str, str]:
     """Return the description of each argument, by name, from the ``lines`` of a section.
 
-    A description begins with a line ``name: text`` or ``name (type): text`` without indentation. Each other line
-    continues the description before it.
+    Each line that is not ``name: text`` or ``name (type): text`` continues the description before it.
     """
     entries: dict[str, str] = {}
     name = None

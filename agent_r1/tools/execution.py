@@ -1,7 +1,7 @@
 """Run functions of the user, sync or async, with a time limit and without blocking the event loop.
 
-Sync functions run in daemon threads (:mod:`agent_r1.core.threads`). A thread cannot be stopped from outside. If a
-function exceeds its time limit, its thread is abandoned, and the next call uses another thread.
+Sync functions run in daemon threads (:mod:`agent_r1.core.threads`). A thread cannot be stopped from outside, so the
+thread of a function that exceeds its time limit is abandoned.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ GRACE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ReturnValue:
-    """The outcome of a function that returned ``value``."""
-
     value: object
 
 
@@ -77,8 +75,8 @@ async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOu
     """Run ``work`` and return its outcome. An exception of ``work`` and a timeout are also returned as outcomes.
 
     Three exceptions are raised to the caller: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
-    GeneratorExit at the end of the event loop. The time limit begins when ``work`` starts. If an async function blocks
-    the event loop, it cannot be stopped at its time limit.
+    GeneratorExit at the end of the event loop. The time limit begins when ``work`` starts. An async function that
+    blocks the event loop cannot be stopped.
 
     Args:
         work: a sync or an async function without arguments.
@@ -111,8 +109,8 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
     The result is False in three cases:
 
     - ``error`` is the cancellation of ``task``.
-    - ``error`` is a KeyboardInterrupt that a signal caused (see :func:`is_interrupt`).
-    - ``error`` is a GeneratorExit that the event loop raises in coroutines at its end, while no task is running.
+    - ``error`` is a KeyboardInterrupt that a signal caused.
+    - ``error`` is a GeneratorExit that the event loop raises at its end.
     """
     match error:
         case asyncio.CancelledError():
@@ -128,9 +126,8 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
 def is_interrupt(error: KeyboardInterrupt) -> bool:
     """Return whether a signal raised ``error``, and not a ``raise`` statement in user code.
 
-    Outside of the main thread, the result is False. In the main thread, the result depends on the handler of SIGINT. If
-    Python's default handler is installed, the result is True, because the traceback does not show the origin of the
-    error. With another handler, the result is True if the innermost frame of the traceback is not in user code.
+    In threads other than the main thread, the result is False. With Python's default handler of SIGINT, the result in
+    the main thread is True, because the traceback does not show the origin of the error.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -147,11 +144,7 @@ def is_user_file(file: Path) -> bool:
 
 
 def user_code_location(error: BaseException) -> str:
-    """Return the innermost line of the user's own code in the traceback of an error, or "" if there is no such line.
-
-    Example:
-        " (env.py:12, in find)"
-    """
+    """Return the innermost line of the user's own code in a traceback, such as " (env.py:12, in find)", or ""."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)
         if is_user_file(file) and file.is_file():
@@ -163,8 +156,7 @@ async def run_detached(work: Awaitable[T]) -> T:
     """Run ``work`` in an asyncio task of its own. Return the result of ``work``, or raise its exception.
 
     If the caller is cancelled, ``work`` is also cancelled. If ``work`` then does not end within ``GRACE_SECONDS``, it
-    is abandoned. So the caller ends even if ``work`` catches the cancellation, for example with a bare ``except:``.
-    ``work`` cannot cancel the caller (see :mod:`agent_r1.core.tasks`).
+    is abandoned. ``work`` cannot cancel the caller (see :mod:`agent_r1.core.tasks`).
     """
     task = user_code_task(_capture(work))
     try:
@@ -183,7 +175,7 @@ async def run_detached(work: Awaitable[T]) -> T:
 class _CapturedError:
     """An exception of user code, as the result of the asyncio task that ran the code.
 
-    The task returns the exception and does not raise it, because a raised SystemExit would end the event loop.
+    The task does not raise the exception, because a raised SystemExit would end the event loop.
     """
 
     error: BaseException
@@ -201,10 +193,7 @@ async def _capture(work: Awaitable[T]) -> T | _CapturedError:
 
 
 async def _run(work: Callable[[], object]) -> CallOutcome:
-    """Run ``work`` and return its outcome: an async function in the event loop, a sync function in a thread.
-
-    If a sync function returns an awaitable, the awaitable is awaited in the event loop.
-    """
+    """Run ``work`` and return its outcome. If a sync function returns an awaitable, the awaitable is awaited."""
 
     def job() -> CallOutcome:
         try:

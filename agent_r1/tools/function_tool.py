@@ -48,8 +48,7 @@ class Tool:
         signature: validates the arguments of a call.
         timeout: the time limit of a call in seconds; None to use the limit of the environment.
         batcher: executes the calls in batches; None to execute each call on its own.
-        sandbox: the isolation level and layers under which the tool runs code written by the policy; None if the tool
-            runs no such code.
+        sandbox: the isolation under which the tool runs code written by the policy; None if the tool runs no such code.
     """
 
     spec: ToolSpec
@@ -67,18 +66,16 @@ class Tool:
         default_timeout: float = DEFAULT_TIMEOUT,
         resources: Resources | None = None,
     ) -> ToolResult:
-        """Run one call and return its result.
+        """Run one call and return its result. Only a cancellation or an interrupt is raised.
 
-        An error becomes a result whose text explains the error to the agent. Only a cancellation or an interrupt is
-        raised.
+        Any other error becomes a result whose text explains the error to the agent.
 
         Args:
             arguments: the arguments that the policy sent. This method validates them.
             task: the task of the episode.
             context: the context of the attempt.
             default_timeout: the time limit in seconds for a tool that has no time limit of its own.
-            resources: the resources of the episode. If None, the call opens its own resources and closes them at its
-                end.
+            resources: the resources of the episode. If None, the call opens and closes its own resources.
         """
         start = time.monotonic()
         call_resources = Resources(task, context) if resources is None else resources
@@ -124,22 +121,22 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Turn a typed function with a docstring into a tool. Use it as ``@tool`` or ``@tool(name=..., ...)``.
 
-    The text of the docstring before the first section, such as ``Args:``, is the description of the tool. The entries
-    of ``Args:`` (Google style) are the descriptions of the arguments. A parameter with the type ``Task``,
-    ``RolloutContext`` or ``Resources`` receives the value of the running episode and is hidden from the policy. The
-    function is sync (and runs in a thread) or async. It returns text, an image (an Image or an image of
-    pillow), a list of texts and images, a value that JSON can represent, or a ToolResult.
-    If the function raises an exception, the agent sees the error as the result of the call.
+    The text of the docstring before the first section is the description of the tool. The entries of ``Args:`` (Google
+    style) are the descriptions of the arguments. A parameter with the type ``Task``, ``RolloutContext`` or
+    ``Resources`` receives the value of the running episode and is hidden from the policy.
+
+    The function is sync (and runs in a thread) or async. It returns text, an image (an Image or an image of pillow), a
+    list of texts and images, a value that JSON can represent, or a ToolResult. If the function raises an exception, the
+    agent sees the error as the result of the call.
 
     Args:
         function: the function that performs the action.
         name: the name of the tool (default: the name of the function).
         timeout: the time limit of one call in seconds (default: the limit of the environment).
-        batch: a sync or async function that executes several calls together. It takes a list with the keyword arguments
-            of each call and returns a list with the result of each call, in the same order. A batch contains calls that
-            wait at the same time, also calls of different episodes. The decorated function then only describes the tool
-            and is never called. If a batch raises an exception, its calls are executed one by one, so that only the
-            faulty calls fail. If a batch exceeds its time limit, all its calls fail.
+        batch: a sync or async function that executes several waiting calls together, also of different episodes. It
+            takes a list with the keyword arguments of each call, and returns a list with the result of each call in the
+            same order. The decorated function is then never called. If a batch raises an exception, its calls are
+            executed one by one. If a batch exceeds its time limit, all its calls fail.
         sandbox: the sandbox in which the tool runs code written by the policy, or the text ``"none: .."`` with a reason
             if such code is not isolated. Leave it out if the tool runs no such code.
 
@@ -188,13 +185,11 @@ async def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
 
     A text stays as it is, an image becomes a part of the result, and other values become JSON. An exception, a timeout
     or an unusable value becomes a failed result. ``name`` is the name of the tool, for error messages.
-
-    Images are encoded and decoded in a thread, because this can take long.
     """
     value = outcome.value if isinstance(outcome, ReturnValue) else None
     content = value.parts if isinstance(value, ToolResult) else value
     if any(map(_is_image, content if isinstance(content, list | tuple) else (content,))):
-        return await run_in_thread(_to_tool_result, name, outcome)
+        return await run_in_thread(_to_tool_result, name, outcome)  # decoding an image can take long
     return _to_tool_result(name, outcome)
 
 
@@ -233,10 +228,7 @@ def _convert(name: str, outcome: CallOutcome) -> ToolResult:
 
 
 def _image_parts(value: object) -> tuple[ContentPart, ...] | None:
-    """Return the content parts of a value that a tool returned; None if the value contains no image.
-
-    The value can be an image, or a list or tuple of images and texts. An image is an ``Image`` of this package or a
-    ``PIL.Image.Image`` of the library Pillow.
+    """Return the content parts of an image, or of a list or tuple of images and texts; None for any other value.
 
     Raises:
         InvalidInput: an image cannot be used.

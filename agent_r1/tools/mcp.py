@@ -88,7 +88,7 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """An MCP server at a URL. It communicates over "Streamable HTTP", a transport of the protocol.
+    """An MCP server at a URL, with the transport "Streamable HTTP".
 
     Example:
         HttpServer("http://127.0.0.1:8000/mcp", headers={"Authorization": "Bearer .."})
@@ -121,13 +121,11 @@ def mcp_tools(
     only: Sequence[str] = (),
     prefix: str = "",
 ) -> list[Tool]:
-    """Return the tools of an MCP server, for a ToolEnv.
+    """Return the tools of an MCP server, for a ToolEnv. The server is asked for its tools once.
 
-    This function queries the server once for its tools. Each episode that calls a tool then has a connection of its
-    own, from the first call to the end of the episode. For a command, each connection is a separate server process, so
-    that attempts do not affect each other. For a URL, each connection is a session, and the server decides which state
-    the sessions share. If a server crashes or hangs, the calls of its episode fail with an explanation, and other
-    episodes continue.
+    Each episode that calls a tool has a connection of its own. For a command, each connection is a separate server
+    process. For a URL, each connection is a session, and the server decides which state the sessions share. If a server
+    crashes or hangs, only the calls of its episode fail, with an explanation.
 
     Args:
         server: a command, a URL, a :class:`StdioServer` or a :class:`HttpServer`.
@@ -173,7 +171,6 @@ class _SchemaSignature:
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return {"arguments": arguments, "resources": resources}, or InvalidArguments if the schema is violated."""
         validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(self.schema)
         errors = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
         if not errors:
@@ -213,11 +210,7 @@ class _Connection:
         return connection
 
     async def _hold(self, seed: int | None) -> None:
-        """Open the connection, and keep it open until :meth:`close` is called.
-
-        When the connection is open, set the future ``_client`` to the client. If opening fails, set the exception of
-        ``_client``.
-        """
+        """Keep the connection open until :meth:`close` is called. ``_client`` gets the client or an error."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
             try:
@@ -242,10 +235,7 @@ class _Connection:
         return descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call the tool ``name`` and return its result.
-
-        If the server returns no result, return a failed result with the reason.
-        """
+        """Call the tool ``name`` and return its result. Without an answer of the server, return a failed result."""
         client = await self._client
         try:
             return _convert_result(await client.call_tool(name, dict(arguments)))
@@ -264,7 +254,7 @@ class _Connection:
         await asyncio.wait([self._holder])
 
     def _add_log(self, reason: str) -> str:
-        """Return the text ``reason`` with the last line of the server's standard error added, without credentials."""
+        """Return ``reason`` with the last line of the server's standard error added, without credentials."""
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
@@ -274,8 +264,7 @@ class _Connection:
 def _redact(text: str, values: Iterable[str]) -> str:
     """Return the text without ``values``, without the words in ``values``, and without credentials in addresses.
 
-    For the value "Bearer secret", the word "secret" is removed too. Values and words with fewer than ``_MIN_SECRET``
-    characters are kept.
+    Values and words with fewer than ``_MIN_SECRET`` characters are kept.
     """
     words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
     for word in sorted(words, key=len, reverse=True):
@@ -303,7 +292,7 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PerEpisode:
-    """An :class:`~agent_r1.tools.resources.Opener` that opens a separate connection to ``server`` for each episode."""
+    """An :class:`~agent_r1.tools.resources.Opener` of a separate connection for each episode."""
 
     server: Server
 
@@ -316,7 +305,7 @@ class _SharedState:
     """The shared connections of one event loop.
 
     Attributes:
-        connection: the connection for new episodes. An unusable connection is replaced. None before the first episode.
+        connection: the connection for new episodes; None before the first episode.
         num_users: the number of episodes that use each open connection.
     """
 
@@ -326,7 +315,7 @@ class _SharedState:
 
 
 class _Shared:
-    """An ``Opener`` that opens one connection for all episodes of an event loop. It replaces an unusable connection."""
+    """An ``Opener`` of one connection for all episodes of an event loop. It replaces an unusable connection."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -352,7 +341,6 @@ class _Shared:
 
 
 async def _list_tools(server: Server) -> list[Any]:
-    """Connect to the server, return the descriptions of its tools, and close the connection."""
     try:
         connection = await _Connection.open(server)
     except ConnectionError as error:
@@ -368,10 +356,9 @@ async def _list_tools(server: Server) -> list[Any]:
 
 
 def _convert_result(result: Any) -> ToolResult:
-    """Convert the SDK's result of a call to a ToolResult.
+    """Convert the SDK's result of a call to a ToolResult, with the structured content of the SDK's result as ``data``.
 
-    The structured content of the SDK's result becomes ``data`` of the ToolResult. The policy does not see ``data``. If
-    the SDK's result has only structured content, this content also becomes the text of the ToolResult, as JSON.
+    If there is only structured content, this content also becomes the text, as JSON.
     """
     try:
         parts = tuple(part for block in result.content for part in _convert_block(block))

@@ -16,8 +16,6 @@ _log = logging.getLogger(__name__)
 
 
 class Resource(Protocol):
-    """An object that tools use during an episode. It is closed at the end of the episode."""
-
     async def close(self) -> None: ...
 
 
@@ -57,11 +55,9 @@ class Resources:
         self._closing: asyncio.Task[None] | None = None
 
     async def get(self, opener: Opener[_R]) -> _R:
-        """Return the resource of ``opener`` in this episode.
+        """Return the resource of ``opener`` in this episode. The first call opens the resource.
 
-        The first call opens the resource, and later calls return the same resource. If a call is cancelled or times out
-        while the resource opens, the opening continues, because other calls can wait for it. If the opening fails, it
-        is not repeated, and every call raises the error of the opening.
+        The opening continues if the call is cancelled or times out. If the opening fails, every call raises its error.
 
         Raises:
             RuntimeError: if the episode has ended.
@@ -74,10 +70,7 @@ class Resources:
         return resource
 
     async def close(self) -> None:
-        """Close all open resources, even if the caller is cancelled.
-
-        If closing a resource fails, the error is logged, and the other resources are still closed.
-        """
+        """Close all open resources, even if the caller is cancelled. Errors are logged."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

@@ -1,7 +1,7 @@
 """The parameters of a tool: a JSON schema for the policy, and the validation of the arguments that the policy sends.
 
-A parameter with the type ``Task``, ``RolloutContext`` or ``Resources`` receives the value of the running episode. The
-schema does not contain such a parameter.
+A parameter with the type ``Task``, ``RolloutContext`` or ``Resources`` is not in the schema. It receives the value of
+the running episode.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ class Signature(Protocol):
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the keyword arguments for the tool's function, or InvalidArguments if the arguments are not valid.
+        """Return the keyword arguments for the tool's function, or InvalidArguments if ``arguments`` are not valid.
 
-        ``arguments`` are the arguments that the policy sent. ``task``, ``context`` and ``resources`` belong to the
-        running episode.
+        ``arguments`` come from the policy. ``task``, ``context`` and ``resources`` belong to the running episode.
         """
         ...
 
@@ -52,7 +51,7 @@ class FunctionSignature:
 
     Attributes:
         model: a pydantic model that validates the arguments. Its fields are named p0, p1, .., because pydantic does not
-            accept every name as the name of a field. The alias of a field is the name of the parameter.
+            accept every name. The alias of a field is the name of the parameter.
         names: the names of the parameters that the policy fills in, in the order of the fields of ``model``.
         injected: the types of the other parameters (Task, RolloutContext or Resources), by name.
         schema: the JSON schema of the parameters in ``names``.
@@ -98,7 +97,7 @@ def describe_parameters(schema: Mapping[str, Any]) -> str:
 
 
 def parse_signature(function: Callable[..., Any], docs: Docstring) -> FunctionSignature:
-    """Return the signature of a function, from the annotations, defaults and docstring of the function.
+    """Return the signature of a function, from its annotations, defaults and docstring.
 
     Raises:
         InvalidInput: if the annotations cannot be read; if a parameter has no type, has no JSON schema or cannot be
@@ -151,10 +150,7 @@ def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _remove_titles(node: Any) -> Any:
-    """Return a JSON schema without the titles that pydantic generates.
-
-    A generated title is a string. The schema of a property that is named ``title`` is a mapping, and is kept.
-    """
+    """Return a JSON schema without the titles that pydantic generates. A property named ``title`` is kept."""
     if isinstance(node, dict):
         return {
             key: _remove_titles(value) for key, value in node.items() if key != "title" or not isinstance(value, str)

@@ -1,8 +1,4 @@
-"""The results of failed tool calls, and the limit on the output that an agent sees.
-
-Each kind of failure is a :class:`ToolErrorKind` in ``ToolResult.error``. So rewards and metrics can distinguish wrong
-calls from failing tools. The text for the agent is in ``ToolResult.parts``.
-"""
+"""The results of failed tool calls, and the limit on the output that an agent sees."""
 
 from __future__ import annotations
 
@@ -36,12 +32,12 @@ INVALID_CALL_KINDS = frozenset(
 
 
 def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
-    """Return a failed result whose field ``error`` is ``kind``. ``text`` explains the error to the agent."""
+    """Return a failed result. ``text`` explains the error to the agent."""
     return ToolResult((Text(text),), ok=False, error=kind)
 
 
 def malformed_call_result(reason: str) -> ToolResult:
-    """Return the result of a call that could not be parsed for the reason ``reason``.
+    """Return the result of a call that could not be parsed.
 
     Example:
         >>> malformed_call_result('the call has no "name"').parts[0].text
@@ -52,7 +48,7 @@ def malformed_call_result(reason: str) -> ToolResult:
 
 
 def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
-    """Return the result of a call to a tool that does not exist. The text of the result lists the existing tools.
+    """Return the result of a call to a tool that does not exist.
 
     Example:
         >>> unknown_tool_result("serach", ["search", "add"]).parts[0].text
@@ -65,10 +61,9 @@ def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
 
 
 def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
-    """Return the result with at most ``max_output`` characters of text. Invalid Unicode becomes question marks.
+    """Return the result with at most ``max_output`` characters of text, and a note if text was removed.
 
-    If text was removed, a note with the number of removed characters is added. The note does not count towards
-    ``max_output``.
+    Invalid Unicode becomes question marks. The note does not count towards ``max_output``.
 
     Example:
         >>> truncate_output(ToolResult((Text("abcdef"),), ok=True), 4).parts[0].text
@@ -90,7 +85,6 @@ def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
 
 
 def _append_text(parts: list[ContentPart], text: str) -> None:
-    """Append ``text`` to the last part of ``parts``. If the last part is not text, append a new part."""
     if parts and isinstance(last := parts[-1], Text):
         parts[-1] = Text(last.text + text)
     else:
@@ -124,8 +118,5 @@ def part_errors(parts: Sequence[object]) -> Iterator[str]:
 
 
 def describe_type(value: object) -> str:
-    """Return the type of a value as text.
-
-    No method of the value is called, because the value can be an object of user code.
-    """
+    """Return the type of a value as text, without calling a method of the value."""
     return "None" if value is None else f"an object of type {type(value).__name__}"

@@ -7,8 +7,8 @@ This command imports MODULE once and then executes the requests that arrive on t
 - ``{"fork": true}`` with an attached socket forks a worker process, which serves an object over the attached socket.
 - ``{"kill": pid}`` kills the worker process ``pid``.
 
-The control socket closes when the parent process ends for any reason. All worker processes are then killed. The server
-has only one thread, because forking a process with several threads is not safe.
+When the parent process ends, the control socket closes, and all worker processes are killed. The server has only one
+thread, because forking a process with several threads is not safe.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ def main(descriptor: int, module: str) -> None:
 
 
 def _import(module: str) -> str | None:
-    """Import the module. Return None, or the error as text if the import fails."""
     try:
         importlib.import_module(module)
     except BaseException as error:
@@ -62,11 +61,7 @@ def _import(module: str) -> str | None:
 
 
 def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return (the next request, its attached file descriptors), or None if the control socket is closed.
-
-    Example:
-        ({"fork": True}, [7]) or ({"kill": 4711}, [])
-    """
+    """Return (the next request, its attached file descriptors), such as ({"fork": True}, [7]), or None."""
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     return (json.loads(message), descriptors) if message else None
 
@@ -85,10 +80,7 @@ def _fork(control: socket.socket, descriptors: list[int], children: set[int]) ->
 
 
 def _kill(pid: int, children: set[int]) -> None:
-    """Kill the child process ``pid`` and the processes that it started, and remove ``pid`` from ``children``.
-
-    Do nothing if ``pid`` is not in ``children``: the system may have given the id to another process.
-    """
+    """Kill a child process and the processes that it started. Do nothing if ``pid`` is not in ``children``."""
     if pid in children:
         children.discard(pid)
         with suppress(ProcessLookupError):
@@ -105,10 +97,7 @@ def _reap_ended(children: set[int]) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Answer the requests of one connection until it is closed.
-
-    The first request creates an object. Each further request calls a method of this object.
-    """
+    """Answer the requests of a connection. The first request creates an object, and the others call its methods."""
     instance: Any = None
     while (request := _receive(connection)) is not None:
         try:
@@ -124,7 +113,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def import_attribute(name: str) -> Any:
-    """Import a module, and return one of its attributes. ``name`` is ``module:attribute``.
+    """Return an attribute of a module from ``module:attribute``.
 
     Example:
         >>> import_attribute("math:sqrt")(9.0)

@@ -1,7 +1,4 @@
-"""Episodes in which the policy plays a game in text.
-
-The game runs in a process of its own and returns text and rewards.
-"""
+"""Episodes in which the policy plays a game in text. Each game runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ MAX_TEXT = 8000
 """The largest number of characters that a policy sees of one observation."""
 
 CLOSE_SECONDS = 2.0
-"""The time limit for closing a game, in seconds. The process of the game is killed afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class Observation:
     Attributes:
         text: the text that the policy sees.
         reward: the reward of the action.
-        end: how the game ended ("terminal" or "truncated"); None if the game continues.
+        end: how the game ended; None if the game continues.
         valid: False if the policy's text was not an action. The state of the game has then not changed.
 
     Example:
@@ -45,7 +41,7 @@ class Observation:
 
 
 class Game(Protocol):
-    """A game. Its methods are ordinary functions, which can block, because the game runs in a process of its own."""
+    """A game. Its methods can block, because the game runs in a process of its own."""
 
     def open(self, seed: int, attempt_seed: int) -> Observation:
         """Start the game, and return the first observation.
@@ -65,9 +61,9 @@ class Game(Protocol):
 class GameEnv:
     """An environment whose episodes are games. Each game runs in a process of its own.
 
-    A game starts from the seed in the task's ``data["seed"]``, so it is the same game for all attempts at the task. If
-    the task has no seed, each attempt uses its own seed. If a game raises, crashes or exceeds the time limit, only its
-    own episode fails. After ``max_turns`` actions the episode is truncated.
+    All attempts at a task play the same game, with the seed ``task.data["seed"]``. Without this seed, each attempt uses
+    its own seed. If a game raises, crashes or exceeds the time limit, only its own episode fails. After ``max_turns``
+    actions the episode is truncated.
 
     Attributes:
         package: a module that is imported once, before the processes are forked.
@@ -100,8 +96,6 @@ class GameEnv:
 
 @dataclass(slots=True)
 class GameEpisode:
-    """One attempt at a game. ``num_actions`` is the number of actions so far."""
-
     env: GameEnv
     process: WorkerProcess
     start: tuple[Message, ...]
@@ -127,7 +121,7 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
     """Return the opening messages of an episode: the messages of the task, then the first observation of the game.
 
     If the last message of the task is a user message, the observation is added to its text, because some chat templates
-    reject two user messages in a row. Otherwise the observation becomes a user message of its own.
+    reject two user messages in a row.
     """
     observation = _truncate(observation)
     if task.messages and task.messages[-1].role == "user":
@@ -139,8 +133,7 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 def to_transition(observation: Observation) -> Transition:
     """Convert an observation of a game to a transition.
 
-    If the game continues, the policy gets the text of the observation as a user message. The reward is stored in
-    ``results`` of the transition, from which :func:`episode_return` reads it.
+    The text becomes a user message if the game continues. The reward becomes ``data`` of the only result.
     """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS
@@ -157,16 +150,8 @@ def _truncate(text: str) -> str:
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
     """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-    Each task has a game seed of its own in ``data["seed"]``. The game seeds of a call are consecutive integers from
-    ``seed * 1_000_003``. So two calls with different values of ``seed`` share no game seed, if each call returns at
-    most 1,000,003 tasks.
-
-    Args:
-        name: the first part of each task's id, such as "Wordle-v0" in "Wordle-v0/17".
-        messages: the opening messages of every task.
-        train: the number of training tasks.
-        test: the number of test tasks.
-        seed: determines the game seeds.
+    Each task has a game seed of its own in ``data["seed"]``. The game seeds are consecutive integers from
+    ``seed * 1_000_003``. ``name`` is the first part of each task's id, such as "Wordle-v0" in "Wordle-v0/17".
     """
     first = seed * 1_000_003
     return [

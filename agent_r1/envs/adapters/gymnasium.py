@@ -17,23 +17,22 @@ from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks
 class Gymnasium:
     """An environment of Gymnasium as text, with a ``Discrete`` or ``Text`` action space.
 
-    The policy writes a ``Discrete`` action as its name or its number, counted from 0. If the policy's text is not an
-    action, the policy gets an explanation. The environment then makes no step, but the turn counts towards
-    ``max_turns``.
+    The policy writes a ``Discrete`` action as its name or its index, from 0. If the policy's text is not an action, the
+    policy gets an explanation. The environment then makes no step, but the turn counts towards ``max_turns``.
 
     An observation that is text is shown to the policy unchanged. For any other observation, the policy sees the
     rendered environment if ``render_mode`` is "ansi", otherwise the observation as JSON.
 
     Args:
         name: the name for ``gymnasium.make``. With ``module:Name-v0``, the module is imported first.
-        actions: names for the actions of a ``Discrete`` action space, in the order of their numbers.
+        actions: names for the actions of a ``Discrete`` action space, by index.
         options: arguments for ``gymnasium.make`` and the environment, e.g. ``{"render_mode": "ansi"}``.
         max_turns: the largest number of actions per episode. The environment can end the episode earlier.
         timeout: the time limit of an action in seconds.
 
     Raises:
-        InvalidInput: in one of four cases: gymnasium is not installed; the environment does not exist; the action
-            space is neither ``Discrete`` nor ``Text``; ``actions`` does not fit the action space.
+        InvalidInput: if gymnasium is not installed, the environment does not exist, the action space is neither
+            ``Discrete`` nor ``Text``, or ``actions`` does not fit the action space.
     """
 
     def __init__(
@@ -53,9 +52,8 @@ class Gymnasium:
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The environment has a different seed in each task. Different values of ``seed`` give different seeds of the
-        environment. ``instruction`` is the first message of each episode. By default, the first message lists the names
-        of the actions.
+        The environment has a different seed in each task, and different seeds for a different ``seed``. ``instruction``
+        is the first message of each episode. By default, this message lists the names of the actions.
         """
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)
@@ -99,7 +97,6 @@ class GymnasiumGame:
         self._env.close()
 
     def _parse_action(self, text: str) -> Any:
-        """Return the action that the policy's text names, or None if the text is not an action."""
         space = self._env.action_space
         if isinstance(space, self._gymnasium.spaces.Text):
             return text if space.contains(text) else None

@@ -19,7 +19,7 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.envs.adapters.games import Observation, add_observation, seeded_tasks, to_transition
 
 CLOSE_SECONDS = 2.0
-"""The time limit for ending a session, in seconds. The connection is abandoned afterwards."""
+"""The time limit for ending a session, in seconds."""
 
 RETRY_SECONDS = 0.1
 """The time between two attempts to get a session, in seconds."""
@@ -29,7 +29,7 @@ _INVALID = "VALIDATION_ERROR"  # the server's error code for an invalid action
 
 
 def as_text(observation: Mapping[str, Any]) -> str:
-    """Return an observation as text: as JSON, or the text itself if the observation is a single field with text.
+    """Return an observation as JSON. If the observation is a single field with text, return this text.
 
     Example:
         >>> as_text({"echo": "hello"}), as_text({"x": 1, "y": 2})
@@ -52,8 +52,8 @@ class OpenEnv:
         url: the address of the server, e.g. ``http://127.0.0.1:8000``.
         action: converts the text of the policy to the server's action, as JSON.
         show: converts an observation to the text that the policy sees.
-        sessions: the largest number of concurrent episodes. It must not exceed the limit of the server
-            (``max_concurrent_envs``, 1 by default). Further episodes wait.
+        sessions: the largest number of concurrent episodes, at most the limit of the server (``max_concurrent_envs``, 1
+            by default). Further episodes wait.
         max_turns: the largest number of actions per episode. The server can end the episode earlier.
         timeout: the time limit of a server response in seconds.
 
@@ -84,16 +84,15 @@ class OpenEnv:
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The environment has a different seed in each task. Different values of ``seed`` give different seeds of the
-        environment. ``instruction`` is the first message of each episode. If ``instruction`` is empty, episodes begin
-        without this message.
+        The environment has a different seed in each task, and different seeds for a different ``seed``.
+        ``instruction``, if given, is the first message of each episode.
         """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
     async def open(self, task: Task, context: RolloutContext) -> OpenEnvEpisode:
         """Start a session and return the episode.
 
-        Raise AgentR1Error or an error of the client if the server starts no session.
+        Raises AgentR1Error or an error of the client if the server starts no session.
         """
         arguments = {"seed": task.data.get("seed", context.seed % 2**31)} | dict(task.data.get("reset", {}))
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.sessions))
@@ -127,7 +126,7 @@ class OpenEnv:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def wait_for(self, response: Awaitable[Any]) -> Any:
-        """Wait for a response of the server, and return it. Raise AgentR1Error if the time limit is exceeded."""
+        """Return a response of the server. Raise AgentR1Error if the time limit is exceeded."""
         try:
             return await response
         except TimeoutError as error:
@@ -146,8 +145,6 @@ class OpenEnv:
 
 @dataclass(slots=True)
 class OpenEnvEpisode:
-    """One attempt in the environment of a server. ``num_actions`` is the number of actions so far."""
-
     env: OpenEnv
     client: Any
     start: tuple[Message, ...]

@@ -1,7 +1,4 @@
-"""A pool with at most one worker process per CPU core.
-
-A process is reused for later calls. If a process does not respond within the time limit, it is killed.
-"""
+"""A pool with at most one worker process per CPU core."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ from agent_r1.tools.execution import CallFailure, CallOutcome
 
 @dataclass(slots=True)
 class _LoopState:
-    """The idle worker processes of one event loop, and a semaphore that limits concurrent calls."""
-
     idle: list[WorkerProcess] = field(default_factory=list)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(os.cpu_count() or 1))
 
@@ -27,8 +22,7 @@ class _LoopState:
 class WorkerPool:
     """A pool of worker processes. Each process holds an object of the same class.
 
-    A call runs a method of the object in one process. If a call times out or its process crashes, the call fails, and a
-    later call starts a new process.
+    If a call times out or its process crashes, the call fails, and a later call starts a new process.
 
     Args:
         package: a module that is imported once, before the processes are forked.
@@ -45,7 +39,7 @@ class WorkerPool:
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     async def call(self, method: str, *arguments: Any) -> CallOutcome:
-        """Call a method of the object in a free process, and return the outcome (a value, a failure or a timeout).
+        """Call a method of the object in a free process, and return the outcome: a value, a failure or a timeout.
 
         The arguments must be JSON values. The time limit begins when a process is free.
         """

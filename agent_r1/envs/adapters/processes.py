@@ -1,12 +1,10 @@
 """Worker processes for Python objects whose methods block: one object per process.
 
-In a worker process, an object can hang, crash or change global state without harm to this process. Threads would not be
-enough: many packages draw from the global ``random``, are not thread-safe, or hang in C code.
+In a worker process, an object can hang, crash or change global state without harm to this process. A worker process is
+not a sandbox: it has all rights of this process.
 
 Each package has one server process (:mod:`agent_r1.envs.adapters.fork_server`). The server process imports the package
 once, and can then fork a worker process within a few milliseconds.
-
-A worker process limits the effects of errors, but it is not a sandbox: it has all rights of this process.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ MAX_ANSWER = 16 * 2**20
 
 
 class WorkerProcess:
-    """A worker process that holds one object and handles one call at a time.
-
-    :func:`start_process` returns such a process.
+    """A worker process that holds one object and handles one call at a time. :func:`start_process` makes such a
+    process.
     """
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
@@ -46,7 +43,6 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still accepts calls."""
         return self._streams is not None
 
     async def connect(self, connection: socket.socket) -> None:
@@ -55,8 +51,7 @@ class WorkerProcess:
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
         """Create the object in the worker process, and return the outcome: success, failure or timeout.
 
-        ``name`` is ``module:class`` of the object, and ``keywords`` are the keyword arguments of the class. ``timeout``
-        is the time limit in seconds.
+        ``name`` is ``module:class`` of the object. ``timeout`` is the time limit in seconds.
         """
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
@@ -100,7 +95,7 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
     """Start a worker process, create an object in it, and return the process.
 
     Args:
-        package: a module that a server process imports once. Worker processes are forked from this server process.
+        package: a module that is imported once, before worker processes are forked.
         name: ``module:class`` of the object.
         keywords: the keyword arguments of the class, as JSON values.
         timeout: the time limit for creating the object, in seconds.
@@ -151,7 +146,7 @@ async def _exchange(
 class _ForkServer:
     """A running server process that has imported a package and forks worker processes.
 
-    Any thread can call its methods, which block.
+    Its methods block, and any thread can call them.
     """
 
     def __init__(self, package: str) -> None:
@@ -172,7 +167,7 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Fork a worker process, in which no object was created yet, and return (the process, the connection to it)."""
+        """Return (a new worker process without an object, the connection to this process)."""
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)

@@ -1,7 +1,4 @@
-"""Tasks from the procedural datasets of reasoning-gym, and the scores of answers to these tasks.
-
-The project is at https://github.com/open-thought/reasoning-gym.
-"""
+"""Tasks from the procedural datasets of reasoning-gym (https://github.com/open-thought/reasoning-gym), with scores."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from agent_r1.envs.adapters.processes import unwrap
 from agent_r1.rewards.answers import final_answer
 
 SCORE_SECONDS = 10.0
-"""The time limit for scoring one answer, in seconds."""
 
 _INSTRUCTION = "Give the answer alone between <answer> and </answer>."
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr)\(")
@@ -41,7 +37,7 @@ def reasoning_gym_tasks(
 ) -> list[Task]:
     """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test". No question occurs twice.
 
-    All questions come from one dataset with one seed. Datasets with neighboring seeds share most of their questions.
+    Datasets with neighboring seeds share most of their questions.
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.
@@ -54,8 +50,8 @@ def reasoning_gym_tasks(
             the policy then runs on this machine without a sandbox.
 
     Raises:
-        InvalidInput: in one of four cases: reasoning-gym is not installed; the dataset does not exist; the dataset has
-            too few different questions; the scorer of the dataset runs answers and ``run_answers`` is False.
+        InvalidInput: if reasoning-gym is not installed, the dataset does not exist or has too few different questions,
+            or its scorer runs answers and ``run_answers`` is False.
     """
     options = dict(options or {})
     entries = _create_dataset(dataset, options | {"seed": seed, "size": _OVERSAMPLING * (train + test)})
@@ -97,7 +93,7 @@ def _create_dataset(name: str, options: dict[str, Any]) -> Any:
 
 
 async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
-    """Return the score of the final answer, from 0 to 1. The score is 0.0 if the trajectory has no final answer.
+    """Return the score of the final answer, from 0 to 1; 0.0 if the trajectory has no final answer.
 
     The dataset's own scorer computes the score, in a worker process.
 

@@ -25,12 +25,11 @@ MAX_OPPONENT_MOVES = 1000
 class TextArena:
     """The environment and the tasks of a TextArena game.
 
-    After each action the policy sees only the new messages of the game, because the earlier messages are already in the
-    conversation. The reward is given at the end of the game. In most games, the reward is 1 for a win, 0 for a draw,
-    and -1 for a loss or for too many invalid actions.
+    After each action the policy sees only the new messages of the game. The reward is given at the end of the game. In
+    most games, the reward is 1 for a win, 0 for a draw, and -1 for a loss or for too many invalid actions.
 
     Args:
-        game: the id of the game without a suffix for a wrapper, such as ``GuessTheNumber-v0`` (not
+        game: the id of the game without the suffix of a wrapper, such as ``GuessTheNumber-v0`` (not
             ``GuessTheNumber-v0-raw``).
         options: arguments of the game's constructor, e.g. ``{"max_number": 8}``.
         opponent: ``module:function`` of an :data:`Opponent`, for games with two players. By default, the opponent makes
@@ -62,13 +61,13 @@ class TextArena:
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The game has a different seed in each task. Different values of ``seed`` give different seeds of the game.
+        The game has a different seed in each task, and different seeds for a different ``seed``.
         """
         return seeded_tasks(self.game, (), train, test, seed)
 
 
 class TextArenaGame:
-    """A TextArena game as a :class:`Game`, in a worker process of its own.
+    """A TextArena game as a :class:`Game`.
 
     Two games must not share a process, because TextArena's games draw from the global ``random``.
     """
@@ -81,11 +80,7 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Return the TextArena game ``game`` with the default wrappers that convert actions.
-
-        The default wrappers that convert observations are left out, because they repeat all earlier messages in each
-        observation.
-        """
+        """Return the TextArena game ``game`` with only those of its default wrappers that convert actions."""
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():
             if issubclass(wrapper, self._textarena.ActionWrapper):
@@ -93,10 +88,6 @@ class TextArenaGame:
         return env
 
     def _find_num_players(self) -> int:
-        """Return the number of players, 1 or 2. Raise InvalidInput for a game of more players.
-
-        The number is found by trial: ``reset`` of the game raises an error for a wrong number.
-        """
         for players in (1, 2):
             try:
                 self._env.reset(num_players=players, seed=0)
@@ -119,10 +110,7 @@ class TextArenaGame:
         self._env.close()
 
     def _run_opponent(self, done: bool) -> Observation:
-        """Let the opponent act until it is the policy's turn or the game has ended. Return the policy's observation.
-
-        If ``done`` is true, the game has already ended, and the opponent does not act.
-        """
+        """Let the opponent act until it is the policy's turn or the game ends. Return the policy's observation."""
         for _ in range(MAX_OPPONENT_MOVES):
             if done:
                 rewards, _ = self._env.close()
@@ -135,11 +123,7 @@ class TextArenaGame:
         raise RuntimeError(f"the opponent moved {MAX_OPPONENT_MOVES} times in a row")
 
     def _format(self, player: int, events: list[tuple[int, str, Any]]) -> str:
-        """Return the messages to a player as one text. The player's own actions are left out.
-
-        ``events`` holds one tuple (sender, message, kind) per message. An action of the other player is written as
-        ``name: action``.
-        """
+        """Return the messages (sender, message, kind) to a player as one text, without the player's own actions."""
         action = self._textarena.ObservationType.PLAYER_ACTION
         names = self._env.state.role_mapping
         return "\n".join(
@@ -150,10 +134,9 @@ class TextArenaGame:
 
 
 def random_move(observation: str, rng: random.Random) -> str:
-    """Return a random move among the moves that the game lists. The result includes the brackets, such as ``[3]``.
+    """Return a random move among the moves that the game lists, with its brackets, such as ``[3]``.
 
-    The moves are the texts in brackets in the last line that contains "available", "valid" or "legal". ``rng`` draws
-    the random numbers.
+    The moves are the texts in brackets in the last line that contains "available", "valid" or "legal".
 
     Raises:
         ValueError: if the observation contains no such moves.
