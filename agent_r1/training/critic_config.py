@@ -25,7 +25,8 @@ class CriticConfig(BaseModel):
     """Model that the critic starts from; empty: the trained model of the run."""
 
     attempts: int = Field(default=0, ge=0)
-    """Number of newest attempts to learn from; 0: all. Best are attempts of the policy that the critic will guide."""
+    """Number of newest attempts to learn from; 0: all. The policy that the critic will guide should have made
+    these attempts."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of tasks whose attempts only measure the critic."""

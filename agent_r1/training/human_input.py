@@ -55,10 +55,11 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call in which ``text`` is the only required argument, or else the first argument.
+    """Return the arguments of a call with the single argument ``text``.
 
-    If the argument is not a string, ``text`` is parsed as JSON if possible. If the tool has no arguments, the argument
-    gets the name "", so that the tool refuses the call.
+    ``text`` is the value of the only required argument. If there is not exactly one, ``text`` is the value of the first
+    argument. If that argument is not a string, ``text`` is parsed as JSON if possible. If the tool has no arguments,
+    the argument gets the name "", so that the tool refuses the call.
 
     Example:
         {"query": "Alba"} for a tool with the parameter ``query`` and the text "Alba"

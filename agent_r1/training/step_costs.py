@@ -95,7 +95,7 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _load_of(trajectory: Trajectory) -> AttemptLoad:
-    """Return the work of an attempt. Responses of the environment below ``IN_PROCESS_SECONDS`` take no time."""
+    """Return the work of an attempt. Tools that took less than ``IN_PROCESS_SECONDS`` in a turn count as 0 seconds."""
     loads = []
     for turn in trajectory.turns:
         seconds = 0.0 if turn.timing is None else turn.timing.env_seconds
@@ -215,10 +215,10 @@ class ModelSize:
 
 
 def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float) -> EngineCost:
-    """Return the costs of an engine on ``gpus`` GPUs, whose memory and arithmetic add up.
+    """Return the costs of an engine on ``gpus`` GPUs, as on one GPU with ``gpus`` times the bandwidth and FLOP/s.
 
-    A decode step reads all weights, keys and values once, and takes 2 FLOPs per weight and sequence. The slower of the
-    two determines its duration. See :class:`EngineCost` for ``slots`` and ``kv_tokens``.
+    A decode step reads all weights, keys and values once, and computes 2 FLOPs per weight and sequence. See
+    :class:`EngineCost` for ``slots`` and ``kv_tokens``.
     """
     flops, bandwidth = gpu.tflops * 1e12 * gpus, gpu.bandwidth * 1e9 * BANDWIDTH_SHARE * gpus
     return EngineCost(

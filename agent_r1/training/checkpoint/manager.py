@@ -92,8 +92,8 @@ class CheckpointManager:
     async def save_now(self) -> None:
         """Save the last step, and wait for the save. Call this method before the next update changes the weights.
 
-        Nothing is saved if the step has a checkpoint, or if checkpoints are disabled. Raises CheckpointError if this
-        save or the previous save fails.
+        Nothing is saved if the step already has a checkpoint, or if checkpoints are disabled. Raises CheckpointError if
+        this save or the previous save fails.
         """
         await self._writer.wait()
         if self._config.checkpoint_every > 0 and self._saved_step != self._progress.step:

@@ -127,7 +127,7 @@ def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
     """Return ``state`` with the weights of its best step.
 
-    If these weights are lost, the returned state has no best step, and two more events report the loss.
+    If these weights are lost, the returned state has no best step, and two events that report the loss are added.
     """
     best = state.progress.best
     assert best is not None

@@ -16,7 +16,7 @@ class MonitorState:
         groups: the number of checked groups, which is the id of the next group.
         streaks: the number of consecutive steps with a finding, by check.
         start_entropies: the entropies of the first steps.
-        validation_warned: the best step when a fall of the validation score was last reported; 0 for no report.
+        validation_warned: the last best step that was followed by a warning about a lower validation score; 0: none.
         proxies: (mean reward, mean true reward) of the last steps; () without ``monitor.true_reward``.
 
     Example:
