@@ -13,7 +13,7 @@ Shapes: S first tokens that all sequences share, T tokens of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,8 +69,44 @@ class PrefixSharing:
         prefix = torch.zeros(0, dtype=torch.int64)
         if self.across_micro_batches and not any(sequence.media for sequence in sequences):
             prefix = common_prefix(sequences)
-        rest = [tuple(sequence.without_first(len(prefix)) for sequence in block) for block in blocks]
-        return prefix, merge_blocks(rest, self, max_tokens, len(prefix))
+        # Blocks of one sequence are merged with each other. The sequences of a larger block must stay in this block.
+        single, others = list[TokenSequence](), list[tuple[TokenSequence, ...]]()
+        for block in blocks:
+            rest = tuple(sequence.without_first(len(prefix)) for sequence in block)
+            if any(sequence.media for sequence in rest):
+                others.append(rest)
+            elif len(rest) == 1:
+                single += rest
+            else:
+                others.append(tuple(map(merge_sequences, self._divide(rest, max_tokens, len(prefix)))))
+        return prefix, [*((merge_sequences(part),) for part in self._divide(single, max_tokens, len(prefix))), *others]
+
+    def _divide(self, sequences: Sequence[TokenSequence], max_tokens: int, prefix: int) -> list[list[TokenSequence]]:
+        """Return the sequences, divided into parts. :func:`merge_sequences` will merge each part into one sequence.
+
+        Sequences are in the same part if merging them saves time. A merged sequence has at most ``max_tokens`` tokens,
+        including the ``prefix`` tokens before it.
+        """
+        parts: list[list[TokenSequence]] = []
+        size, cost = 0, 0.0  # of the last part, when merged
+        for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors
+            alone = self.operations(len(sequence), prefix, causal=not sequence.has_branches)
+            if parts:
+                previous = parts[-1][-1]
+                length = min(len(previous), len(sequence))
+                same_ids = previous.ids[:length] == sequence.ids[:length]
+                same_positions = previous.position_ids[:length] == sequence.position_ids[:length]
+                equal = int((same_ids & same_positions).int().cumprod(0).sum())  # length of the common prefix
+                joint = size + len(sequence) - equal
+                joint_cost = self.operations(joint, prefix, causal=False)
+                saves = equal >= MIN_MERGED if self.by_parts else joint_cost <= cost + alone
+                if saves and prefix + joint <= (max_tokens if self.by_parts else min(max_tokens, MAX_TREE)):
+                    parts[-1].append(sequence)
+                    size, cost = joint, joint_cost
+                    continue
+            parts.append([sequence])
+            size, cost = len(sequence), alone
+        return parts
 
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
         """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
@@ -101,59 +137,6 @@ def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
     return ids[0, :count] if len(sequences) > 1 and count >= MIN_COMMON_PREFIX else ids[0, :0]
 
 
-def merge_blocks(
-    blocks: Iterable[Block], sharing: PrefixSharing, max_tokens: int, prefix: int
-) -> list[tuple[TokenSequence, ...]]:
-    """Merge sequences that begin with equal tokens, if this saves time. Return the blocks of the merged sequences.
-
-    A block is a tuple of sequences that must be in the same micro-batch. Blocks of one sequence are merged with other
-    blocks of one sequence. The sequences of a larger block are only merged with each other. A merged sequence has at
-    most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
-    """
-    alone, merged = list[TokenSequence](), list[tuple[TokenSequence, ...]]()
-    for block in blocks:
-        if any(sequence.media for sequence in block):
-            merged.append(tuple(block))
-        elif len(block) == 1:
-            alone += block
-        else:
-            merged.append(tuple(merge_sequences(one) for one in _divide(block, sharing, max_tokens, prefix)))
-    return [*((merge_sequences(one),) for one in _divide(alone, sharing, max_tokens, prefix)), *merged]
-
-
-def _divide(
-    sequences: Sequence[TokenSequence], sharing: PrefixSharing, max_tokens: int, prefix: int
-) -> list[list[TokenSequence]]:
-    """Return the sequences, divided into parts. :func:`merge_sequences` will merge each part into one sequence.
-
-    Sequences are in the same part if merging them saves time, which ``sharing`` estimates. A merged sequence has at
-    most ``max_tokens`` tokens, including the ``prefix`` tokens before it.
-    """
-    parts: list[list[TokenSequence]] = []
-    size, cost = 0, 0.0  # of the last part, when merged
-    for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors
-        alone = sharing.operations(len(sequence), prefix, causal=not sequence.has_branches)
-        if parts:
-            equal = _equal_tokens(parts[-1][-1], sequence)
-            joint = size + len(sequence) - equal
-            joint_cost = sharing.operations(joint, prefix, causal=False)
-            saves = equal >= MIN_MERGED if sharing.by_parts else joint_cost <= cost + alone
-            if saves and prefix + joint <= (max_tokens if sharing.by_parts else min(max_tokens, MAX_TREE)):
-                parts[-1].append(sequence)
-                size, cost = joint, joint_cost
-                continue
-        parts.append([sequence])
-        size, cost = len(sequence), alone
-    return parts
-
-
-def _equal_tokens(one: TokenSequence, other: TokenSequence) -> int:
-    """Return the length of the common prefix of two sequences, in which tokens and positions are equal."""
-    length = min(len(one), len(other))
-    equal = (one.ids[:length] == other.ids[:length]) & (one.position_ids[:length] == other.position_ids[:length])
-    return int(equal.int().cumprod(0).sum())
-
-
 def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common tokens only once.
 
@@ -165,68 +148,46 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """
     if len(sequences) == 1:
         return sequences[0]
-    tree = _TokenTree(first_position=int(sequences[0].position_ids[0]))
-    paths = [tree.add(sequence) for sequence in sequences]
-    place, end = tree.depth_first()
+    # The nodes of the tree are its tokens, in the order in which they are added: a parent comes before its children.
+    # Node 0 is the root, which stands before all tokens and is no token itself.
+    ids, positions, parents = [-1], [int(sequences[0].position_ids[0]) - 1], [0]
+    children: dict[tuple[int, int], int] = {}  # (node, token id) -> node
+    nodes: list[list[int]] = []  # for each sequence, the node of each of its T tokens
+    for sequence in sequences:
+        path = [0]  # the nodes from the root to the last token
+        nodes.append([])
+        for token, position in zip(sequence.ids.tolist(), sequence.position_ids.tolist(), strict=True):
+            del path[position - positions[0] :]  # the parent is one position before the token
+            node = children.setdefault((path[-1], token), len(ids))
+            if node == len(ids):
+                ids.append(token)
+                positions.append(position)
+                parents.append(path[-1])
+            path.append(node)
+            nodes[-1].append(node)
+    # Depth-first order: the place of each node (-1 for the root), and the place after the last node of its subtree.
+    sizes = [1] * len(ids)  # of the subtrees
+    for node in range(len(ids) - 1, 0, -1):
+        sizes[parents[node]] += sizes[node]
+    places = [-1] * len(ids)
+    free = [0] * len(ids)  # where the next child of a node goes
+    for node in range(1, len(ids)):
+        parent = parents[node]
+        places[node], free[node] = free[parent], free[parent] + 1
+        free[parent] += sizes[node]
+    place = torch.tensor(places)
+    end = place + torch.tensor(sizes)
     order = place.argsort()[1:]  # the nodes in depth-first order, without the root
-
-    def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
-        return torch.cat([place[path[name(sequence)]] for sequence, path in zip(sequences, paths, strict=True)])
-
+    placed = [(sequence, place[torch.tensor(path)]) for sequence, path in zip(sequences, nodes, strict=True)]
     return TokenSequence(
         trajectory=sequences[0].trajectory,
-        ids=torch.tensor(tree.ids)[order],
-        position_ids=torch.tensor(tree.positions)[order],
+        ids=torch.tensor(ids)[order],
+        position_ids=torch.tensor(positions)[order],
         subtree_end=end[order],
-        logit_positions=places(lambda sequence: sequence.logit_positions),
-        token_positions=places(lambda sequence: sequence.token_positions),
+        logit_positions=torch.cat([moved[sequence.logit_positions] for sequence, moved in placed]),
+        token_positions=torch.cat([moved[sequence.token_positions] for sequence, moved in placed]),
         tokens=torch.cat([sequence.tokens for sequence in sequences]),
-        post_action_states=places(lambda sequence: sequence.post_action_states),
+        post_action_states=torch.cat([moved[sequence.post_action_states] for sequence, moved in placed]),
         turns=torch.cat([sequence.turns for sequence in sequences]),
         has_branches=bool((end[order] != len(order)).any()),
     )
-
-
-class _TokenTree:
-    """A tree whose nodes are tokens. Nodes are numbered in the order in which they are added, so a parent has a lower
-    number than its children.
-
-    Node 0 is the root, which stands before all tokens and is no token itself.
-    """
-
-    def __init__(self, first_position: int) -> None:
-        self.ids, self.positions, self._parents = [-1], [first_position - 1], [0]
-        self._children: dict[tuple[int, int], int] = {}  # (node, token id) -> node
-
-    def add(self, sequence: TokenSequence) -> Tensor:
-        """Add the tokens of a sequence, except tokens that the tree already has. Return the node of each token (T,)."""
-        path, nodes = [0], []  # path: the nodes from the root to the last token
-        for token, position in zip(sequence.ids.tolist(), sequence.position_ids.tolist(), strict=True):
-            depth = position - self.positions[0]
-            del path[depth:]  # the parent has depth - 1
-            node = self._children.setdefault((path[-1], token), len(self.ids))
-            if node == len(self.ids):
-                self.ids.append(token)
-                self.positions.append(position)
-                self._parents.append(path[-1])
-            path.append(node)
-            nodes.append(node)
-        return torch.tensor(nodes)
-
-    def depth_first(self) -> tuple[Tensor, Tensor]:
-        """Return (places, ends) of all nodes, as two tensors (nodes,).
-
-        The place of a node is its index in depth-first order. The root is not counted, and has the place -1. The end of
-        a node is the place after the last node of its subtree.
-        """
-        count = len(self.ids)
-        sizes = [1] * count  # of the subtrees
-        for node in range(count - 1, 0, -1):
-            sizes[self._parents[node]] += sizes[node]
-        place = [-1] * count
-        free = [0] * count  # where the next child of a node goes
-        for node in range(1, count):
-            parent = self._parents[node]
-            place[node], free[node] = free[parent], free[parent] + 1
-            free[parent] += sizes[node]
-        return torch.tensor(place), torch.tensor(place) + torch.tensor(sizes)
