@@ -119,8 +119,13 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
         children.setdefault(turn.parent, []).append(index)
-    trees = [_depth_first(root, children) for root in children.get(None, [])]
-    sequences = [_pack_tree(trajectory.turns, tree, number, places) for tree in trees]
+    sequences: list[TokenSequence] = []
+    for root in children.get(None, []):
+        order, stack = list[int](), [root]  # order: the turns of the tree in depth-first order
+        while stack:
+            order.append(stack.pop())
+            stack += reversed(children.get(order[-1], []))  # reversed, so that the first child is on top of the stack
+        sequences.append(_pack_tree(trajectory.turns, order, number, places))
     return [sequence for sequence in sequences if len(sequence.tokens)]
 
 
@@ -165,31 +170,15 @@ def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packin
     return pack
 
 
-def _depth_first(root: int, children: dict[int | None, list[int]]) -> list[int]:
-    """Return the index of the turn ``root`` and the indices of all its descendants, in depth-first order.
-
-    ``children`` maps the index of each turn to the indices of its children. The key None has the turns without a
-    parent.
-
-    Example:
-        _depth_first(0, {None: [0], 0: [1, 3], 1: [2]}) == [0, 1, 2, 3]
-    """
-    order, stack = [], [root]
-    while stack:
-        index = stack.pop()
-        order.append(index)
-        # reversed, so that the first child is on top of the stack
-        stack += reversed(children.get(index, []))
-    return order
-
-
 def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places: Sequence[TurnPlace]) -> TokenSequence:
+    """Return the token sequence of one tree of turns. ``order`` holds the indices of its turns in depth-first order."""
     ids: list[int] = []
     position_ids: list[int] = []
     media: list[PromptMedia] = []
     predicted: list[Prediction] = []
     action_ends: list[tuple[int, int]] = []  # (position of an action's last token, number of its turn in the batch)
     path_end: dict[int, int] = {}  # turn -> position in the sequence of the last token on its path
+    lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
     for index in order:
         turn, place = turns[index], places[index]
         before = -1 if turn.parent is None else path_end[turn.parent]
@@ -207,7 +196,17 @@ def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places:
             predicted += _predictions(previous, action_start, len(turn.action_ids), place.action)
             action_ends.append((len(ids) - 1, place.turn))
         path_end[index] = len(ids) - 1 if turn.new_ids or turn.action_ids else before
-    subtree_end = _subtree_ends(turns, order)
+    # Each token gets the end of the subtree of its turn: the position after the last token of the turn's descendants.
+    turn_end: dict[int, int] = {}
+    stop = len(ids)
+    for index, length in zip(reversed(order), reversed(lengths), strict=True):
+        # In this direction, the last descendant of a turn comes before all other descendants of the turn.
+        turn_end.setdefault(index, stop)
+        parent = turns[index].parent
+        if parent is not None:
+            turn_end.setdefault(parent, turn_end[index])
+        stop -= length
+    subtree_end = [turn_end[index] for index, length in zip(order, lengths, strict=True) for _ in range(length)]
     rows = torch.tensor(predicted, dtype=torch.int64).reshape(len(predicted), 3)  # (n, 3)
     ends = torch.tensor(action_ends, dtype=torch.int64).reshape(len(action_ends), 2)  # (s, 2)
     return TokenSequence(
@@ -269,22 +268,3 @@ def _predictions(before: int, start: int, count: int, batch_position: int) -> li
         logit_positions, range(start, start + count), range(batch_position, batch_position + count), strict=True
     )
     return list(places) if count else []
-
-
-def _subtree_ends(turns: Sequence[Turn], order: Sequence[int]) -> list[int]:
-    """Return, for each token of a sequence, the position at which the subtree of its turn ends.
-
-    The subtree of a turn is the turn and all its descendants in the tree of turns. Its end is the position after its
-    last token. ``order`` holds the indices of the turns, in the order in which the turns are in the sequence.
-    """
-    lengths = [len(turns[index].new_ids) + len(turns[index].action_ids) for index in order]
-    ends: dict[int, int] = {}
-    stop = sum(lengths)
-    for index, length in zip(reversed(order), reversed(lengths), strict=True):
-        # The loop runs backward, so it reaches the last descendant of a turn before all other descendants of the turn.
-        ends.setdefault(index, stop)
-        parent = turns[index].parent
-        if parent is not None:
-            ends.setdefault(parent, ends[index])
-        stop -= length
-    return [ends[index] for index, length in zip(order, lengths, strict=True) for _ in range(length)]
