@@ -11,16 +11,9 @@ import torch
 from torch import Tensor
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.messages import ContentPart, Message, Text
+from agent_r1.core.messages import Message, Text
 from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.data.segments import (
-    first_seen_ids,
-    previous_within,
-    segment_first,
-    segment_last,
-    segment_max,
-    segment_sum,
-)
+from agent_r1.data.segments import previous_within, segment_first, segment_last, segment_max, segment_sum
 from agent_r1.data.sequences import Packing, TokenSequence, TurnPlace
 from agent_r1.data.training_sample import TrainingSample
 
@@ -268,7 +261,6 @@ def assemble_batch(
     acting = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
     # a missing greedy return is NaN: an advantage that is computed from NaN is refused later
     greedy = [float("nan") if sample.greedy_return is None else sample.greedy_return for sample in samples]
-    states = [(sample.group, state) for sample in samples for state in _states(sample.trajectory)]
     weights = reward_weights or {}
     named = {  # a trajectory without a reward of a name has the return 0 for this name: (M,)
         name: torch.tensor([sample.named_rewards.get(name, 0.0) for sample in samples], dtype=torch.float64)
@@ -282,7 +274,7 @@ def assemble_batch(
         token_rewards=torch.tensor(tokens.rewards, dtype=torch.float64),
         token_turn=torch.tensor(tokens.turns),  # (N,)
         turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, acting)])),  # (S,)
-        turn_state_ids=first_seen_ids(states),  # (S,) turns of different groups never have the same state
+        turn_state_ids=_state_ids(samples),  # (S,)
         turn_used_tool=torch.tensor([bool(turn.results) for turn in chain.from_iterable(acting)]),
         turn_is_summary=torch.tensor([turn.kind == "summary" for turn in chain.from_iterable(acting)]),
         trajectory_group=torch.tensor([sample.group for sample in samples]),  # (M,)
@@ -372,21 +364,21 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
     return tokens.add(number, ids, [float("nan")] * len(ids), [version] * len(ids), is_action=False)
 
 
-State = tuple[tuple[str, tuple[ContentPart, ...]], ...]
-"""The state before a turn: the role, the texts and the images of each message in the last observation."""
+def _state_ids(samples: Sequence[TrainingSample]) -> Tensor:
+    """Return the id of the state before each of the S turns with action tokens: (S,).
 
-
-def _states(trajectory: Trajectory) -> list[State]:
-    """Return the state before each turn with action tokens, in order.
-
-    A state is the (role, content) of each message in the last observation of the environment. Before the first
-    observation, it is the (role, content) of each opening message.
+    A state is the (role, texts and images) of each message in the last observation of the environment. Before the first
+    observation, the opening messages take its place. Turns of different groups never have the same state. Ids are
+    numbered from 0 by first appearance.
     """
-    before: Sequence[Message] = trajectory.start
-    states: list[State] = []
-    for turn in trajectory.turns:
-        if turn.action_ids:
-            states.append(tuple((message.role, (Text(message.text), *message.images)) for message in before))
-        # a summary turn does not act in the environment, so the state does not change
-        before = turn.observation if turn.kind == "act" else before
-    return states
+    ids: dict[object, int] = {}
+    found: list[int] = []
+    for sample in samples:
+        before: Sequence[Message] = sample.trajectory.start
+        for turn in sample.trajectory.turns:
+            if turn.action_ids:
+                state = tuple((message.role, (Text(message.text), *message.images)) for message in before)
+                found.append(ids.setdefault((sample.group, state), len(ids)))
+            # a summary turn does not act in the environment, so the state does not change
+            before = turn.observation if turn.kind == "act" else before
+    return torch.tensor(found, dtype=torch.int64)

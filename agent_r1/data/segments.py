@@ -7,8 +7,6 @@ units begin with 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -96,15 +94,3 @@ def unique_ids(*keys: Tensor) -> Tensor:
         unique_ids(tensor([4, 4, 9]), tensor([0, 1, 0])) is [0, 1, 2]
     """
     return torch.unique(torch.stack(keys), dim=1, return_inverse=True)[1]
-
-
-def first_seen_ids(values: Iterable[object]) -> Tensor:
-    """Return an id for each of N values: (N,). Equal values have the same id.
-
-    Ids are numbered from 0 by first appearance.
-
-    Example:
-        first_seen_ids(["b", "a", "b"]) is [0, 1, 0]
-    """
-    ids: dict[object, int] = {}
-    return torch.tensor([ids.setdefault(value, len(ids)) for value in values], dtype=torch.int64)

@@ -6,7 +6,6 @@ import torch
 from tensors import numbers, units
 
 from agent_r1.data.segments import (
-    first_seen_ids,
     index_within,
     previous_within,
     segment_count,
@@ -36,7 +35,6 @@ def test_positions_of_units() -> None:
 
 
 def test_ids_of_distinct_values() -> None:
-    assert first_seen_ids(["b", "a", "b", ("a", 1)]).tolist() == [0, 1, 0, 2]
     assert unique_ids(units(4, 4, 9), units(0, 1, 0)).tolist() == [0, 1, 2]
     same = unique_ids(units(4, 9, 4), units(1, 0, 1))
     assert same[0] == same[2] != same[1]
