@@ -165,17 +165,7 @@ class Algorithm(Component):
             outputs: The outputs of the models before the update.
             kl_coef: The current coefficient of the KL penalty.
         """
-        # Time steps for the advantage: a summary turn and the turn after it are one time step. Ratios and aggregation
-        # still use the S turns.
-        steps, last_turns = batch.join_summaries()  # (D,) the last turn of each time step
-        # Rewards: apply the shaping, and subtract the KL penalty if it is in the reward.
-        rewarded = self.shaping.apply(steps)
-        if self.kl is not None and self.kl.placement == "reward":
-            rewarded = with_kl_penalty(rewarded, outputs.reference_logprobs, kl_coef)
-        # After actions, the estimator needs only the critic's values at the end of each time step: (S,) -> (D,).
-        values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[last_turns])
-        advantage, targets = self._compute_advantages(rewarded, replace(outputs, values=values))  # (N,)
-
+        advantage, targets = self._compute_advantages(batch, outputs, kl_coef)  # (N,)
         # Loss mask: the action tokens of the trajectories that the loss includes. The other trajectories count in
         # baselines only.
         included = torch.tensor([reason is None for reason in batch.loss_excluded])  # (M,)
@@ -186,6 +176,12 @@ class Algorithm(Component):
             log_ratio, unit = mismatch(batch, outputs.old_logprobs, self.rejection.level)  # of the action tokens
             accepted = accepted.masked_scatter(batch.action_mask, self.rejection.accepted(log_ratio, unit))
             loss_mask = loss_mask & accepted if self.rejection.denominator == "accepted" else loss_mask
+        # Loss weight: tokens outside the loss mask have weight 0.
+        loss_weight = torch.zeros(len(batch.ids), dtype=torch.float64)  # (N,)
+        if bool(loss_mask.any()):
+            unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory
+            unit = batch.token_group if self.aggregation == "group_mean" else unit
+            loss_weight[loss_mask] = aggregation_weights(unit[loss_mask], self.aggregation, self.length)
         # Importance weight: the correction of the mismatch with the sampler; 0 on tokens that a rule masks.
         importance_weight = accepted.double()  # (N,)
         if self.correction is not None and outputs.old_logprobs is not None:
@@ -203,32 +199,19 @@ class Algorithm(Component):
             sft_weight = self.sft_coef * mean_weights(successful) + self.observation_nll_coef * mean_weights(observed)
 
         if targets is not None:
-            targets = _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
             # The critic has no targets in trajectories that are excluded from the loss.
             before = targets.weight.before_token * trained  # (N,)
             after = targets.weight.after_action * included[batch.turn_trajectory]  # (S,)
             targets = replace(targets, weight=StateValues(before, after))
         return TokenWeights(
             advantage=advantage,
-            loss_weight=self._loss_weights(batch, loss_mask),
+            loss_weight=loss_weight,
             importance_weight=importance_weight,
             sft_weight=sft_weight,
             value_targets=targets,
             kl_coef=kl_coef,
             drift_weight=drift_weight,
         )
-
-    def _loss_weights(self, batch: TrainingBatch, loss_mask: Tensor) -> Tensor:
-        """Return the weight of each token in the loss: (N,). ``loss_mask`` (N,) selects the tokens of the loss.
-
-        :func:`aggregation_weights` computes the weights of these tokens. All other tokens have weight 0.
-        """
-        weights = torch.zeros(len(batch.ids), dtype=torch.float64)
-        if bool(loss_mask.any()):
-            unit = batch.token_turn if self.aggregation == "turn_mean" else batch.token_trajectory
-            unit = batch.token_group if self.aggregation == "group_mean" else unit
-            weights.masked_scatter_(loss_mask, aggregation_weights(unit[loss_mask], self.aggregation, self.length))
-        return weights
 
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
         """Return (loss, metrics) of a micro-batch. The loss of a batch is the sum over its micro-batches.
@@ -307,19 +290,31 @@ class Algorithm(Component):
         log_ratio, unit = mismatch(batch, old_logprobs, self.correction.level)
         return weight.masked_scatter(batch.action_mask, self.correction.weight(log_ratio, unit))
 
-    def _compute_advantages(self, batch: TrainingBatch, outputs: ModelOutputs) -> tuple[Tensor, ValueTargets | None]:
+    def _compute_advantages(
+        self, batch: TrainingBatch, outputs: ModelOutputs, kl_coef: float
+    ) -> tuple[Tensor, ValueTargets | None]:
         """Return (advantage of each token (N,), targets of the critic). Without a critic, the targets are None.
 
         Usually the estimator gets only the action tokens, and observation tokens have advantage 0 and no target. If
         ``masks.advantage`` or ``masks.loss`` is off, the estimator gets all tokens.
         """
+        # Time steps for the advantage: a summary turn and the turn after it are one time step. Ratios and aggregation
+        # still use the S turns.
+        steps, last_turns = batch.join_summaries()  # (D,) the last turn of each time step
+        # Rewards: apply the shaping, and subtract the KL penalty if it is in the reward.
+        rewarded = self.shaping.apply(steps)
+        if self.kl is not None and self.kl.placement == "reward":
+            rewarded = with_kl_penalty(rewarded, outputs.reference_logprobs, kl_coef)
+        # After actions, the estimator needs only the critic's values at the end of each time step: (S,) -> (D,).
+        values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[last_turns])
+        outputs = replace(outputs, values=values)
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
         if not self.masks.loss:  # observations count as actions
-            seen, seen_outputs = replace(batch, action_mask=torch.ones_like(batch.action_mask)), outputs
+            seen, seen_outputs = replace(rewarded, action_mask=torch.ones_like(batch.action_mask)), outputs
         elif compact:
-            seen, seen_outputs = batch.actions(), outputs.select(batch.action_mask)
+            seen, seen_outputs = rewarded.actions(), outputs.select(batch.action_mask)
         else:
-            seen, seen_outputs = batch, outputs
+            seen, seen_outputs = rewarded, outputs
         advantage = self.advantage.compute(seen, seen_outputs)
         field = f"advantage {self.advantage.name or type(self.advantage).__name__}"
         _check_shape(field, advantage, seen.ids.shape)
@@ -334,7 +329,7 @@ class Algorithm(Component):
                 replace(targets.target, before_token=_scatter(targets.target.before_token, batch.action_mask)),
                 replace(targets.weight, before_token=_scatter(targets.weight.before_token, batch.action_mask)),
             )
-        return advantage, targets
+        return advantage, targets and _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
 
     def _apply_token_rules(
         self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor
