@@ -14,7 +14,6 @@ Shapes: B sequences, T tokens, S tokens before the T tokens, H attention heads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -104,36 +103,23 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:
         above.append(AttentionPart(slice(0, len(subtree_end)), slice(0, prefix), is_causal=False))
-    for start, chain_end, end in _chains(subtree_end.tolist()):
+    ends, start = subtree_end.tolist(), 0
+    while start < len(ends):
+        # the chain that begins with the token ``start``; all its tokens have subtrees with the same end
+        end, chain_end = ends[start], start + 1
+        while chain_end < len(ends) and ends[chain_end] == end:
+            chain_end += 1
         chain = slice(prefix + start, prefix + chain_end)
-        if chain_end < end <= start + SMALL_TREE:
+        if chain_end < end <= start + SMALL_TREE:  # the whole subtree is one part, with a mask
             mask = additive_mask(tree_mask(subtree_end[None, start:end] - start), dtype)
             own.append(AttentionPart(slice(start, end), slice(prefix + start, prefix + end), False, mask[None]))
+            start = end
             continue
         own.append(AttentionPart(slice(start, chain_end), chain, is_causal=True))
         if chain_end < end:
             above.append(AttentionPart(slice(chain_end, end), chain, is_causal=False))
+        start = chain_end
     return TreeParts(tuple(own), tuple(above))
-
-
-def _chains(ends: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, end of the subtree) of each chain of tokens.
-
-    A chain is a sequence of tokens in which each token except the last has one child: the next token. ``start`` is the
-    index of the first token. ``end`` is the index after the last token of the chain. The end of the subtree is the
-    index after the last descendant of the chain. ``ends`` holds this index for the subtree of each token. If the
-    subtree of a chain has at most ``SMALL_TREE`` tokens, the chains below this chain are left out.
-
-    Example: two tokens, of which the second has two children, with ``SMALL_TREE`` 0
-        _chains([4, 4, 3, 4]) yields (0, 2, 4), (2, 3, 3), (3, 4, 4)
-    """
-    start = 0
-    while start < len(ends):
-        end = start + 1
-        while end < len(ends) and ends[end] == ends[start]:
-            end += 1
-        yield start, end, ends[start]
-        start = ends[start] if ends[start] - start <= SMALL_TREE else end
 
 
 class _TreeAttention(torch.autograd.Function):
