@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -33,30 +34,6 @@ DYNAMIC_ROPE = ("dynamic", "longrope")
 
 LOGITS_PER_CHUNK = 1 << 26
 """Maximum number of logits that are computed at once (256 MiB in fp32)."""
-
-
-def hidden_states(
-    model: PreTrainedModel,
-    ids: Tensor,
-    positions: Tensor | None = None,
-    subtree_end: Tensor | None = None,
-    prefix: PrefixStates | None = None,
-    images: PassImages | None = None,
-) -> Tensor:
-    """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). The head is not applied.
-
-    Args:
-        model: a causal language model.
-        ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
-        positions: (B, T) position of each token. Default: S .. S + T - 1, with S the number of tokens in ``prefix``.
-        subtree_end: (B, T) for each token, the index after the last token of its subtree. Each row holds trees of
-            tokens in depth-first order. A token attends to the tokens above it, and to itself. Default: causal
-            attention.
-        prefix: the keys and values of S tokens before each row, to which all tokens attend. Default: no prefix, S = 0.
-        images: the images in ``ids``. They also determine the positions if each token of the model has three positions.
-            Default: no images.
-    """
-    return backbone_states(backbone_of(model), ids, positions, subtree_end, prefix=prefix, images=images)
 
 
 class PrefixStates:
@@ -145,22 +122,31 @@ def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
     return cast(PreTrainedModel, model.base_model)
 
 
-def backbone_states(
-    backbone: PreTrainedModel,
+def hidden_states(
+    model: PreTrainedModel,
     ids: Tensor,
     positions: Tensor | None = None,
     subtree_end: Tensor | None = None,
-    added: Tensor | None = None,
     prefix: PrefixStates | CachedPrefix | None = None,
     images: PassImages | None = None,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). ``backbone`` is a model without a head.
+    """Return the hidden states (B, T, H) of the last layer for ``ids`` (B, T). The head is not applied.
 
-    ``ids``, ``positions``, ``subtree_end``, ``prefix`` and ``images`` are as in :func:`hidden_states`. If ``added``
-    (B, T, H) is given, it is added to the token embeddings.
+    Args:
+        model: a causal language model, with or without its head.
+        ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
+        positions: (B, T) position of each token. Default: S .. S + T - 1, with S the number of tokens in ``prefix``.
+        subtree_end: (B, T) for each token, the index after the last token of its subtree. Each row holds trees of
+            tokens in depth-first order. A token attends to the tokens above it, and to itself. Default: causal
+            attention.
+        prefix: the keys and values of S tokens before each row, to which all tokens attend. Default: no prefix, S = 0.
+        images: the images in ``ids``. They also determine the positions if each token of the model has three positions.
+            Default: no images.
+        added: (B, T, H) a vector that is added to the embedding of each token. Default: none.
     """
+    backbone, tokens = backbone_of(model), ids.shape[1]
     decoder = text_decoder(backbone)
-    tokens = ids.shape[1]
     if len(ids) == 1 and images is None and not isinstance(prefix, CachedPrefix) and has_onednn(decoder):
         ids, positions, subtree_end, added = _pad_row(ids, positions, subtree_end, added)
     cache = None if prefix is None else prefix.cache(len(ids))
@@ -174,14 +160,24 @@ def backbone_states(
         read["inputs_embeds"] = read["inputs_embeds"] + added
     if cache is not None:
         read["past_key_values"] = cache
-    read |= _attention_arguments(decoder, subtree_end, 0 if prefix is None else prefix.num_tokens)
+    dtype, before = next(decoder.parameters()).dtype, 0 if prefix is None else prefix.num_tokens
+    if subtree_end is None:
+        read["attention_mask"] = None
+    elif uses_tree_attention(decoder) and len(ids) == 1:
+        read["tree_parts"] = tree_parts(subtree_end[0], before, dtype)
+        # A mask with four dimensions keeps transformers from making one. The attention over parts does not read it.
+        read["attention_mask"] = torch.zeros(1, 1, 1, 1, dtype=dtype)
+    else:
+        mask = functional.pad(tree_mask(subtree_end), (before, 0), value=True)  # (B, T, S + T)
+        # Eager attention takes additive masks, SDPA takes boolean or additive masks: an additive mask works for both.
+        read["attention_mask"] = additive_mask(mask, dtype)[:, None]
     return decoder(**read, position_ids=positions, use_cache=cache is not None).last_hidden_state[:, :tokens]
 
 
 def _pad_row(
     ids: Tensor, positions: Tensor | None, subtree_end: Tensor | None, added: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the arguments of :func:`backbone_states` for a single row, with tokens that no other token attends to.
+    """Return the arguments of :func:`hidden_states` for a single row, with tokens that no other token attends to.
 
     The result has as many tokens as oneDNN multiplies at once. Otherwise each linear layer would copy its inputs into
     a larger matrix (see ``padded_length``).
@@ -197,24 +193,6 @@ def _pad_row(
         None if subtree_end is None else functional.pad(subtree_end, (0, missing), value=tokens + missing),
         None if added is None else functional.pad(added, (0, 0, 0, missing)),
     )
-
-
-def _attention_arguments(decoder: PreTrainedModel, subtree_end: Tensor | None, prefix: int) -> dict[str, Any]:
-    """Return the arguments with which a decoder computes the attention over trees of tokens.
-
-    ``subtree_end`` holds the index after the last token of each token's subtree; None if the sequences are no trees.
-    All tokens also attend to ``prefix`` tokens before the trees.
-    """
-    if subtree_end is None:
-        return {"attention_mask": None}
-    dtype = next(decoder.parameters()).dtype
-    if uses_tree_attention(decoder) and len(subtree_end) == 1:
-        # A mask with four dimensions keeps transformers from making one. The attention over parts does not read it.
-        unread = torch.zeros(1, 1, 1, 1, dtype=dtype)
-        return {"attention_mask": unread, "tree_parts": tree_parts(subtree_end[0], prefix, dtype)}
-    mask = functional.pad(tree_mask(subtree_end), (prefix, 0), value=True)  # (B, T, S + T)
-    # Eager attention takes additive masks, SDPA takes boolean or additive masks: an additive mask works for both.
-    return {"attention_mask": additive_mask(mask, dtype)[:, None]}
 
 
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -244,23 +222,17 @@ def token_scores(
     the results can run only once.
     """
     head = model.get_output_embeddings()
-    size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
-    if len(targets) <= size:
-        return _scores(head, hidden, targets, temperature, entropy_gradient)
-    parts = [
-        checkpoint(_scores, head, states, tokens, temperature, entropy_gradient, use_reentrant=False)
-        for states, tokens in zip(hidden.split(size), targets.split(size), strict=True)
-    ]
-    logprobs, entropy = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropy)
-
-
-def _scores(
-    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
     columns = targets if targets.dim() == 2 else targets[:, None]  # (N, m)
-    scores = softmax_scores(head(hidden), columns, temperature, entropy_gradient=entropy_gradient)
-    return scores.logprobs.view_as(targets), scores.entropy
+    size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+    score = partial(softmax_scores, head, temperature=temperature, entropy_gradient=entropy_gradient)
+    if len(targets) <= size:
+        logprobs, entropy = score(hidden, columns)
+        return logprobs.view_as(targets), entropy
+    parts = [
+        checkpoint(score, states, tokens, use_reentrant=False)
+        for states, tokens in zip(hidden.split(size), columns.split(size), strict=True)
+    ]
+    return torch.cat([part.logprobs for part in parts]).view_as(targets), torch.cat([part.entropy for part in parts])
 
 
 def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:

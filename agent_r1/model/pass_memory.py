@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from agent_r1.core.weights import Dtype
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
-from agent_r1.model.forward import backbone_of, backbone_states, token_scores
+from agent_r1.model.forward import backbone_of, hidden_states, token_scores
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.vision import text_decoder
 from agent_r1.model.weights import cast_parameters, checkpoint_activations
@@ -83,7 +83,7 @@ def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
     of tokens.
     """
     if with_mask:
-        return backbone_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))
+        return hidden_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))
     # For tensors without data, transformers would allocate a causal mask that a real pass does not need. This mask
     # prevents the allocation, and itself needs almost no memory.
     dtype = next(backbone.parameters()).dtype

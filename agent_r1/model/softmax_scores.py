@@ -4,7 +4,7 @@ The logits are the largest tensor of an update. Each operation on all logits at 
 this module computes everything that needs the logits of a row while the row is in the cache. Only one table (N, V) is
 in memory. It holds first the logits, then their log-probabilities, and at the end the gradient of the logits.
 
-Shapes: N positions, m target tokens at a position, V vocabulary.
+Shapes: N positions, H hidden size, m target tokens at a position, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 PART_LOGITS = 1 << 18
@@ -26,16 +26,18 @@ class SoftmaxScores(NamedTuple):
     entropy: Tensor
 
 
-def softmax_scores(logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool) -> SoftmaxScores:
-    """Return the log-probabilities of the target tokens (N, m), and the entropies, for logits (N, V).
+def softmax_scores(
+    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool
+) -> SoftmaxScores:
+    """Return the log-probabilities of the target tokens (N, m), and the entropies, for hidden states (N, H).
 
-    Log-probabilities are log-softmax(logits / temperature). All scores are in fp32 or a more precise type. The
-    entropies have a gradient only if ``entropy_gradient`` is true.
+    ``head`` computes the logits (N, V). Log-probabilities are log-softmax(logits / temperature). All scores are in fp32
+    or a more precise type. The entropies have a gradient only if ``entropy_gradient`` is true.
 
-    The tensor ``logits`` is overwritten, so no other operation may need the logits, neither in its forward pass nor in
-    its backward pass. The backward pass of this function overwrites the tensor again, so it can run only once.
+    The tensor of the logits is overwritten, so the backward pass of ``head`` must not need its output. The backward
+    pass of this function overwrites the tensor again, so it can run only once.
     """
-    scores = cast(Any, _Scores).apply(logits, targets, temperature, entropy_gradient)
+    scores = cast(Any, _Scores).apply(head(hidden), targets, temperature, entropy_gradient)
     return SoftmaxScores(*scores)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModel, PreTrainedModel
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.adapter import copy_sharing_frozen, merged_copy
 from agent_r1.model.folders import first_line
-from agent_r1.model.forward import CachedPrefix, PrefixStates, backbone_of, backbone_states
+from agent_r1.model.forward import CachedPrefix, PrefixStates, backbone_of, hidden_states
 from agent_r1.model.load import check_finite, quiet_transformers
 from agent_r1.model.vision import PassImages
 
@@ -69,7 +69,7 @@ class ValueModel(nn.Module):
         if self.logprob_input is not None and logprobs is not None:
             surprise = torch.stack([LOGPROB_SCALE * logprobs, 1 - logprobs.exp()], dim=-1)  # (B, T, 2)
             added = self.logprob_input(surprise.to(self.logprob_input.weight.dtype))  # (B, T, H)
-        hidden = backbone_states(self.backbone, ids, positions, subtree_end, added, prefix, images)
+        hidden = hidden_states(self.backbone, ids, positions, subtree_end, prefix, images, added)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agent_r1.model import softmax_scores as module
 from agent_r1.model.softmax_scores import softmax_scores
@@ -21,7 +21,7 @@ def case(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def ours(dtype: torch.dtype, temperature: float, entropy_factor: float) -> Results:
     logits, targets, factors, entropy_factors = case(dtype)
     leaf = logits.clone().requires_grad_()
-    scores = softmax_scores(leaf * 1, targets, temperature, entropy_gradient=entropy_factor != 0)
+    scores = softmax_scores(nn.Identity(), leaf * 1, targets, temperature, entropy_gradient=entropy_factor != 0)
     loss = (scores.logprobs * factors).sum() + entropy_factor * (scores.entropy * entropy_factors).sum()
     return scores.logprobs, scores.entropy, torch.autograd.grad(loss, leaf)[0]
 
@@ -55,7 +55,7 @@ def test_without_a_gradient_of_the_entropy_the_bits_are_those_of_plain_operation
 def test_a_second_backward_pass_is_refused() -> None:
     logits, targets, _, _ = case(torch.float64)
     leaf = logits.requires_grad_()
-    total = softmax_scores(leaf * 1, targets, 1.0, entropy_gradient=False).logprobs.sum()
+    total = softmax_scores(nn.Identity(), leaf * 1, targets, 1.0, entropy_gradient=False).logprobs.sum()
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
