@@ -18,8 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from agent_r1.data.micro_batches import MicroBatch
-from agent_r1.trainer.allocator import FreedMemory
-from agent_r1.trainer.oom_retry import RanOut, explain_oom, first_line, is_oom
+from agent_r1.trainer.oom_retry import FreedMemory, RanOut, explain_oom, first_line, is_oom
 
 T = TypeVar("T")
 
