@@ -114,65 +114,58 @@ def pass_metrics(
     """Return the metrics of the optimizer steps over a batch, such as:
 
     - ``staleness``: ``version`` minus the version of the oldest weights that sampled a token of the batch.
-    - ``model_tokens``: number of tokens that the models read in an epoch, without padding. A prefix that several
+    - ``model_tokens``: number of tokens that the models read in the first epoch, without padding. A prefix that several
       sequences share, and that is computed once, counts once.
     - ``padding``: share of padding among the tokens that the models read.
     - ``skipped_steps``: number of steps that were not applied, because the loss or a gradient was not finite.
+    - ``policy_loss`` and the other terms of the loss: mean over the applied steps.
+    - ``policy_gradient_norm``, ``critic_gradient_norm``: mean norm of the gradient over the applied steps.
+
+    If the policy ran:
+
+    - ``entropy``: mean entropy, in nats, over the action tokens that the policy read.
+    - ``first_ratio_deviation``: largest |pi / pi_old - 1| in the first pass, before any weight changes.
+    - ``logprob_gap``: largest absolute difference between trainer and sampler in the log-probability of an action
+      token, before any weight changes. If older weights sampled the batch, the difference includes the change of the
+      policy since sampling.
+    - ``logprob_gap_mean``: mean of these absolute differences.
 
     ``version`` is the version of the policy's weights before the steps.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
-    return {
+    model_tokens, seen = 0, set[int]()
+    for step in steps:
+        if not seen.isdisjoint(step.trajectories):
+            break  # the first epoch ends before the first step that uses a trajectory for the second time
+        seen |= step.trajectories
+        model_tokens += step.passed.num_tokens
+    metrics = {
         "advantage_std": float(prepared.weights.advantage[actions].std(correction=0)),
         "staleness": float(version - int(batch.versions.min())),
         "action_tokens": float(actions.sum()),
-        "model_tokens": float(_tokens_of_an_epoch(steps)),
+        "model_tokens": float(model_tokens),
         "padding": 1 - sum(one.num_tokens for one in passes) / sum(one.num_padded_tokens for one in passes),
         "skipped_steps": float(sum(not step.optim.applied for step in steps)),
-        **_policy_metrics(prepared, [one for one in passes if len(one.tokens)]),
-        **_model_metrics(prepared, algorithm),
-        **_step_metrics([step for step in steps if step.optim.applied]),
     }
-
-
-def _tokens_of_an_epoch(steps: Sequence[OptimizerStep]) -> int:
-    """Return the number of tokens that the models read in the first epoch, without padding.
-
-    The first epoch ends before the first step that uses a trajectory for the second time.
-    """
-    seen: set[int] = set()
-    tokens = 0
+    if of_policy := [one for one in passes if len(one.tokens)]:
+        tokens, logprobs = logprobs_before_update(prepared, of_policy[0])
+        gap = (logprobs - batch.sampler_logprobs[tokens])[actions[tokens]]
+        metrics |= {
+            "entropy": float(first_entropies(prepared, of_policy)[actions].nanmean()),
+            "first_ratio_deviation": float((of_policy[0].ratios - 1).abs().max()),
+            "logprob_gap": float(gap.abs().max()),
+            "logprob_gap_mean": float(gap.abs().mean()),
+        }
+    by_step: dict[str, list[float]] = {}  # terms of the loss and norms of gradients: one number per applied step
     for step in steps:
-        if not seen.isdisjoint(step.trajectories):
-            break
-        seen |= step.trajectories
-        tokens += step.passed.num_tokens
-    return tokens
-
-
-def _policy_metrics(prepared: PreparedBatch, passes: Sequence[PassStats]) -> dict[str, float]:
-    """Return the metrics of ``passes``, in which the policy ran. If there are no such passes, return {}.
-
-    - ``entropy``: mean entropy, in nats, over the action tokens that the policy read.
-    - ``first_ratio_deviation``: largest |pi / pi_old - 1| in the first pass, before any weight changes.
-    - ``logprob_gap``: largest absolute difference between trainer and sampler in the log-probability of an action
-      token, before any weight changes.
-    - ``logprob_gap_mean``: mean of these absolute differences.
-
-    If older weights sampled the batch, the two gaps include the change of the policy since sampling.
-    """
-    if not passes:
-        return {}
-    batch, actions, first = prepared.batch, prepared.batch.action_mask, passes[0]
-    tokens, logprobs = logprobs_before_update(prepared, first)
-    gap = (logprobs - batch.sampler_logprobs[tokens])[actions[tokens]]
-    return {
-        "entropy": float(first_entropies(prepared, passes)[actions].nanmean()),
-        "first_ratio_deviation": float((first.ratios - 1).abs().max()),
-        "logprob_gap": float(gap.abs().max()),
-        "logprob_gap_mean": float(gap.abs().mean()),
-    }
+        if step.optim.applied:
+            terms = {name: float(value) for name, value in step.passed.metrics.items()}
+            norms = {f"{module}_gradient_norm": norm for module, norm in step.optim.gradient_norms.items()}
+            for name, value in {**terms, **norms}.items():
+                by_step.setdefault(name, []).append(value)
+    means = {name: fmean(numbers) for name, numbers in by_step.items()}
+    return {**metrics, **_model_metrics(prepared, algorithm), **means}
 
 
 def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Tensor:
@@ -242,21 +235,6 @@ def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
     return float((batch.sampler_logprobs - reference)[batch.action_mask].mean())
 
 
-def _step_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
-    """Return the mean of each term of the loss and the mean of each module's gradient norm, over all ``steps``.
-
-    Example:
-        {"policy_loss": -0.02, "clip_fraction": 0.01, .., "policy_gradient_norm": 0.42}
-    """
-    values: dict[str, list[float]] = {}
-    for step in steps:
-        norms = {f"{module}_gradient_norm": norm for module, norm in step.optim.gradient_norms.items()}
-        terms = {name: float(value) for name, value in step.passed.metrics.items()}
-        for name, value in {**terms, **norms}.items():
-            values.setdefault(name, []).append(value)
-    return {name: fmean(numbers) for name, numbers in values.items()}
-
-
 def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
     """Return the outcome of each attempt of the batch.
 
@@ -313,14 +291,14 @@ def make_token_records(
 
     Args:
         samples: the samples of the batch, in the order of the batch's trajectories.
-        prepared: the batch, with only the sequences that the optimizer steps used.
+        prepared: the batch.
         steps: the optimizer steps of the update.
         groups: the maximum number of groups.
     """
     if not groups:
         return ()
     batch = prepared.batch
-    used = {sequence.trajectory for sequence in batch.sequences}
+    used = set[int]().union(*(step.trajectories for step in steps))
     chosen = sorted({samples[number].group for number in used})[:groups]
     weights, values = prepared.weights, prepared.outputs.values
     passes = [step.passed for step in steps if len(step.passed.tokens)]  # passes that ran the policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from agent_r1.core.threads import WorkerThread
 from agent_r1.core.token_record import TokenRecord
 from agent_r1.core.trajectory import Group
 from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.data.batch import TrainingBatch, assemble_batch
+from agent_r1.data.batch import assemble_batch
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
 from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
 from agent_r1.trainer.config import TrainerConfig
@@ -167,10 +167,15 @@ class PolicyUpdater:
     def _update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
         kl = self._algorithm.kl
         attempts = sum(len(selected.group.trajectories) for selected in groups)
-        with explain_oom(f"an update on {attempts} attempts, in passes of {self.micro_tokens} tokens"):
+        with explain_oom(f"an update on {attempts} attempts, in passes of {self._trainer.micro_tokens} tokens"):
             self._step += 1
             self._published = None
-            selection = _join_selections(groups)
+            # The groups are numbered in the order of their ids, which is the order in which the run requested them.
+            selections = [one.selection for one in sorted(groups, key=lambda selected: selected.group.group_id)]
+            selection = Selection(
+                tuple(replace(sample, group=k) for k, one in enumerate(selections) for sample in one.samples),
+                tuple(excluded for one in selections for excluded in one.excluded),
+            )
             kept = self._algorithm.select(selection, self._version)
             factor = learning_rate_factor(self._config.schedule, self._step, self._steps)
             metrics = reward_metrics(selection, kept) | {"learning_rate": factor * self._config.learning_rate}
@@ -180,12 +185,10 @@ class PolicyUpdater:
             outcomes: list[Outcome] = [*kept.excluded, *untrained_outcomes([selected.group for selected in groups])]
             if kept.samples:
                 prepared = self._prepare(kept.samples)
-                gradients = self._gradients(prepared)
-                trained = _minibatch(prepared, frozenset[int]().union(*gradients.values()))
-                steps = self._optimize(trained, frozenset(gradients), factor) if gradients else []
+                steps = self._optimize(prepared, factor)
                 if steps:
-                    metrics |= pass_metrics(trained, steps, self._version, self._algorithm)
-                    records = make_token_records(kept.samples, trained, steps, self._record_groups)
+                    metrics |= pass_metrics(prepared, steps, self._version, self._algorithm)
+                    records = make_token_records(kept.samples, prepared, steps, self._record_groups)
                 self._version += any(POLICY in step.modules and step.optim.applied for step in steps)
                 reference = prepared.outputs.reference_logprobs
                 if kl is not None and reference is not None:  # adapt the coefficient to the divergence on this batch
@@ -199,7 +202,7 @@ class PolicyUpdater:
                     self._trainer.sync_reference(kl.sync_alpha)
                 metrics["reference_synced"] = float(is_due)
             version = self.publish().version
-            return UpdateReport(self._step, version, metrics, tuple(outcomes), self.micro_tokens, records)
+            return UpdateReport(self._step, version, metrics, tuple(outcomes), self._trainer.micro_tokens, records)
 
     def publish(self) -> WeightUpdate:
         """Return a weight update with the policy's current weights, without copying the weights.
@@ -257,10 +260,17 @@ class PolicyUpdater:
             baseline, self._role_baselines = algorithm.advantage.track(self._role_baselines, roles, batch.returns)
             batch = replace(batch, role_baseline=baseline)
 
+        # An extra pass computes log pi_old, the log-probabilities of the policy before the update, in three cases: the
+        # algorithm corrects the mismatch between trainer and sampler; older weights sampled a token (the batch is
+        # stale), and the advantages depend on the policy; or the ratio is taken to the policy before the update, and
+        # the update uses each trajectory several times. Otherwise the training pass computes log pi_old itself.
         is_stale = int(batch.versions.min()) < self._version
+        passes = algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
+        repeats = passes > 1 and algorithm.ratio_denominator == "old_policy" and not is_stale
+        needs_old = algorithm.corrects_mismatch or (algorithm.advantage.uses_policy and is_stale) or repeats
         needs_entropy = algorithm.token_mask is not None and algorithm.token_mask.needs_entropy
         outputs = ModelOutputs(
-            old_logprobs=trainer.logprobs(batch, "policy") if self._needs_old_logprobs(batch, is_stale) else None,
+            old_logprobs=trainer.logprobs(batch, "policy") if needs_old else None,
             values=trainer.values(batch) if "critic" in needs else None,
             reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
             teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in algorithm.advantage.needs else None,
@@ -277,55 +287,34 @@ class PolicyUpdater:
             weights = algorithm.compute_token_weights(batch, outputs, self._kl_coef)
         return PreparedBatch(batch, weights, outputs, old_logprobs)
 
-    def _needs_old_logprobs(self, batch: TrainingBatch, is_stale: bool) -> bool:
-        """Return whether an extra pass must compute log pi_old, the policy's log-probabilities, before the update.
-
-        ``is_stale`` is true if older weights sampled a token of the batch. An extra pass is needed in three cases: the
-        algorithm corrects the mismatch between trainer and sampler; older weights sampled a token, and the advantages
-        depend on the policy; or the ratio is taken to the policy before the update, the update uses each trajectory
-        several times, and no older weights sampled a token. Otherwise the training pass computes log pi_old itself.
-        """
-        if self._algorithm.corrects_mismatch or (self._algorithm.advantage.uses_policy and is_stale):
-            return True
-        passes = self._algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
-        return passes > 1 and self._algorithm.ratio_denominator == "old_policy" and not is_stale
-
-    def _gradients(self, prepared: PreparedBatch) -> Mapping[Module, frozenset[int]]:
-        """Return the modules that get a gradient, each with the indices of the trajectories that contribute to it.
-
-        A module without a gradient is missing. This module must take no optimizer step, because momentum would change
-        its weights. A trajectory contributes to no gradient if, for example, all rewards of its group are equal. No
-        model reads such a trajectory. It only counts in the denominators of the loss.
-
-        Example:
-            {"policy": {0, 2}, "critic": {0, 1, 2}}
-        """
-        batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
-        found: dict[Module, frozenset[int]] = {}
-        if self._step > self._algorithm.warmup:  # during the warm-up, only the critic is trained
-            mask = self._algorithm.policy_gradient_mask(weights)  # (N,)
-            found[POLICY] = frozenset(batch.token_trajectory[mask].tolist())
-        if targets is not None:
-            before, after = targets.weight.before_token > 0, targets.weight.after_action > 0  # (N,), (S,)
-            states = (*batch.token_trajectory[before].tolist(), *batch.turn_trajectory[after].tolist())
-            found[CRITIC] = frozenset(states)
-        return {module: trajectories for module, trajectories in found.items() if trajectories}
-
-    def _optimize(self, prepared: PreparedBatch, modules: frozenset[Module], factor: float) -> list[OptimizerStep]:
+    def _optimize(self, prepared: PreparedBatch, factor: float) -> list[OptimizerStep]:
         """Take the optimizer steps of one update, and return these steps in order. ``factor`` multiplies the learning
         rates.
 
-        Usually each step trains all of ``modules``. If ``critic_epochs`` is set, the policy takes all its steps first,
-        and then the critic takes its own steps.
+        Usually each step trains all modules that get a gradient. If ``critic_epochs`` is set, the policy takes all its
+        steps first, and then the critic takes its own steps. A module without a gradient takes no step, because
+        momentum would change its weights.
 
-        There is one step per minibatch and epoch. Minibatches are random sets of whole trajectories.
+        There is one step per minibatch and epoch. Minibatches are random sets of whole trajectories. A trajectory that
+        contributes to no gradient, for example because all rewards of its group are equal, is in no minibatch: no model
+        reads this trajectory, which only counts in the denominators of the loss.
         """
+        batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
+        gradients: dict[Module, set[int]] = {}  # the trajectories that contribute to the gradient of each module
+        if self._step > self._algorithm.warmup:  # during the warm-up, only the critic is trained
+            mask = self._algorithm.policy_gradient_mask(weights)  # (N,)
+            gradients[POLICY] = set(batch.token_trajectory[mask].tolist())
+        if targets is not None:
+            before, after = targets.weight.before_token > 0, targets.weight.after_action > 0  # (N,), (S,)
+            states = (*batch.token_trajectory[before].tolist(), *batch.turn_trajectory[after].tolist())
+            gradients[CRITIC] = set(states)
+        numbers = sorted(set[int]().union(*gradients.values()))
+        modules = frozenset(module for module, trajectories in gradients.items() if trajectories)
         config, epochs = self._config, self._algorithm.epochs
         phases = [(modules, epochs, config.minibatches)]
         if config.critic_epochs is not None:
             policy, critic = modules & {POLICY}, modules & {CRITIC}
             phases = [(policy, epochs, config.minibatches), (critic, config.critic_epochs, config.critic_minibatches)]
-        numbers = sorted({sequence.trajectory for sequence in prepared.batch.sequences})
         steps: list[OptimizerStep] = []
         for trained, epochs, minibatches in phases:
             count = min(minibatches, len(numbers))
@@ -335,30 +324,8 @@ class PolicyUpdater:
                 for trajectories in (frozenset(order[first::count]) for first in range(count)):
                     # The loss is scaled up, so that the expected gradient of a minibatch is the gradient of the batch.
                     scale = len(order) / len(trajectories)
-                    minibatch = _minibatch(prepared, trajectories)
+                    sequences = tuple(one for one in batch.sequences if one.trajectory in trajectories)
+                    minibatch = replace(prepared, batch=replace(batch, sequences=sequences))
                     passed = self._trainer.forward_backward(minibatch, scale=scale, modules=trained)
                     steps.append(OptimizerStep(trained, trajectories, passed, self._trainer.optim_step(factor)))
         return steps
-
-
-def _minibatch(prepared: PreparedBatch, trajectories: Collection[int]) -> PreparedBatch:
-    """Return the batch with only the sequences of ``trajectories``, the indices of some trajectories in the batch."""
-    sequences = tuple(sequence for sequence in prepared.batch.sequences if sequence.trajectory in trajectories)
-    return replace(prepared, batch=replace(prepared.batch, sequences=sequences))
-
-
-def _join_selections(groups: Sequence[SelectedGroup]) -> Selection:
-    """Return one :class:`Selection` with the trainable and the excluded attempts of all groups.
-
-    In the result, the groups are numbered 0, 1, 2, .. in the order of their ids, which is the order in which the run
-    requested the groups.
-    """
-    ordered = sorted(groups, key=lambda selected: selected.group.group_id)
-    return Selection(
-        tuple(
-            replace(sample, group=number)
-            for number, selected in enumerate(ordered)
-            for sample in selected.selection.samples
-        ),
-        tuple(excluded for selected in ordered for excluded in selected.selection.excluded),
-    )
