@@ -41,22 +41,18 @@ class ScheduleConfig(BaseModel):
     min_ratio: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at which the warm-up begins and the decay ends, as a share of the configured learning rate."""
 
-    def warmup_length(self, steps: int) -> int:
-        """Return the number of steps of the warm-up in a run of ``steps`` steps."""
-        return self.warmup_steps or round(self.warmup_ratio * steps)
-
-    def decay_length(self, steps: int) -> int:
-        """Return the number of steps of the decay in a run of ``steps`` steps."""
-        after_warmup = steps - self.warmup_length(steps)
+    def lengths(self, steps: int) -> tuple[int, int]:
+        """Return the numbers of steps of (warm-up, decay) in a run of ``steps`` steps."""
+        warmup = self.warmup_steps or round(self.warmup_ratio * steps)
         if self.decay_ratio is None:
-            return after_warmup
+            return warmup, steps - warmup
         decay = round(self.decay_ratio * steps)
         # If both lengths are ratios, rounding can make them one step longer than the run.
-        return min(decay, after_warmup) if self.warmup_ratio else decay
+        return warmup, min(decay, steps - warmup) if self.warmup_ratio else decay
 
     def check_steps(self, steps: int) -> None:
         """Raise InvalidInput if warm-up and decay do not fit in a run of ``steps`` steps."""
-        warmup, decay = self.warmup_length(steps), self.decay_length(steps)
+        warmup, decay = self.lengths(steps)
         do = ""
         if warmup >= steps:
             do = f"give more steps, or a shorter warm-up in trainer.schedule: it has {warmup} steps"

@@ -123,7 +123,7 @@ def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float
     Example:
         learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=1, steps=12) == 0.5
     """
-    warmup, decay = config.warmup_length(steps), config.decay_length(steps)
+    warmup, decay = config.lengths(steps)
     # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     if config.name == "constant":
