@@ -139,7 +139,28 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
     for sequences in _fill(ranked, lambda pending, block: _fits(pending, block, max_tokens, prefix)):
-        yield _collate(sequences, prefix)
+        ids = pad_sequence([sequence.ids for sequence in sequences], batch_first=True)  # (B, T)
+        width = ids.shape[1]  # T
+        position_ids = subtree_end = None
+        if _has_branches(sequences):
+            position_ids = pad_sequence([sequence.position_ids for sequence in sequences], batch_first=True)  # (B, T)
+            # padding attends to padding only, and no token of a sequence attends to it
+            ends = [sequence.subtree_end for sequence in sequences]
+            subtree_end = pad_sequence(ends, batch_first=True, padding_value=width)  # (B, T)
+        rows = list(enumerate(sequences))  # positions in row b become indices into the flattened (B * T,) hidden states
+        yield MicroBatch(
+            ids=ids,
+            position_ids=position_ids,
+            subtree_end=subtree_end,
+            logit_positions=torch.cat([row * width + sequence.logit_positions for row, sequence in rows]),
+            token_positions=torch.cat([row * width + sequence.token_positions for row, sequence in rows]),
+            tokens=torch.cat([sequence.tokens for sequence in sequences]),
+            post_action_states=torch.cat([row * width + sequence.post_action_states for row, sequence in rows]),
+            turns=torch.cat([sequence.turns for sequence in sequences]),
+            num_tokens=sum(map(len, sequences)),
+            prefix=prefix,
+            media=tuple(sequence.media for sequence in sequences) if any(one.media for one in sequences) else (),
+        )
 
 
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
@@ -151,7 +172,24 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):
-        yield _join(sequences, prefix)
+        starts = accumulate(map(len, sequences), initial=0)
+        placed = list(
+            zip(sequences, starts, strict=False)
+        )  # each sequence with the index of its first token in the row
+        media = tuple(one.moved(start) for sequence, start in placed for one in sequence.media)
+        yield MicroBatch(
+            ids=torch.cat([sequence.ids for sequence in sequences])[None],
+            position_ids=torch.cat([sequence.position_ids for sequence in sequences])[None],
+            subtree_end=torch.cat([start + sequence.subtree_end for sequence, start in placed])[None],
+            logit_positions=torch.cat([start + sequence.logit_positions for sequence, start in placed]),
+            token_positions=torch.cat([start + sequence.token_positions for sequence, start in placed]),
+            tokens=torch.cat([sequence.tokens for sequence in sequences]),
+            post_action_states=torch.cat([start + sequence.post_action_states for sequence, start in placed]),
+            turns=torch.cat([sequence.turns for sequence in sequences]),
+            num_tokens=sum(map(len, sequences)),
+            prefix=prefix,
+            media=(media,) if media else (),
+        )
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
@@ -187,58 +225,3 @@ def _longest(sequences: Block) -> int:
 
 def _has_branches(sequences: Block) -> bool:
     return any(sequence.has_branches for sequence in sequences)
-
-
-def _collate(sequences: Block, prefix: int) -> MicroBatch:
-    ids = pad_sequence([sequence.ids for sequence in sequences], batch_first=True)  # (B, T)
-    width = ids.shape[1]  # T
-    position_ids = subtree_end = None
-    if _has_branches(sequences):
-        position_ids = pad_sequence([sequence.position_ids for sequence in sequences], batch_first=True)  # (B, T)
-        # padding attends to padding only, and no token of a sequence attends to it
-        ends = [sequence.subtree_end for sequence in sequences]
-        subtree_end = pad_sequence(ends, batch_first=True, padding_value=width)  # (B, T)
-    # positions in a sequence become indices into the flattened (B * T,) hidden states
-    logit_positions = [row * width + sequence.logit_positions for row, sequence in enumerate(sequences)]
-    token_positions = [row * width + sequence.token_positions for row, sequence in enumerate(sequences)]
-    post_action_states = [row * width + sequence.post_action_states for row, sequence in enumerate(sequences)]
-    return MicroBatch(
-        ids=ids,
-        position_ids=position_ids,
-        subtree_end=subtree_end,
-        logit_positions=torch.cat(logit_positions),
-        token_positions=torch.cat(token_positions),
-        tokens=torch.cat([sequence.tokens for sequence in sequences]),
-        post_action_states=torch.cat(post_action_states),
-        turns=torch.cat([sequence.turns for sequence in sequences]),
-        num_tokens=sum(map(len, sequences)),
-        prefix=prefix,
-        media=tuple(sequence.media for sequence in sequences) if any(one.media for one in sequences) else (),
-    )
-
-
-def _join(sequences: Block, prefix: int) -> MicroBatch:
-    """Return a micro-batch with one row, in which ``sequences`` stand one after the other.
-
-    ``prefix`` is the number of tokens that stand before each sequence but are not in the micro-batch.
-    """
-    starts = [0, *accumulate(map(len, sequences))]
-
-    def places(name: Callable[[TokenSequence], Tensor]) -> Tensor:
-        """Return the indices ``name(sequence)`` of all sequences, each converted to an index in the row."""
-        return torch.cat([start + name(sequence) for start, sequence in zip(starts, sequences, strict=False)])
-
-    media = tuple(one.moved(start) for start, each in zip(starts, sequences, strict=False) for one in each.media)
-    return MicroBatch(
-        ids=torch.cat([sequence.ids for sequence in sequences])[None],
-        position_ids=torch.cat([sequence.position_ids for sequence in sequences])[None],
-        subtree_end=places(lambda sequence: sequence.subtree_end)[None],
-        logit_positions=places(lambda sequence: sequence.logit_positions),
-        token_positions=places(lambda sequence: sequence.token_positions),
-        tokens=torch.cat([sequence.tokens for sequence in sequences]),
-        post_action_states=places(lambda sequence: sequence.post_action_states),
-        turns=torch.cat([sequence.turns for sequence in sequences]),
-        num_tokens=starts[-1],
-        prefix=prefix,
-        media=(media,) if media else (),
-    )
