@@ -78,6 +78,12 @@ class MicroBatch:
             post_action_states=self.post_action_states.to(device),
         )
 
+    def gather(self, column: Tensor, like: Tensor) -> Tensor:
+        """Return the elements of ``column`` at the n predicted tokens: (n, ..), in the dtype and on the device of
+        ``like``. ``column`` (N, ..) has one element for each of the N tokens of the training batch.
+        """
+        return column[self.tokens].to(like)
+
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
     """Return one block for each sequence. A block is a tuple of sequences that must be in the same micro-batch."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.types import StateValues, TokenOutputs, TopTokens
+from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.data.batch import TrainingBatch
@@ -26,7 +26,6 @@ from agent_r1.data.sequences import Block, TokenSequence
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
 from agent_r1.model.vision import ImageProcessor, PassImages
-from agent_r1.trainer.micro_batch_values import scaled_targets, scaled_weights, state_values_at
 from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
 from agent_r1.trainer.report import join_passes
 
@@ -67,7 +66,7 @@ class ModelSet:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 
-        ``role`` is "policy", "reference" or "teacher". Tokens that are in none of the batch's sequences get 0.
+        Tokens that are in none of the batch's sequences get 0, here and in the other methods.
         """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:
@@ -81,10 +80,7 @@ class ModelSet:
 
     @torch.no_grad()
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        """Return the policy's entropy at each token, in nats: (N,) float64 on the CPU.
-
-        Tokens that are in none of the batch's sequences get 0.
-        """
+        """Return the policy's entropy at each token, in nats: (N,) float64 on the CPU."""
         entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
         for micro, prefix in self._passes(batch, backbone_of(self.policy)):
             images = self.read_images(micro)
@@ -94,10 +90,9 @@ class ModelSet:
 
     @torch.no_grad()
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's k most likely tokens at the position of each token of the batch.
+        """Return the teacher's k most likely tokens at the position of each token of the batch: tensors (N, k).
 
-        The tensors of the result have the shape (N, k). k is the smallest of three numbers: ``count`` and the
-        vocabulary sizes of policy and teacher. Tokens that are in none of the batch's sequences get zeros.
+        k is the smallest of three numbers: ``count`` and the vocabulary sizes of policy and teacher.
         """
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")
@@ -112,11 +107,7 @@ class ModelSet:
 
     @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values of the states of the batch, in float64 on the CPU.
-
-        There is a value for the state before each of the N tokens, and for the state after the action of each of the S
-        turns.
-        """
+        """Return the critic's values of all states of the batch, in float64 on the CPU."""
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
@@ -169,11 +160,7 @@ class ModelSet:
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Return the sequences, divided into blocks. A block is a tuple of sequences that must be in the same micro-batch.
-
-    If the algorithm needs whole trajectories, a block contains all sequences of a trajectory. Otherwise each sequence
-    is a block.
-    """
+    """Return one block per trajectory if the algorithm needs whole trajectories; otherwise one block per sequence."""
     return by_trajectory(sequences) if algorithm.needs_whole_trajectories else by_sequence(sequences)
 
 
@@ -202,7 +189,8 @@ def score_tokens(
         others: (N, k) for each of the N tokens of the batch, the ids of k tokens to score at its position.
         images: the images of the micro-batch.
     """
-    hidden = _predicting_states(model, micro, prefix, images)  # (n, H)
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
+    hidden = hidden[micro.logit_positions]  # (n, H)
     targets = batch.ids[micro.tokens].to(hidden.device)  # (n,)
     if others is not None:
         targets = torch.cat([targets[:, None], others[micro.tokens].to(hidden.device)], dim=1)  # (n, 1 + k)
@@ -218,20 +206,9 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return (ids, log-probabilities) of the k most likely tokens in the place of each predicted token.
-
-    A micro-batch predicts n tokens. Both tensors have the shape (n, k). k is ``count``, but at most the number of
-    possible tokens. The possible tokens are the tokens of the model with an id below ``vocabulary``.
-    """
-    return top_tokens(model, _predicting_states(model, micro, prefix, images), count, temperature, vocabulary)
-
-
-def _predicting_states(
-    model: PreTrainedModel, micro: MicroBatch, prefix: PrefixStates | None, images: PassImages | None
-) -> Tensor:
-    """Return only the hidden states from which the model predicts the n tokens of a micro-batch: (n, H)."""
-    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images)
-    return hidden.flatten(0, 1)[micro.logit_positions]
+    """Return (ids, log-probabilities) of the k most likely tokens in the place of each predicted token: (n, k) each."""
+    hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
+    return top_tokens(model, hidden[micro.logit_positions], count, temperature, vocabulary)
 
 
 def forward_backward(
@@ -276,8 +253,8 @@ def _critic_pass(
         images = models.read_images(micro)
         values = _critic_values(models.critic, prepared.batch, micro, prefixes[CRITIC], images)
         like = values.before_token.detach()
-        scaled = scaled_targets(targets, micro, scale, like)
-        loss = algorithm.compute_value_loss(values, state_values_at(old_values, micro, like), scaled)
+        scaled = _scaled_targets(targets, micro, scale, like)
+        loss = algorithm.compute_value_loss(values, _state_values_at(old_values, micro, like), scaled)
     with models.profiler.measure(Part.BACKWARD):
         loss.backward()
     none = like[:0]  # (0,): the policy does not run
@@ -304,8 +281,17 @@ def _micro_batch_pass(
     """Add the gradient of a micro-batch's loss to the policy, and to the critic if ``prefixes`` has "critic"."""
     with models.profiler.measure(Part.FORWARD):
         tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
-        weights = scaled_weights(prepared.weights, micro, scale, tokens.logprobs)
-        loss, metrics = algorithm.compute_loss(tokens, weights)
+        weights, targets, like = prepared.weights, prepared.weights.value_targets, tokens.logprobs
+        scaled = TokenWeights(
+            advantage=micro.gather(weights.advantage, like),
+            loss_weight=scale * micro.gather(weights.loss_weight, like),
+            importance_weight=micro.gather(weights.importance_weight, like),
+            sft_weight=None if weights.sft_weight is None else scale * micro.gather(weights.sft_weight, like),
+            value_targets=None if targets is None else _scaled_targets(targets, micro, scale, like),
+            kl_coef=weights.kl_coef,
+            drift_weight=None if weights.drift_weight is None else micro.gather(weights.drift_weight, like),
+        )
+        loss, metrics = algorithm.compute_loss(tokens, scaled)
     with models.profiler.measure(Part.BACKWARD):
         loss.backward()
     return PassStats(
@@ -333,6 +319,7 @@ def _token_outputs(
     always a key. The critic runs only if "critic" is a key.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
+    reference = outputs.reference_logprobs
 
     # log pi(token | context) at the sampler's temperature, and the entropy of pi( . | context): (n,) each. With a
     # teacher's top tokens also their log pi: (n, k)
@@ -344,15 +331,12 @@ def _token_outputs(
     )
     logprobs = scored if top is None else scored[:, 0]
 
-    def gather(column: Tensor, indices: Tensor) -> Tensor:
-        return column[indices].to(logprobs)  # columns of the batch are float64 on the CPU
-
     # ratio = pi / pi_old. No policy sampled the observations, so their pi_old is set to pi, and their ratio is 1.
     old = logprobs.detach()
     action_mask = batch.action_mask[tokens]
-    sampler = torch.where(action_mask.to(old.device), gather(batch.sampler_logprobs, tokens), old)
+    sampler = torch.where(action_mask.to(old.device), micro.gather(batch.sampler_logprobs, logprobs), old)
     if prepared.old_logprobs is not None:
-        old = torch.where(action_mask.to(old.device), gather(prepared.old_logprobs, tokens), old)
+        old = torch.where(action_mask.to(old.device), micro.gather(prepared.old_logprobs, logprobs), old)
 
     # All tokens of a unit (a turn or a trajectory) share one ratio. Observations form separate units: their ratios of 1
     # would draw the mean ratio of the actions towards 1.
@@ -365,20 +349,20 @@ def _token_outputs(
     values = old_values = None
     if CRITIC in prefixes and models.critic is not None and outputs.values is not None:
         values = _critic_values(models.critic, batch, micro, prefixes[CRITIC], images)
-        old_values = state_values_at(outputs.values, micro, logprobs)
+        old_values = _state_values_at(outputs.values, micro, logprobs)
 
     return TokenOutputs(
         logprobs=logprobs,
         entropy=entropy,
         old_logprobs=old,
         ratio_unit=ratio_unit,
-        reference_logprobs=None if outputs.reference_logprobs is None else gather(outputs.reference_logprobs, tokens),
+        reference_logprobs=None if reference is None else micro.gather(reference, logprobs),
         values=values,
         old_values=old_values,
         sampler_logprobs=sampler,
         trajectory=trajectory,
         top_logprobs=None if top is None else scored[:, 1:],
-        teacher_top_logprobs=None if top is None else gather(top.logprobs, tokens),
+        teacher_top_logprobs=None if top is None else micro.gather(top.logprobs, logprobs),
     )
 
 
@@ -398,3 +382,18 @@ def _critic_values(
         logprobs = sampled.new_zeros(micro.ids.numel()).index_put((micro.token_positions,), sampled).view_as(micro.ids)
     flat = critic(micro.ids, micro.position_ids, micro.subtree_end, logprobs, prefix, images).flatten()  # (B*T,)
     return StateValues(flat[micro.logit_positions], flat[micro.post_action_states])
+
+
+def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
+    """Return the values of the states of a micro-batch, in the dtype and on the device of ``like``.
+
+    ``values`` has a number for each state of the whole batch.
+    """
+    return StateValues(micro.gather(values.before_token, like), values.after_action[micro.turns].to(like))
+
+
+def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
+    """Return a micro-batch's value targets, like the tensor ``like``. All weights are multiplied by ``scale``."""
+    weight = _state_values_at(targets.weight, micro, like)
+    scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
+    return ValueTargets(_state_values_at(targets.target, micro, like), scaled)

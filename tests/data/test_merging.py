@@ -14,8 +14,9 @@ from learning_fixtures import Make
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
 from agent_r1.core.trajectory import Group
 from agent_r1.data import micro_batches as micro_batches_module
 from agent_r1.data.batch import assemble_batch
@@ -23,7 +24,6 @@ from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Packing, pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.value_head import build_value_model
-from agent_r1.trainer import forward_backward as forward_backward_module
 from agent_r1.trainer.forward_backward import ModelSet, forward_backward
 from agent_r1.trainer.protocol import PreparedBatch
 
@@ -185,12 +185,13 @@ def test_the_order_of_groups_and_attempts_does_not_matter(make: Any) -> None:
 
 def test_denominators_of_each_micro_batch_are_detected(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # control: the mean of micro-batch means depends on the division
-    scaled_weights = forward_backward_module.scaled_weights
+    compute_loss = Algorithm.compute_loss
 
-    def local(weights: Any, micro: Any, scale: float, like: Tensor) -> Any:
-        return replace(scaled_weights(weights, micro, scale, like), loss_weight=torch.full_like(like, 1 / len(like)))
+    def local(algorithm: Algorithm, tokens: TokenOutputs, weights: TokenWeights) -> Any:
+        mean = torch.full_like(weights.loss_weight, 1 / len(weights.loss_weight))
+        return compute_loss(algorithm, tokens, replace(weights, loss_weight=mean))
 
     groups = make.random_groups(0)
     whole = loss_and_gradient(make, groups, pack_prefix_tree)
-    monkeypatch.setattr(forward_backward_module, "scaled_weights", local)
+    monkeypatch.setattr(Algorithm, "compute_loss", local)
     assert not same(whole, loss_and_gradient(make, groups, pack_prefix_tree, micro_tokens=37), 1e-4)
