@@ -189,12 +189,13 @@ def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> 
     The optimizer can be an optimizer of torchao, with two differences. Its learning rates are tensors, which are
     changed in place. Its step is compiled, except on a CPU, because a C++ compiler can be missing there.
     """
+    on_cpu = True
     for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(learning_rate)
         else:
             group["lr"] = learning_rate
-    on_cpu = all(parameter.device.type == "cpu" for parameter in _parameters_of(optimizer))
+        on_cpu &= all(parameter.device.type == "cpu" for parameter in group["params"])
     with torch.compiler.set_stance("force_eager") if on_cpu else nullcontext():
         optimizer.step()
 
