@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.messages import Message, Text
+from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.data.segments import previous_within, segment_first, segment_last, segment_max, segment_sum
 from agent_r1.data.sequences import Packing, TokenSequence, TurnPlace
@@ -377,7 +377,7 @@ def _state_ids(samples: Sequence[TrainingSample]) -> Tensor:
         before: Sequence[Message] = sample.trajectory.start
         for turn in sample.trajectory.turns:
             if turn.action_ids:
-                state = tuple((message.role, (Text(message.text), *message.images)) for message in before)
+                state = tuple((message.role, message.text, message.images) for message in before)
                 found.append(ids.setdefault((sample.group, state), len(ids)))
             # a summary turn does not act in the environment, so the state does not change
             before = turn.observation if turn.kind == "act" else before
