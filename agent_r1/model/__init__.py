@@ -1,7 +1,6 @@
 """Torch models: loading, token log-probabilities, LoRA adapters, value heads, sentence encoders, checksums of weights.
 
-Each public name is imported when it is first used. So an import of ``agent_r1.model.config`` loads neither torch nor
-transformers.
+Public names are imported at their first use, so that ``agent_r1.model.config`` does not import torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """LoRA adapters (arXiv:2106.09685), made by peft: low-rank matrices that are trained while the model itself is frozen.
 
-An adapted layer computes x W + (alpha / rank) (x A) B. W (d, e) is frozen, A (d, rank) is random, B (rank, e) is 0 at
-the beginning. On disk and in memory, A and B are transposed, like all weights of linear layers in torch.
+An adapted layer computes x W + (alpha / rank) (x A) B. W (d, e) is frozen, A (d, rank) is random, and B (rank, e) is 0
+at the beginning. Files and tensors hold A and B transposed, as usual in torch.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from agent_r1.model.config import ALL_LINEAR, LoraConfig
 M = TypeVar("M", bound=nn.Module)
 
 ADAPTER = "default"
-"""The name of the adapter in an adapted model, as peft calls it."""
+"""peft's name of the adapter in a model."""
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""The names of the files of an adapter in the format of peft: the file of the settings, and the file of the weights."""
+"""Names of the files of an adapter in peft's format: its settings and its weights."""
 
 _LINEAR = (nn.Linear, Conv1D)
 _MATRICES = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
@@ -40,14 +40,14 @@ _SAVED_PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
     """Add a new adapter to the model in place, freeze all other weights, and return the model.
 
-    The adapter's matrices A and B are in float32, or in the model's data type if this type is more precise. At the
-    beginning, A is random and B is 0, so the outputs of the model do not change.
+    The adapter's matrices A and B are in float32, or in the model's data type if it is more precise. A is random and B
+    is 0, so the outputs of the model do not change yet.
 
     Args:
         model: the model.
         config: the rank of the adapter, and the layers that get it.
         seed: the seed of the random numbers in A.
-        base: the name or the folder of the model without the adapter. Files of the adapter will contain this text.
+        base: the name or the folder of the model without the adapter, for the adapter's files.
 
     Raises:
         InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
@@ -102,7 +102,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def base_of(folder: Path) -> str | None:
-    """Return the base model of the adapter in ``folder``, as the name or the folder of this model.
+    """Return the name or the folder of the base model of the adapter in ``folder``.
 
     Return None if ``folder`` holds no adapter. Raise InvalidInput if the adapter does not name its base model.
     """
@@ -124,10 +124,9 @@ def has_adapter(model: nn.Module) -> bool:
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that training changes, by name, without copying them.
+    """Return the weights that training changes, by parameter name such as ``lm_head.weight``, without copying them.
 
-    If the model has an adapter, the result has only the adapter's matrices; otherwise it has all weights. The names are
-    the names of the parameters, such as ``lm_head.weight``.
+    If the model has an adapter, these are the adapter's matrices; otherwise all weights.
     """
     state = model.state_dict()
     return {name: tensor for name, tensor in state.items() if _is_matrix(name)} if has_adapter(model) else state
@@ -150,17 +149,17 @@ def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Non
 
 
 def count_adapter(model: nn.Module) -> int:
-    """Return the number of weights of the adapter; 0 if the model has no adapter."""
+    """Return the number of weights of the adapter; 0 without an adapter."""
     return sum(parameter.numel() for name, parameter in model.named_parameters() if _is_matrix(name))
 
 
 def adapter_rank(model: nn.Module) -> int:
-    """Return the largest rank of the adapter's matrices; 0 if the model has no adapter."""
+    """Return the largest rank of the adapter's matrices; 0 without an adapter."""
     return max((len(tensor) for name, tensor in model.named_parameters() if name.endswith(_MATRICES[0])), default=0)
 
 
 def copy_sharing_frozen(module: M) -> M:
-    """Return a copy of a module. Frozen parameters are not copied: the module and its copy share their memory."""
+    """Return a copy of a module that shares the memory of frozen parameters with the module."""
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
         for parameter in module.parameters()
@@ -170,9 +169,8 @@ def copy_sharing_frozen(module: M) -> M:
 
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of the model without its adapter. Frozen weights are not copied: model and copy share their memory.
-
-    The copy computes the probabilities that the model had before training.
+    """Return a copy of the model without its adapter: the model before training. Frozen weights are not copied, but
+    shared.
     """
     plain = copy_sharing_frozen(model)
     for name, layer in _adapted_layers(plain):
@@ -185,9 +183,8 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    The copy has no adapter and computes the same outputs as the model. All weights are in float32 or a more precise
-    type, because bfloat16 would lose most of A B by rounding. A weight that changes neither its value nor its type is
-    not copied: the model and the copy share the memory of this weight.
+    All weights are in float32 or a more precise type, because bfloat16 would round away most of A B. Weights that
+    change neither value nor type share their memory with the model.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():
@@ -214,10 +211,9 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 
 
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the adapter that :func:`save_weights` wrote to ``folder``, as a mapping from names to tensors.
+    """Return the adapter that :func:`save_weights` wrote to ``folder``, by the names of its weights in ``model``.
 
-    The names are the names of the adapter's weights in ``model``. Raise ValueError if the adapter in ``folder`` and the
-    adapter of ``model`` have different settings.
+    Raise ValueError if the adapters in ``folder`` and in ``model`` have different settings.
     """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}
@@ -229,8 +225,8 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 def _inject(model: PreTrainedModel, lora: Any) -> None:
     """Add an adapter to the model in place. ``lora`` is peft's object with the settings of the adapter.
 
-    The matrices of the adapter are in float32 or a more precise type. Raise ValueError if the settings select a variant
-    of LoRA, such as DoRA.
+    Its matrices are in float32 or a more precise type. Raise ValueError if the settings select a variant of LoRA, such
+    as DoRA.
     """
     peft = import_extra("peft", "lora")
     with warnings.catch_warnings():
@@ -249,7 +245,7 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
 def _forward(layer: Any, inputs: Tensor) -> Tensor:
     """Return x W + (alpha / rank) (x A) B for the ``inputs`` x of an adapted layer: (.., d) -> (.., e).
 
-    This function replaces peft's own forward method, which needs more operations and takes three times as long.
+    peft's own forward method takes three times as long.
     """
     outputs = layer.base_layer(inputs)
     a, b = (part[ADAPTER].weight.to(inputs.dtype).t() for part in (layer.lora_A, layer.lora_B))  # (d, rank), (rank, e)
@@ -259,7 +255,7 @@ def _forward(layer: Any, inputs: Tensor) -> Tensor:
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the pair (name, layer) for each layer of the model to which peft added matrices."""
+    """Yield (name, layer) for each layer to which peft added matrices."""
     if has_adapter(model):
         layer_type = import_extra("peft.tuners.lora", "lora").LoraLayer
         yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))

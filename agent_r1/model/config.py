@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters. An import of this module does not import torch, so that the command line starts fast."""
+"""Settings of LoRA adapters. This module does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 ALL_LINEAR = "all-linear"
-"""The value of ``LoraConfig.target_modules`` that means all linear layers except the head."""
+"""The value of ``target_modules`` that means all linear layers except the head."""
 
 
 class LoraConfig(BaseModel):
@@ -21,18 +21,18 @@ class LoraConfig(BaseModel):
 
     rank: int = Field(default=0, ge=0, le=65536)
     """Rank of the adapter's matrices. 0: no adapter, all weights are trained. An adapter needs about ten times the
-    learning rate of a training of all weights."""
+    learning rate of full training."""
 
     alpha: float = Field(default=32.0, gt=0)
-    """Strength of the adapter: the product of its two matrices is multiplied by alpha / rank."""
+    """Strength of the adapter: the product of its matrices is multiplied by alpha / rank."""
 
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
     """Names of the linear layers that get an adapter, separated by commas: q_proj,v_proj. all-linear: all linear layers
     except the head."""
 
     dropout: float = 0.0
-    """Dropout of the adapter. Only 0 (off) is accepted, because with dropout the trainer would compute other
-    probabilities than the engine."""
+    """Dropout of the adapter. Only 0 (off) is accepted: with dropout, trainer and engine would compute different
+    probabilities."""
 
     @field_validator("dropout")
     @classmethod

@@ -1,4 +1,4 @@
-"""The choice of the torch device by the setting ``device``."""
+"""The choice of the torch device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent_r1.core.errors import InvalidInput
 
 
 def choose_device(name: str) -> str:
-    """Return the torch device for the setting ``name``: for "auto", a GPU if there is one, otherwise the CPU.
+    """Return the torch device ``name``; for "auto", a GPU if there is one, otherwise the CPU.
 
     Raise InvalidInput if ``name`` is a GPU and torch sees no GPU.
     """

@@ -19,20 +19,19 @@ from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import tensors_checksum
 
 POOLER = "pooler"
-"""The name of the layer that transformers applies after the last hidden state. Sentence encoders do not use this
-layer."""
+"""The layer that transformers applies after the last hidden state. Sentence encoders do not use it."""
 
 Pooling = Literal["mean", "cls"]
 
 POOLING_FILE = Path("1_Pooling/config.json")
-"""The file of an encoder's folder that declares the pooling, in the format of the sentence-transformers library."""
+"""The file of an encoder that declares the pooling, in the format of sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
     """An encoder model, which converts texts to vectors, and its tokenizer.
 
-    The model encodes ``batch`` texts at a time, and reads at most the first ``max_tokens`` tokens of each text.
+    It encodes ``batch`` texts at a time, and reads at most the first ``max_tokens`` tokens of each text.
     """
 
     model: PreTrainedModel
@@ -43,13 +42,13 @@ class SentenceEncoder:
 
     @property
     def width(self) -> int:
-        """The number of elements in the vector of a text."""
+        """The number of elements of a vector."""
         return int(self.model.config.hidden_size)
 
     def fingerprint(self) -> str:
-        """Return a sha256 that identifies the encoder. Encoders with equal hashes compute equal vectors.
+        """Return a sha256 of the weights, the vocabulary, the pooling and ``max_tokens``.
 
-        The hash covers the weights, the vocabulary, the pooling and ``max_tokens``.
+        Encoders with equal hashes compute equal vectors.
         """
         # Leave out the pooler, which is not used. If the files lack its weights, they are random after every load.
         weights = tensors_checksum((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
@@ -59,11 +58,10 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one float32 vector for each text: (texts, width).
+        """Return one float32 vector of length 1 for each text: (texts, width).
 
-        A vector has length 1, so the inner product of two vectors is their cosine similarity. Only the vector of a text
-        without tokens is 0. Texts of similar length are encoded together. Their padding is masked, so it changes
-        vectors only by rounding errors.
+        The inner product of two vectors is their cosine similarity. The vector of a text without tokens is 0. Texts of
+        similar length are encoded together; their masked padding changes vectors only by rounding errors.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
@@ -73,10 +71,7 @@ class SentenceEncoder:
         return vectors
 
     def _vectors(self, texts: list[str]) -> np.ndarray:
-        """Return the vectors of one batch of texts.
-
-        The vector of a text without tokens is 0, because a model cannot read an empty sequence.
-        """
+        """Return the vectors of one batch of texts. The vector of a text without tokens is 0."""
         # Tokenizers fail on lone surrogates.
         valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         encoded: Any = self.tokenizer(
@@ -108,15 +103,14 @@ def load_encoder(
     Args:
         name: the name or the folder of the encoder.
         pooling: how the vectors of the tokens become one vector: their mean ("mean"), the vector of the first token
-            ("cls"), or the pooling that the encoder's folder declares ("auto").
-        max_tokens: the largest number of tokens that are read of a text. If the encoder has a smaller limit, the
-            smaller limit applies.
-        batch: the number of texts that are encoded in one batch.
+            ("cls"), or as the encoder's folder declares ("auto").
+        max_tokens: the largest number of tokens that are read of a text. A smaller limit of the encoder also applies.
+        batch: the number of texts that are encoded at once.
         device: the device of the encoder, such as "cpu" or "cuda".
 
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
-            declares a pooling that differs from ``pooling``; or ``device`` is a GPU and torch sees no GPU.
+            declares another pooling than ``pooling``; or ``device`` is a GPU and torch sees no GPU.
     """
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name, "encoder")
@@ -148,10 +142,9 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
 
 
 def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
-    """Return the pooling ``requested``. Raise InvalidInput if the folder declares a pooling that differs from it.
+    """Return the pooling ``requested``, or for "auto" the declared pooling ("mean" if none is declared).
 
-    For "auto", return the pooling that the folder declares, or "mean" if the folder declares no pooling. ``name`` is
-    the name of the encoder in the error.
+    Raise InvalidInput if the folder declares another pooling. ``name`` is the name of the encoder in the error.
     """
     declared = _declared_pooling(folder / POOLING_FILE, name)
     if requested == "auto":

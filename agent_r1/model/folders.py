@@ -1,4 +1,4 @@
-"""Find the folder of a model by a known name, in the file system, or on the Hugging Face hub."""
+"""Find the folder of a model by a short name, in the file system, or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,27 +18,23 @@ from agent_r1.core.suggest import suggest
 from agent_r1.model.names import NAMED_MODELS, Kind, NamedModel, Package, kind_of, known_names
 
 HUB_SECONDS = 10.0
-"""Time limit for the answer of the Hugging Face hub to a request, in seconds."""
+"""Time limit for an answer of the hub, in seconds."""
 
 UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx*", "openvino/*")
-"""Files on the hub that are not downloaded: weights in pickles, and weights for other libraries."""
+"""Files on the hub that are not downloaded: pickled weights, and weights for other libraries."""
 
 CONVERSION = 1
-"""The version of the code that converts model files. Increase this number with each change of the code that changes the
-converted files."""
+"""Version of the code that converts model files. Increase it with each change that changes the converted files."""
 
 
 class _NotOnHub(Exception):
-    """Raised if the files of a model are neither on the hub nor in the local cache. The message is the reason."""
+    """Raised if a model is neither on the hub nor in the local cache. The message is the reason."""
 
 
 def find_folder(name: str, kind: Kind) -> Path:
-    """Return the folder that holds the files of the model ``name``.
+    """Return the folder that holds the files of the model ``name``. Files on the Hugging Face hub are downloaded.
 
-    ``name`` is a known name (see :data:`agent_r1.model.names.NAMED_MODELS`), a folder, or a name on the Hugging Face
-    hub. The files of a model on the hub are downloaded.
-
-    ``kind`` is "model" for a language model, and "encoder" for a sentence encoder.
+    ``name`` is a short name (see :data:`agent_r1.model.names.NAMED_MODELS`), a folder, or a name on the hub.
 
     Raises:
         InvalidInput: no model of this kind is found. The message begins with ``kind``.
@@ -60,11 +56,9 @@ def find_folder(name: str, kind: Kind) -> Path:
 
 
 def _named_folder(name: str, source: NamedModel) -> Path:
-    """Return the folder of a model with a known name: from its package if the package is installed, else from the hub.
+    """Return the folder of a model with a short name: from its package if it is installed, else from the hub.
 
-    ``name`` is the short name of the model, and ``source`` has its package and its name on the hub.
-
-    An installed package is always used, so the weights do not depend on the connection to the hub.
+    An installed package is always used, so that the weights do not depend on the connection to the hub.
     """
     file = _package_file(source.package)
     if file is not None:
@@ -77,9 +71,9 @@ def _named_folder(name: str, source: NamedModel) -> Path:
 
 
 def _package_file(package: Package) -> Path | None:
-    """Return the path of the model file in an installed package. The package is not imported.
+    """Return the path of the model file in an installed package, without importing the package.
 
-    Return None if the package is not installed. Raise InvalidInput if the installed package has no such file.
+    Return None if the package is not installed. Raise InvalidInput if it has no such file.
     """
     spec = find_spec(package.module)
     if spec is None:
@@ -92,10 +86,9 @@ def _package_file(package: Package) -> Path | None:
 
 @cache  # because the checksums of 540 MB take about a second
 def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
-    """Convert the model in ``file`` to a Hugging Face folder, and return this folder.
+    """Convert the model in ``file`` to a Hugging Face folder inside ``folder``, and return the new folder.
 
-    The new folder is kept inside ``folder``. Later calls verify its checksums, and do not convert the model again.
-    ``name`` is the short name of the model, and ``source`` has the function that converts ``file``.
+    The new folder is kept. Later calls only verify its checksums.
     """
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -114,7 +107,7 @@ def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
 
 
 def _is_hub_name(name: str) -> bool:
-    """Return whether ``name`` has the form of a model's name on the hub: NAME or OWNER/NAME."""
+    """Return whether ``name`` has the form of a name on the hub: NAME or OWNER/NAME."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -158,7 +151,7 @@ def _reason(error: Exception) -> str:
 def _local_folder(folder: Path, kind: Kind) -> Path:
     """Return ``folder``. Raise InvalidInput if it is not a folder, or holds a pipe, a socket or a device.
 
-    Reading from a pipe, a socket or a device might never end.
+    Reading from such a file might never end.
     """
     if not folder.is_dir():
         raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")
@@ -174,6 +167,6 @@ def _local_folder(folder: Path, kind: Kind) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """Return the type of an error and the first line of its message. The line is cut to 160 characters."""
+    """Return the type of an error and the first line of its message, cut to 160 characters."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

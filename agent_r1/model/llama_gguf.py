@@ -34,8 +34,7 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""A mapping from the names of tensors in GGUF files to their names in transformers' Llama models. The number of the
-layer and the ending ``.weight`` are left out."""
+"""transformers' names of the tensors of Llama models, by name in GGUF files, without layer index and ``.weight``."""
 
 _SUPPORTED = {
     "general.architecture": ("llama",),
@@ -44,7 +43,7 @@ _SUPPORTED = {
     "tokenizer.ggml.pre": ("gpt-2", "smollm"),
     "tokenizer.ggml.add_bos_token": (None, False),
 }
-"""The values of a GGUF file's metadata that this module can convert. None stands for a missing entry."""
+"""Metadata values of a GGUF file that this module can convert. None stands for a missing entry."""
 
 Metadata = Mapping[str, Any]
 
@@ -109,9 +108,8 @@ def _name(name: str) -> str:
 def _in_halves(values: np.ndarray, name: str, config: LlamaConfig) -> np.ndarray:
     """Return ``values``, the tensor ``name`` of a GGUF file, with the rows in the order of transformers.
 
-    The order differs only for the weights of queries and keys, because rotary embeddings rotate pairs of their rows.
-    GGUF files keep the rows of a pair next to each other: 0 1 0 1 0 1. Transformers keeps the first rows of all pairs
-    before the second rows: 0 0 0 1 1 1. All other tensors are returned unchanged.
+    The order differs for queries and keys, because rotary embeddings rotate pairs of their rows. GGUF files keep a pair
+    together: 0 1 0 1 0 1. Transformers keeps the first rows of all pairs before the second rows: 0 0 0 1 1 1.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:
@@ -146,9 +144,6 @@ def _tokenizer(metadata: Metadata, token_type: Any) -> PreTrainedTokenizerFast:
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
-    """Return the pre-tokenizer ``name``, which splits a text before byte pairs are merged.
-
-    A text is split by the pattern of GPT-2. For "smollm", each digit is separated first.
-    """
+    """Return the pre-tokenizer ``name``: the pattern of GPT-2, for "smollm" after separating each digit."""
     byte_level = ByteLevel(add_prefix_space=False)
     return Sequence([Digits(individual_digits=True), byte_level]) if name == "smollm" else byte_level

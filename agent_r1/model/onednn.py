@@ -1,8 +1,7 @@
 """Linear layers whose matrix products are computed by oneDNN, on processors on which it is faster than MKL.
 
-PyTorch computes matrix products in float32 on a CPU with MKL. On processors of AMD, MKL uses no AVX-512. oneDNN, which
-is a part of PyTorch, uses AVX-512 on these processors, and is about twice as fast as MKL. The results of oneDNN and MKL
-differ by rounding errors.
+By default, PyTorch multiplies float32 matrices on a CPU with MKL, which uses no AVX-512 on AMD processors. oneDNN, a
+part of PyTorch, does, and is about twice as fast there. The results differ by rounding errors.
 
 Shapes: N tokens (any leading dimensions), I inputs, O outputs.
 """
@@ -20,16 +19,14 @@ from torch import Tensor, nn
 CPU_INFO = Path("/proc/cpuinfo")
 
 SMALL_MODEL = 400_000
-"""In models with fewer parameters, MKL computes all matrix products. There oneDNN would save little time, and would
-change the results by rounding errors."""
+"""In models with fewer parameters, MKL computes all matrix products. oneDNN would save little time there."""
 
 
 @cache
 def is_onednn_faster() -> bool:
-    """Return whether oneDNN multiplies matrices faster than MKL in this process.
+    """Return whether oneDNN multiplies matrices faster than MKL: on an AMD processor with AVX-512.
 
-    This is so on an AMD processor with AVX-512. The result is False if this version of PyTorch does not offer
-    oneDNN.
+    Return False if this version of PyTorch does not offer oneDNN.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
         return False
@@ -42,8 +39,8 @@ def is_onednn_faster() -> bool:
 def use_onednn(model: nn.Module) -> None:
     """Let oneDNN compute the products of the model's linear layers, forward and backward, if oneDNN is faster.
 
-    Models with fewer than ``SMALL_MODEL`` parameters stay as they are. Only layers in float32 on a CPU change. Their
-    weights and the names of the weights stay the same.
+    Only layers in float32 on a CPU change, and only in models with at least ``SMALL_MODEL`` parameters. Weights and
+    their names stay the same.
     """
     if not is_onednn_faster() or sum(weight.numel() for weight in model.parameters()) < SMALL_MODEL:
         return
@@ -53,12 +50,12 @@ def use_onednn(model: nn.Module) -> None:
 
 
 def has_onednn(model: nn.Module) -> bool:
-    """Return whether oneDNN computes products of the model's linear layers, as after :func:`use_onednn`."""
+    """Return whether oneDNN computes products of the model's linear layers."""
     return any(type(module) is OneDnnLinear for module in model.modules())
 
 
 def use_plain_products(model: nn.Module) -> None:
-    """Let PyTorch compute the products of the model's linear layers again, as before :func:`use_onednn`."""
+    """Undo :func:`use_onednn`."""
     for module in model.modules():
         if type(module) is OneDnnLinear:
             module.__class__ = cast(Any, nn.Linear)
@@ -67,11 +64,11 @@ def use_plain_products(model: nn.Module) -> None:
 class OneDnnLinear(nn.Linear):
     """A linear layer. oneDNN computes its product if inputs and weights are in float32 on a CPU, without autocast.
 
-    In all other cases, PyTorch computes the product as for ``nn.Linear``.
+    Otherwise the layer is computed as in ``nn.Linear``.
     """
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the outputs (.., O) of the layer for its inputs ``states`` (.., I)."""
+        """Return the outputs (.., O) for the inputs ``states`` (.., I)."""
         weight = self.weight
         plain = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
         # oneDNN has no product over no tokens; the layer may have been moved or converted
@@ -84,7 +81,7 @@ class OneDnnLinear(nn.Linear):
 
 
 PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
-"""The types of linear layers that have a weight, perhaps a bias, and nothing else."""
+"""Types of linear layers with a weight, perhaps a bias, and nothing else."""
 
 
 class _Product(torch.autograd.Function):
@@ -112,7 +109,7 @@ class _Product(torch.autograd.Function):
 
 
 def pad_rows(rows: Tensor) -> Tensor:
-    """Return the matrix (N, C) with rows of zeros after its last row, so that :func:`padded_length` (N) rows result."""
+    """Return the matrix (N, C) with rows of zeros at the end: (:func:`padded_length` (N), C)."""
     missing = padded_length(len(rows)) - len(rows)
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
@@ -120,10 +117,8 @@ def pad_rows(rows: Tensor) -> Tensor:
 def padded_length(rows: int) -> int:
     """Return the number of rows after padding: the smallest of 8, 16, .. 128, 144, .. 256, 288, .. >= ``rows``.
 
-    With more than 64 rows, the padding is less than an eighth of the result.
-
-    oneDNN compiles a kernel for each shape, and never frees the kernel. Micro-batches have almost any number of tokens:
-    without padding, a process that trains SmolLM2-135M holds 20 GB after 9 optimizer steps.
+    oneDNN compiles a kernel for each shape, and never frees it. Without padding, a process that trains SmolLM2-135M
+    holds 20 GB after 9 optimizer steps. With more than 64 rows, padding is less than an eighth of the result.
     """
     step = max(8, 1 << max(0, (rows - 1).bit_length() - 4))
     return -(-rows // step) * step

@@ -1,10 +1,9 @@
 """Tensors in several safetensors files: each file holds some rows of the tensors.
 
-trainer-00001-of-00002.safetensors   rows 0 to 4 of a tensor of shape (9, 3)
-trainer-00002-of-00002.safetensors   rows 5 to 8
+    trainer-00001-of-00002.safetensors   rows 0 to 4 of a tensor of shape (9, 3)
+    trainer-00002-of-00002.safetensors   rows 5 to 8
 
-For each divided tensor, the header of a file holds two numbers: the index, from 0, of the first row that is in this
-file, and the number of rows of the whole tensor. A file without such a header holds whole tensors.
+A file without the header ``ROWS`` holds whole tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Rows:
 
     Attributes:
         tensor: the rows.
-        first: the index, from 0, of the first of these rows in the whole tensor.
+        first: the index of the first of these rows in the whole tensor.
         total: the number of rows of the whole tensor.
     """
 
@@ -46,7 +45,7 @@ def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tens
 
     Args:
         path: the file.
-        divided: some rows of each tensor that is divided among several files, by the name of the tensor.
+        divided: the rows of each tensor that is divided among several files, by name.
         whole: the tensors that are only in this file, by name.
     """
     header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
@@ -59,9 +58,7 @@ def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tens
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a tensor that is in a file: the rows from ``first`` on. ``total`` is the number of rows of the whole
-    tensor.
-    """
+    """The part of a tensor that is in a file, from row ``first`` on. The whole tensor has ``total`` rows."""
 
     file: Path
     first: int
@@ -70,9 +67,9 @@ class _Part:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """A mapping from names to the tensors in some safetensors files. A tensor is read each time it is looked up.
+    """A mapping from names to the tensors in ``files``. A tensor is read each time it is looked up.
 
-    ``files`` has the paths of the files. Raise SafetensorError or OSError if a file cannot be read.
+    Raise SafetensorError or OSError if a file cannot be read.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -87,7 +84,6 @@ class TensorFiles(Mapping[str, Tensor]):
                     self._parts.setdefault(name, []).append(_Part(file, first, total, shape))
 
     def __getitem__(self, name: str) -> Tensor:
-        """Read the tensor ``name`` from its files, and return the whole tensor."""
         part = self._parts[name][0]
         if part.shape:
             return self.rows(name, 0, part.total)
@@ -106,7 +102,7 @@ class TensorFiles(Mapping[str, Tensor]):
         return (part.total, *part.shape[1:]) if part.shape else ()
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Read the rows ``start`` to ``stop - 1`` of the tensor ``name`` from its files, and return these rows."""
+        """Read and return the rows ``start`` to ``stop - 1`` of the tensor ``name``."""
         found = []
         for part in sorted(self._parts[name], key=lambda part: part.first):
             begin = min(max(start - part.first, 0), part.shape[0])

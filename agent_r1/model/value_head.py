@@ -17,7 +17,7 @@ from agent_r1.model.load import check_finite, quiet_transformers
 from agent_r1.model.vision import PassImages
 
 HEAD_FILE = "value_head.safetensors"
-"""The file with the head of a saved value model. The backbone is in the same folder, in the format of transformers."""
+"""The file with the head of a saved value model, beside its backbone."""
 
 LOGPROB_SCALE = 0.25
 """Factor on the log-probabilities that the critic reads, so that most inputs are between -1 and 0."""
@@ -26,11 +26,10 @@ LOGPROB_SCALE = 0.25
 class ValueModel(nn.Module):
     """A backbone with a linear head that predicts one value for each token.
 
-    The weights of the head are initialized to 0, so all values are 0 before the first update. Random weights would add
-    noise to the first update of PPO.
+    The head is initialized to 0, because random values would add noise to the first update of PPO.
 
-    If ``reads_logprobs`` is true, the model also reads the log-probability with which each token was sampled. A linear
-    layer converts this log-probability to a vector, which is added to the token's embedding.
+    If ``reads_logprobs`` is true, the model also reads the log-probability with which each token was sampled: a linear
+    layer converts it to a vector that is added to the token's embedding.
     """
 
     def __init__(self, backbone: PreTrainedModel, width: int, reads_logprobs: bool = False) -> None:
@@ -57,13 +56,11 @@ class ValueModel(nn.Module):
         prefix: PrefixStates | CachedPrefix | None = None,
         images: PassImages | None = None,
     ) -> Tensor:
-        """Return the values (B, T), one for each position of each sequence.
+        """Return the values (B, T): at each position, the predicted sum of the later rewards.
 
-        The value at position t is the predicted sum of the rewards after position t. The prediction uses the tokens up
-        to and including position t.
-
-        ``logprobs`` (B, T) are the log-probabilities with which the tokens were sampled; 0 for tokens that were not
-        sampled. For the other arguments, see :func:`agent_r1.model.forward.hidden_states`.
+        The prediction uses the tokens up to and including the position. ``logprobs`` (B, T) are the log-probabilities
+        with which the tokens were sampled; 0 for tokens that were not sampled. For the other arguments, see
+        :func:`agent_r1.model.forward.hidden_states`.
         """
         added = None
         if self.logprob_input is not None and logprobs is not None:
@@ -76,8 +73,8 @@ class ValueModel(nn.Module):
 def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> ValueModel:
     """Return a value model whose backbone is a copy of the policy's backbone.
 
-    If the policy has an adapter, the value model gets an adapter of its own, and shares the frozen weights with the
-    policy. For ``reads_logprobs``, see :class:`ValueModel`.
+    If the policy has an adapter, the value model gets its own adapter, and shares the frozen weights with the policy.
+    For ``reads_logprobs``, see :class:`ValueModel`.
     """
     width = policy.get_output_embeddings().weight.shape[-1]
     return ValueModel(copy_sharing_frozen(backbone_of(policy)), width, reads_logprobs).eval()
@@ -86,7 +83,7 @@ def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> 
 def save_value_model(model: ValueModel, folder: Path) -> None:
     """Write a value model to ``folder``: the backbone in the format of transformers, and the head in ``HEAD_FILE``.
 
-    If the backbone has an adapter, the adapter is merged into the weights that are written.
+    An adapter of the backbone is merged into the written weights.
     """
     merged_copy(model.backbone).save_pretrained(folder)
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.")}
@@ -96,8 +93,8 @@ def save_value_model(model: ValueModel, folder: Path) -> None:
 def load_value_model(folder: Path, dtype: torch.dtype) -> ValueModel:
     """Return the value model that :func:`save_value_model` wrote to ``folder``, in eval mode.
 
-    The weights of its backbone have the type ``dtype``. Raise InvalidInput if the folder holds no value model, or if a
-    weight is not finite.
+    ``dtype`` is the type of the backbone's weights. Raise InvalidInput if the folder holds no value model, or a weight
+    that is not finite.
     """
     do = f"name a folder with a value model: config.json, model.safetensors and {HEAD_FILE}"
     if not (folder / HEAD_FILE).is_file():

@@ -1,12 +1,12 @@
 """Models that read images: pixels, features in place of placeholder tokens, and positions in three rows.
 
-A model with vision consists of a vision tower, which computes features of an image, and a text decoder, which reads
-each feature in place of the embedding of a placeholder token.
+A vision tower computes features of an image. A text decoder reads each feature in place of the embedding of a
+placeholder token.
 
-Models of the Qwen-VL family give each token three positions (time, height, width). A text token has three equal
-positions. The features of an image form a grid of h rows and w columns. If the last token before the image has the
-position p - 1, the feature in row r and column c has the positions (p, p + r, p + c). The first text token after the
-image has the position p + max(h, w), and not p + h * w (arXiv:2409.12191, section 2.1).
+Models of the Qwen-VL family give each token three positions (time, height, width), which are equal for text tokens. The
+features of an image form a grid of h rows and w columns. If the last token before the image has the position p - 1, the
+feature in row r and column c has the positions (p, p + r, p + c). The next text token has the position p + max(h, w),
+and not p + h * w (arXiv:2409.12191, section 2.1).
 
 Shapes: B rows of T tokens, k features of an image, F features of all images of a pass, hidden size H.
 """
@@ -34,14 +34,14 @@ GRID_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Model types whose images are one grid of features. Each token has three positions (time, height, width)."""
 
 TILE_MODELS = ("idefics3", "smolvlm")
-"""Model types whose images are cut into tiles. Each token has only one position."""
+"""Model types whose images are cut into tiles. Each token has one position."""
 
 KEPT_BYTES = 2**28
-"""The largest number of bytes of pixels that are kept for later uses. The newest image is always kept."""
+"""Largest number of bytes of pixels that are kept for later uses. The newest image is always kept."""
 
 
 def has_vision(config: PreTrainedConfig) -> bool:
-    """Return whether a model with this configuration reads images by a vision part that this package supports."""
+    """Return whether a model with this configuration reads images in a way that this package supports."""
     return config.model_type in GRID_MODELS + TILE_MODELS
 
 
@@ -51,10 +51,7 @@ def has_position_rows(model: PreTrainedModel) -> bool:
 
 
 def text_decoder(backbone: PreTrainedModel) -> PreTrainedModel:
-    """Return the part of ``backbone`` that reads token embeddings.
-
-    If ``backbone`` has no vision, or is a text decoder itself, return ``backbone``.
-    """
+    """Return the part of ``backbone`` that reads token embeddings: ``backbone`` itself if it has no vision part."""
     return backbone.get_decoder() if has_vision(backbone.config) else backbone
 
 
@@ -65,8 +62,8 @@ class Pixels:
     Attributes:
         arguments: the arguments of ``get_image_features``, such as ``pixel_values``.
         count: the number k of features.
-        grid: the numbers of rows and columns of the features. None if each token of the model has only one position.
-        tiles: the numbers of rows and columns of tiles if the image is cut into tiles; (0, 0) if it is not.
+        grid: the numbers of rows and columns of features. None if each token of the model has one position.
+        tiles: the numbers of rows and columns of tiles; (0, 0) without tiles.
     """
 
     arguments: Mapping[str, Tensor]
@@ -76,14 +73,13 @@ class Pixels:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the pixels."""
         return sum(tensor.nbytes for tensor in self.arguments.values())
 
     @property
     def coordinates(self) -> Tensor:
-        """The time (always 0), the row and the column of each of the k features in the image: (3, k).
+        """The time (always 0), the row and the column of each feature in the image: (3, k).
 
-        If the model has only one position per token, the rows and the columns are also 0.
+        If the model has one position per token, all numbers are 0.
         """
         if self.grid is None:
             return torch.zeros((3, self.count), dtype=torch.long)
@@ -92,10 +88,10 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The number of positions that the image takes up, minus its number k of features: 0 or negative.
+        """The number of positions that the image takes up, minus its number of features: 0 or negative.
 
-        A text of k tokens takes up k positions. In a model with three positions per token, an image with h rows and w
-        columns of features takes up max(h, w) positions. In other models, it takes up k positions.
+        With three positions per token, an image with h rows and w columns of features takes up max(h, w) positions.
+        Otherwise each feature takes up one.
         """
         return 0 if self.grid is None else max(self.grid) - self.count
 
@@ -119,7 +115,7 @@ class ImageProcessor:
         return self._placeholder
 
     def expand(self, image: Image) -> str:
-        """Return the text that replaces the placeholder of an image. It is the same text as in transformers."""
+        """Return the text that replaces the placeholder of an image, as in transformers."""
         pixels = self.pixels(image)
         if self._config.model_type in GRID_MODELS:
             return self._placeholder * pixels.count
@@ -145,7 +141,6 @@ class ImageProcessor:
         return found
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write ``preprocessor_config.json`` into ``folder``."""
         self._processor.save_pretrained(folder)
 
     def _read(self, image: Image) -> Pixels:
@@ -209,8 +204,8 @@ class ImageFeatures:
 
     Attributes:
         embeddings: (F, H) the vectors that replace the embeddings of the placeholder tokens.
-        deepstack: for each of the first layers of the decoder, the vectors (F, H) that are added to the output of the
-            layer (arXiv:2406.04334); () if the model has none.
+        deepstack: for each of the first layers of the decoder, the vectors (F, H) that are added to its output
+            (arXiv:2406.04334); () if the model has none.
     """
 
     embeddings: Tensor
@@ -220,7 +215,7 @@ class ImageFeatures:
 def compute_features(backbone: PreTrainedModel, images: Sequence[Pixels]) -> ImageFeatures:
     """Return the features of one or more images, one image after another.
 
-    The features of each image are computed separately, so that their bits do not depend on the other images.
+    Each image is computed separately, so that the other images change its features not even by rounding errors.
     """
     parts = [_features_of(backbone, pixels) for pixels in images]
     return ImageFeatures(
@@ -263,8 +258,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     Args:
         index: (B, T) for each placeholder token, the index of its feature, 0 .. F - 1; -1 for tokens of text.
         images: the images of the pass, in the order of their features.
-        first: (B,) the position of the first token of each row. If this token is inside an image, ``first`` is the
-            position that it would have if the image were text.
+        first: (B,) the position of the first token of each row. If this token is inside an image, the position that it
+            would have if the image were text.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image
@@ -284,10 +279,10 @@ class PassImages:
     """The images of a forward pass over B rows of T tokens.
 
     Attributes:
-        pixels: the images. An image that occurs several times is listed once.
+        pixels: the images, each listed once.
         index: (B, T) for each placeholder token, the index of its feature among the features of all ``pixels``; -1 for
             tokens of text.
-        positions: (3, B, T) the positions of all tokens; None if each token of the model has only one position.
+        positions: (3, B, T) the positions of all tokens; None if each token of the model has one position.
     """
 
     pixels: tuple[Pixels, ...]

@@ -24,8 +24,8 @@ DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": tor
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
     """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
-    The parameters of the submodules named in ``keep`` keep their type. Buffers also keep their type, because the
-    frequencies of rotary embeddings must stay in float32. Tied parameters stay tied.
+    The submodules named in ``keep`` keep their type. Buffers also keep it, because the frequencies of rotary embeddings
+    must stay in float32. Tied parameters stay tied.
     """
     for name, parameter in module.named_parameters():
         if name.partition(".")[0] not in keep:
@@ -35,12 +35,11 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPrecision(Generic[M]):
-    """A pair of modules: ``weights`` holds the trained weights in float32, and ``compute`` computes with these weights.
+    """Two modules: the optimizer trains ``weights`` in float32, and passes use ``compute``.
 
-    ``compute`` is either ``weights`` itself or a copy of ``weights`` in lower precision. With a copy, each backward
-    pass adds the gradient of the copy to the gradient of ``weights``. This sum is in float32, and the optimizer updates
-    ``weights`` in float32, so no small change is lost by rounding. Frozen weights that already have the lower precision
-    are not copied: both modules use the same memory for these weights.
+    ``compute`` is ``weights`` itself, or a copy in lower precision. With a copy, each backward pass adds the copy's
+    gradient to the float32 gradient of ``weights``, so no small change is lost by rounding. Frozen weights in the lower
+    precision share their memory.
     """
 
     weights: M
@@ -56,15 +55,15 @@ class MixedPrecision(Generic[M]):
                     own.copy_(weight)
 
     def clear_gradients(self) -> None:
-        """Set all gradients of the model ``compute`` to None, for example after an interrupted backward pass."""
+        """Set all gradients of ``compute`` to None, for example after an interrupted backward pass."""
         self.compute.zero_grad(set_to_none=True)
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
     """Return the pair of ``weights`` and a copy that computes in ``dtype``.
 
-    In the copy, the submodules named in ``keep`` keep their data type. If ``dtype`` is float32, no copy is made, and
-    both modules of the pair are ``weights``.
+    In the copy, the submodules named in ``keep`` keep their data type. With float32, no copy is made: both modules are
+    ``weights``.
     """
     if dtype == "float32":
         return MixedPrecision(weights, weights)
@@ -78,8 +77,8 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
 def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
     """Return a gradient hook for the copy of the parameter ``weight``.
 
-    The hook adds the gradient of the copy to the gradient of ``weight``, in the data type of ``weight``. Then the hook
-    frees the gradient of the copy.
+    The hook moves the copy's gradient to ``weight``, in the data type of ``weight``: it adds the gradient there, and
+    frees it in the copy.
     """
 
     def hand_over(own: Tensor) -> None:
@@ -91,11 +90,9 @@ def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
 
 
 def checkpoint_activations(model: nn.Module, name: str) -> None:
-    """Switch on activation checkpointing, which saves memory.
+    """Switch on activation checkpointing: layers keep only their inputs, and the backward pass computes the rest again.
 
-    In the forward pass, each layer keeps only its input. The backward pass computes the other activations again. Raise
-    InvalidInput if the architecture of the model does not support activation checkpointing. The error message shows
-    ``name`` as the name of the model.
+    Raise InvalidInput, with ``name`` as the name of the model, if the architecture does not support this.
     """
     backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # the backbone of a critic
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -110,15 +107,15 @@ def checkpoint_activations(model: nn.Module, name: str) -> None:
 def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
     """Return the sha256, in hexadecimal digits, of the names, types, shapes and bytes of all parameters.
 
-    The parameters are sorted by name. If ``dtype`` is given, they are hashed in this data type. One flipped
-    bit changes the checksum. The computation takes about 1 ms per MB of weights on one CPU core.
+    The parameters are sorted by name. If ``dtype`` is given, they are hashed in this data type. One CPU core takes
+    about 1 ms per MB.
     """
     weights = ((name, parameter.detach()) for name, parameter in model.named_parameters())
     return tensors_checksum((name, weight.to(dtype or weight.dtype)) for name, weight in weights)
 
 
 def tensors_checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the checksum of pairs (name, tensor), computed as :func:`weights_checksum` does for parameters."""
+    """Return the checksum of pairs (name, tensor), computed as in :func:`weights_checksum`."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors):
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
