@@ -109,8 +109,7 @@ class Kl(Component):
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        The factor of the paper is 1 + 0.1 * error; exp is always positive. Without ``target``, the coefficient does not
-        change.
+        The factor of the paper is 1 + 0.1 * error. Without ``target``, the coefficient does not change.
 
         Args:
             coefficient: The coefficient of this update.
@@ -144,8 +143,8 @@ class Distillation(Component):
         D_t = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
 
     p is the teacher and pi the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities of
-    all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi). The policy sampled the token at
-    each position t (on-policy distillation, arXiv:2306.13649).
+    all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi). The policy sampled the tokens
+    (on-policy distillation, arXiv:2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
@@ -193,19 +192,17 @@ class Correction(Component):
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """The importance weight for the ratio w = pi_old / mu of trainer to sampler. truncate: min(w, high), truncated
-    importance sampling (TIS). window: w if w is in [low, high], else 0 (IcePop)."""
+    """The importance weight for w = pi_old / mu, the ratio of the policy before the update to the sampler's policy.
+    truncate: min(w, high), truncated importance sampling (TIS). window: w if w is in [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
-    """The unit (token, turn or trajectory) whose tokens share one ratio w: the product of their ratios pi_old / mu
-    (trainer's policy before the update / sampler's policy)."""
+    """The unit (token, turn or trajectory) whose tokens share one ratio w, the product of their ratios pi_old / mu."""
 
     low: float = Field(default=0.5, ge=0)
-    """With rule window: the smallest ratio w that is not replaced by 0. The rule truncate does not use this number."""
+    """With rule window: smallest ratio w that is not replaced by 0. The rule truncate does not use this number."""
 
     high: float = Field(default=2.0, gt=0)
-    """With rule truncate: the largest importance weight. With rule window: the largest ratio w that is not replaced by
-    0."""
+    """With rule truncate: largest importance weight. With rule window: largest ratio w that is not replaced by 0."""
 
     @property
     def formula(self) -> str:
@@ -240,7 +237,7 @@ class Rejection(Component):
 
     statistic: Literal["mean", "product"] = "mean"
     """The number that is compared with low and high: the geometric mean (mean, Geo-RS) or the product (product, MIS) of
-    the ratios pi_old / mu of a unit's tokens (trainer's policy before the update / sampler's policy)."""
+    the ratios pi_old / mu of a unit's tokens."""
 
     low: float = Field(default=0.99, ge=0)
     """A unit is rejected if the mean or product of its ratios (see statistic) is below this number."""

@@ -24,7 +24,7 @@ advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
-    """Return, for each element, the sample standard deviation (Bessel) of its group: (N,); 0 in a group of 1.
+    """Return the sample standard deviation (Bessel) of each element's group: (N,); 0 in a group of 1.
 
     ``key`` (N,) holds the group of each element of ``x`` (N,).
     """
@@ -33,7 +33,7 @@ def group_std(x: Tensor, key: Tensor) -> Tensor:
 
 
 def has_variance(x: Tensor, key: Tensor) -> Tensor:
-    """Return, for each element, whether the standard deviation of its group is above ``MIN_STD``: (N,) bool.
+    """Return whether the standard deviation of each element's group is above ``MIN_STD``: (N,) bool.
 
     ``key`` (N,) holds the group of each element of ``x`` (N,).
     """
@@ -41,17 +41,17 @@ def has_variance(x: Tensor, key: Tensor) -> Tensor:
 
 
 def center(x: Tensor, key: Tensor) -> Tensor:
-    """Return each element minus the mean of its group: (N,). This is the advantage of Dr.GRPO (arXiv:2503.20783).
+    """Return each element of ``x`` (N,) minus the mean of its group ``key`` (N,), as in Dr.GRPO (arXiv:2503.20783).
 
-    ``key`` (N,) holds the group of each element of ``x`` (N,). In a group of equal elements, the result is exactly 0.
+    In a group of equal elements, the result is exactly 0.
     """
     return torch.where(has_variance(x, key), x - segment_mean(x, key)[key], 0.0)
 
 
 def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
-    """Return each element minus the mean of the other elements of its group: (N,), as in RLOO (arXiv:2402.14740).
+    """Return each element of ``x`` (N,) minus the mean of the others in its group ``key`` (N,).
 
-    ``key`` (N,) holds the group of each element of ``x`` (N,). In a group of equal elements, the result is exactly 0.
+    In a group of equal elements, the result is exactly 0. This is the advantage of RLOO (arXiv:2402.14740).
     """
     # x - mean of the other elements = (x - mean of the group) * count / (count - 1)
     count = segment_count(key)[key]  # (N,)
@@ -59,39 +59,34 @@ def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
 
 
 def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return each element minus the weighted mean of its group: (N,).
+    """Return each element of ``x`` (N,) minus the weighted mean of its group ``key`` (N,).
 
-    ``key`` (N,) holds the group, and ``weight`` (N,) the weight of each element of ``x`` (N,). In a group of equal
-    elements, the result is exactly 0. With the lengths of trajectories as weights, this is the advantage of OPO
-    (arXiv:2505.23585).
+    In a group of equal elements, the result is exactly 0. With the lengths of trajectories as ``weight`` (N,), this is
+    the advantage of OPO (arXiv:2505.23585).
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
 
 
 def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return advantage / (standard deviation of x in the group + epsilon): (N,). An advantage of 0 stays 0.
-
-    ``key`` (N,) holds the group of each element of ``advantage`` (N,) and ``x`` (N,).
-    """
+    """Return advantage / (standard deviation of x in the group ``key`` + epsilon): (N,). An advantage of 0 stays 0."""
     return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
 
 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
-    """Return advantage / (mean of x in the group): (N,). This is the scale of MaxRL (arXiv:2602.02710).
+    """Return advantage / (mean of x in the group ``key``): (N,). This is the scale of MaxRL (arXiv:2602.02710).
 
-    ``key`` (N,) holds the group of each element of ``advantage`` (N,) and ``x`` (N,). If the mean is at most
-    ``MIN_STD``, the result is 0.
+    If the mean is at most ``MIN_STD``, the result is 0.
     """
     mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
 
 
 def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return (x - mean x) / (std x + epsilon) over the group of each element: (N,).
+    """Return (x - mean x) / (std x + epsilon) over the group ``key`` of each element: (N,).
 
-    ``key`` (N,) holds the group of each element. In a group of equal elements, the result is exactly 0. This is the
-    advantage of GRPO (arXiv:2402.03300, section 4.1.2).
+    In a group of equal elements, the result is exactly 0. This is the advantage of GRPO (arXiv:2402.03300, section
+    4.1.2).
     """
     return divide_by_std(center(x, key), x, key, epsilon)
 
@@ -105,12 +100,12 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
-    """Return the mean amount A_i by which element i raises the maximum of k elements of its group: (N,).
+    """Return the mean amount A_i by which element i raises the maximum of k elements of its group ``key``: (N,).
 
         A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
     The sum is over all subsets S of the group that have k elements and contain i. This is PKPO with the baseline of k -
-    1 elements (arXiv:2505.15201, equation 33). ``key`` (N,) holds the group of each element.
+    1 elements (arXiv:2505.15201, equation 33).
 
     If k is None or above the size of the group, k is this size. Then A_i is the lead of the best element over the
     second best, and 0 for all others (arXiv:2503.19595).
@@ -212,9 +207,7 @@ def effective_share(weight: Tensor) -> float:
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
-    """Return the importance ratio r = pi / pi_old of each token: (n,), with gradient through ``logprobs``.
-
-    ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old.
+    """Return the importance ratio r = pi / pi_old of each token: (n,), with gradient through ``logprobs`` (log pi).
 
     With ``unit`` (n,), all tokens y of a unit (a turn or trajectory) share the geometric mean s = (pi(y) /
     pi_old(y))^(1 / |y|) (GSPO, arXiv:2507.18071, equation 7). The gradient at a token flows only through its own
@@ -273,9 +266,8 @@ def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> T
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, arXiv:2512.02556).
 
-    ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` is the largest
-    value of k3. Both factors have a gradient. For tokens sampled from pi_old, the expected value is KL(pi || q), and
-    the expected gradient is its gradient.
+    ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` limits k3. For
+    tokens sampled from pi_old, the estimate and its gradient are unbiased.
     """
     return ratio * kl_k3(logprobs, other, bound)
 

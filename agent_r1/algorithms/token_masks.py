@@ -1,7 +1,6 @@
 """Rules that mask or penalize some tokens in the loss: token masks, the off-policy sequence mask, and KL-Cov.
 
-A masked token has no policy loss, but still counts in the denominators and in other terms of the loss. All rules except
-the off-policy mask use the policy before the update, so their results do not depend on minibatches.
+A masked token has no policy loss, but still counts in the denominators and in other terms of the loss.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class TokenMask(Component, ABC):
         """Return whether each of the n tokens has a policy loss: (n,) bool.
 
         Args:
-            batch: The batch, reduced to the n tokens that are trained on.
-            outputs: The outputs of the models for the n tokens, before the update.
-            advantage: (n,) The advantages of the n tokens.
+            batch: The batch, reduced to the n tokens.
+            outputs: The outputs of the models before the update.
+            advantage: (n,) The advantages.
         """
 
 
@@ -114,10 +113,10 @@ class ClipCov(TokenMask):
     and log-probability) is between low and high."""
 
     low: float = 1.0
-    """Only tokens with a covariance (of advantage and log-probability) above this number can be masked."""
+    """Only tokens with a covariance (see share) above this number can be masked."""
 
     high: float = 5.0
-    """Only tokens with a covariance (of advantage and log-probability) below this number can be masked."""
+    """Only tokens with a covariance (see share) below this number can be masked."""
 
     @property
     def formula(self) -> str:
@@ -166,8 +165,7 @@ class OffPolicyMask(Component):
 
         M = 0 if A < 0 and the mean of log(mu / pi) over the trajectory > threshold, else 1
 
-    A token with M = 0 is masked. A is its advantage, mu is the sampler's policy, and pi is the policy in the current
-    minibatch.
+    A token with M = 0 is masked (A: its advantage; mu: sampler's policy; pi: policy in the current minibatch).
     """
 
     threshold: float = Field(default=0.5, gt=0)
@@ -190,17 +188,12 @@ class OffPolicyMask(Component):
 
 
 def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-    """Return the contribution of each of n tokens to the covariance of advantage and log-probability: (n,).
+    """Return the contribution of each of n tokens to the covariance of advantage A and log-probability: (n,).
 
         cov = (A - mean A) (log pi_old - mean log pi_old)
 
     The means are over the n tokens. pi_old is the policy before the update, or the sampler's policy if log pi_old was
     not computed.
-
-    Args:
-        batch: The batch, reduced to the n tokens.
-        outputs: The outputs of the models for the n tokens, before the update.
-        advantage: (n,) A.
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())

@@ -55,7 +55,6 @@ class ModelOutputs:
     old_logprobs: Tensor | None = None
     """(N,) log-probabilities under the policy before the update."""
     values: StateValues | None = None
-    """The critic's values."""
     reference_logprobs: Tensor | None = None
     """(N,) log-probabilities under the reference policy."""
     teacher_logprobs: Tensor | None = None
@@ -111,7 +110,6 @@ class TokenWeights:
     value_targets: ValueTargets | None = None
     """None without a critic."""
     kl_coef: float = 0.0
-    """The current coefficient of the KL penalty."""
     drift_weight: Tensor | None = None
     """(N,) weight of the term |log(pi / pi_old)| of KL-Cov, to be multiplied by ``loss_weight``. None without KL-
     Cov."""
@@ -146,7 +144,7 @@ class TokenOutputs:
     trajectory: Tensor | None = None
     """(n,) int64 index of the set of tokens over which ``off_policy_mask`` averages. None without this mask.
 
-    Each trajectory has two sets: its action tokens and its observation tokens. All its tokens are in the micro-batch.
+    A set is all action tokens, or all observation tokens, of a whole trajectory.
     """
     top_logprobs: Tensor | None = None
     """(n, k) log pi of the teacher's k most likely tokens. None without ``distillation``."""

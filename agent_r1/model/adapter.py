@@ -169,9 +169,7 @@ def copy_sharing_frozen(module: M) -> M:
 
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of the model without its adapter: the model before training. Frozen weights are not copied, but
-    shared.
-    """
+    """Return a copy of the model without its adapter: the model before training. Frozen weights share their memory."""
     plain = copy_sharing_frozen(model)
     for name, layer in _adapted_layers(plain):
         plain.set_submodule(name, layer.base_layer)

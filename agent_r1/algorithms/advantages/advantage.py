@@ -26,15 +26,15 @@ class Advantage(Component, ABC):
     needs: ClassVar[frozenset[Need]] = frozenset()
     """What a run must provide for the estimator."""
     over_time: ClassVar[bool] = False
-    """Whether each token is a time step, as in GAE over tokens. If so, observation tokens in the batch change the
-    advantages of action tokens."""
+    """Whether each token is a time step, as in GAE over tokens. If so, observation tokens in the batch also affect
+    advantages."""
     uses_returns: ClassVar[bool] = True
     """Whether the advantage depends on the sum of all rewards. If not, reward shaping and a KL penalty in the reward
     have no effect."""
 
     uses_policy: ClassVar[bool] = False
-    """Whether the advantage depends on log pi_old, with the policy pi_old before the update. If so, stale samples need
-    an extra forward pass that computes log pi_old."""
+    """Whether the advantage depends on log pi of the policy before the update. If so, stale samples need an extra
+    forward pass."""
 
     @property
     @abstractmethod

@@ -1,7 +1,4 @@
-"""Advantage estimators with a critic: generalized advantage estimation (GAE) over tokens, over turns, or over both.
-
-:func:`agent_r1.algorithms.ops.generalized_advantages` has the formula of GAE.
-"""
+"""Advantage estimators with a critic: generalized advantage estimation (GAE) over tokens, over turns, or over both."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ class WithCritic(Advantage):
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
         """Return (advantages, values) of GAE over turns, each (S,).
 
-        The value of a turn is the critic's value of the state before the turn. ``gamma`` is the discount per turn.
+        The value of a turn is the critic's value before its first token. ``gamma`` is the discount per turn.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -73,14 +70,14 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the critic's targets and their weights in the value loss.
+        """Return the critic's targets and their weights, with those for the states after actions added.
 
-        ``target`` (N,) and ``weight`` (N,) are for the states before tokens. This function adds the states after
-        actions:
+        ``target`` (N,) and ``weight`` (N,) are for the states before tokens.
 
-        - The target is the next turn's return from ``turn_returns`` (S,), or 0 after the last turn of a trajectory.
-        - The target after the last turn of a truncated trajectory is not known, and has weight 0. All other weights are
-          equal and sum to 1. If ``bootstrap`` is off, every weight is 0.
+        - After an action, the target is the next turn's return from ``turn_returns`` (S,). After the last turn, it is
+          0.
+        - After the last turn of a truncated trajectory, the target is not known and has weight 0. All other weights are
+          equal and sum to 1. Without ``bootstrap``, every weight is 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
@@ -126,7 +123,7 @@ class TokenGae(OverTokens):
 class LengthAdaptiveGae(OverTokens):
     """GAE whose lambda grows with the length of the trajectory, as in VAPO (arXiv:2504.05118, section 4.2).
 
-    For advantages, lambda is max(0, 1 - 1 / (alpha * number of tokens of the trajectory)). For the critic's targets,
+    For advantages, lambda is max(0, 1 - 1 / (alpha * length)), with the length in tokens. For the critic's targets,
     lambda is ``lam``.
     """
 
@@ -173,11 +170,9 @@ class TurnGae(WithCritic):
 class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, arXiv:2510.16907; RAGEN, arXiv:2504.20073).
 
-    - GAE over turns computes an advantage A of each turn. V is the critic's value of the state before the turn.
-    - The last token of the turn gets the reward V + A, all other tokens get 0. With these rewards, GAE over the tokens
-      of the turn computes the token advantages.
-
-    A turn without a reward is also a time step.
+    GAE over turns computes an advantage A of each turn. The last token of the turn then gets the reward V + A, with the
+    critic's value V before the turn. All other tokens get 0. With these rewards, GAE over the tokens of each turn
+    computes the token advantages.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

@@ -103,20 +103,18 @@ class GroupRelative(Advantage):
 class BestOfK(Advantage):
     """The advantage of an attempt: how much it raises the best return of a set of k attempts, on average.
 
-    The mean of (max R of the set - max R of the set without the attempt) over all sets of k attempts of the group. A
-    set without the attempt counts as 0.
+    The mean is over all sets of k attempts of the group. A set without the attempt counts as 0.
 
-    If k is the size of the group, only the best attempt has a positive advantage, and all others have 0
-    (arXiv:2503.19595; ``grpo_passk`` in verl). For example, the returns 3, 1 and 0 give the advantages 2, 0 and 0. For
-    a smaller k, see PKPO (arXiv:2505.15201, equation 33).
+    If k is the size of the group, the best attempt has the advantage R - second best R, and all others 0
+    (arXiv:2503.19595; ``grpo_passk`` in verl). For a smaller k, see PKPO (arXiv:2505.15201, equation 33).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts in a set. The advantage says how much the attempt raises the best return of a set, on average
-    over all sets of k attempts of the group. none, or a number above the size of the group: the size of the group."""
+    """Number of attempts in a set. The advantage is how much the attempt raises the best return of a set, averaged over
+    all sets of k attempts of the group. none, or a number above the size of the group: the size of the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""
@@ -160,9 +158,9 @@ class WhitenedGroup(Advantage):
 class SeparateRewards(Advantage):
     """The advantage A = whiten(sum_k weight_k * standardize(R_k)) of GDPO (arXiv:2601.05242).
 
-    R_k is the sum of the trajectory's rewards named k. standardize scales to mean 0 and standard deviation 1 over the
-    group, and whiten over all trajectories of the batch. So a reward with a large variance does not hide the other
-    rewards.
+    R_k is the sum of the trajectory's rewards named k. Both functions scale to mean 0 and standard deviation 1:
+    standardize over the group, whiten over all trajectories of the batch. So a reward with a large variance does not
+    hide the others.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"
