@@ -45,7 +45,7 @@ def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilte
     """Return the attempt that meets the conditions ``where`` and is named by one of:
 
     - its id, such as ``3.0.0:style-a/7``
-    - the beginning of its id, such as ``3.0``, if only one id begins so
+    - the beginning of its id, such as ``3.0``, if this text fits only one attempt
     - a word of ``WORDS``, such as ``best`` or ``failed``
 
     Raise InvalidInput if no attempt or more than one attempt fits.

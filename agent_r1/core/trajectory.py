@@ -97,7 +97,8 @@ class Turn:
         logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
         rewards: process rewards of the action as a whole, by name.
         call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
-        call_ends: for each call, the index in ``action_ids`` of its last token, which gets the rewards of the call.
+        call_ends: for each call, the index in ``action_ids`` of the call's last token. This token gets the rewards of
+            the call.
         media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
         timing: None if not measured. Comparisons (``==``) ignore the timing.
 
@@ -131,8 +132,8 @@ class Turn:
 class Conversation:
     """One branch of a trajectory: a conversation as the policy saw it.
 
-    Each turn continues the turn before it. ``messages`` ends with the observation after the last action, which the
-    policy did not see. ``tools`` is None if the tools of the environment are used.
+    Each turn continues the turn before it. ``messages`` ends with the observation after the last action. The policy did
+    not see this observation. ``tools`` is None if the tools of the environment are used.
     """
 
     turns: tuple[Turn, ...]

@@ -116,7 +116,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a stream: a piece of the reasoning or of the text of the choice with this ``index``."""
+    """A part of a stream: a piece of a choice's reasoning or text. ``index`` is the index of the choice."""
 
     index: int
     kind: PieceKind

@@ -59,8 +59,8 @@ class PendingAnswer:
     def waiting(self, grace: float | None = None) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        If the block leaves the answer abandoned, a client has ``grace`` seconds to return. Otherwise, the sampling is
-        cancelled. The default of ``grace`` is ``ABANDONED_SECONDS``.
+        If the answer is abandoned at the end of the block, the sampling is cancelled ``grace`` seconds later, unless a
+        client returns before. The default of ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -145,9 +145,10 @@ class AnswerLog:
         Without a key, look at the answers to equal requests. The first rule that applies decides:
 
         - If there is an abandoned answer, return this answer.
-        - If ``num_retries`` is 0, return None. So an agent gets several answers to equal parallel requests.
+        - If the client sends the request for the first time, return None. So equal parallel requests get new answers.
         - If an equal request failed and was not repeated yet, return None.
-        - Among the answers with a smaller ``num_retries``, return the answer with the largest ``num_retries``, or None.
+        - Look at the answers whose retry count is below the retry count of this request. Return the answer with the
+          largest count, or None.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -175,10 +176,10 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the number of failures that clients have not repeated yet, when a request has ended.
+        """Update the count of failed requests that clients have not repeated yet, when a request has ended.
 
-        Requests with the same ``digest`` share this number. A failure that clients repeat adds 1. A success subtracts
-        ``num_earlier``, the number when the request began.
+        Equal requests (with one ``digest``) share a count. If the request failed with an error after which clients
+        repeat it, add 1. If it succeeded, subtract ``num_earlier``, the count when the request began.
         """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):

@@ -34,7 +34,7 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
     - An assistant message repeats a sent action if the two have equal words, equal calls and equal conversations before
       them. White space, ids of calls and the spelling of JSON can differ.
-    - If a message repeats several actions, prefer equal ids of calls, then equal text, then the newest action.
+    - If a message can repeat several actions, prefer equal ids of calls, then equal text, then the newest action.
     - If a message only begins with the text of an action, only this text is replaced.
     - A tool message that answers a replaced call gets the id of the sampled call.
     """
@@ -55,9 +55,10 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` have an assistant message in the place of an action that the client received.
+    """Return whether the client changed an action that it received, or the tools after the action.
 
-    Call this function only if ``messages`` start a new branch: then the client has changed the action or the tools.
+    Call this function only if ``messages`` start a new branch. The result is True if ``messages`` begin with the
+    conversation before a sent action, followed by an assistant message.
     """
     return any(
         messages[: len(action.before)] == action.before

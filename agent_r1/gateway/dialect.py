@@ -63,7 +63,7 @@ class Dialect:
         paths: the URL paths of requests, such as ``/v1/chat/completions``.
         read: parses the JSON body of a request. Raises RequestError if the body is invalid.
         error: returns the JSON body of an error response.
-        count_paths: the URL paths of requests for the number of tokens of a prompt.
+        count_paths: the URL paths of requests that only count the tokens of a prompt.
     """
 
     paths: tuple[str, ...]
@@ -79,7 +79,7 @@ class Strict(BaseModel):
 
 
 class Lenient(BaseModel):
-    """A part of a request in which unknown fields are ignored, such as a message from another server."""
+    """A part of a request in which unknown fields are ignored, such as an additional field of a message."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -131,7 +131,7 @@ def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping
 
 
 def _requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
-    """Return whether the argument ``tool_choice`` requires a tool call. The name of the only tool requires a call too.
+    """Return whether the argument ``tool_choice`` requires a call: "required", "any", or the name of the only tool.
 
     Raise RequestError for unsupported values, such as the name of one of several tools.
     """

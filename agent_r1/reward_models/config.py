@@ -71,8 +71,8 @@ class RewardModelConfig(BaseModel):
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Number of attempts per optimizer step. A batch is larger if a group would be divided otherwise: for the loss
-    pairs, or if common tokens of a group are computed only once.
+    """Number of attempts per optimizer step. A batch can be larger: a group is not divided if the loss is pairs,
+    or if the common tokens of a group are computed only once.
     """
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)

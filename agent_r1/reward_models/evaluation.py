@@ -31,7 +31,7 @@ class Separation:
     Attributes:
         auc: the probability that a random success has a higher score than a random failure; ties count one half.
         low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
-        within_tasks: the same probability for a success and a failure at one task; NaN if there is no such pair.
+        within_tasks: ``auc`` over pairs of a success and a failure at one task; NaN without such pairs.
 
     Example:
         Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)

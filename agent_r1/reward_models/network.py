@@ -27,7 +27,7 @@ LARGE_MODEL = 400_000
 """The smallest number of parameters with which sharing a common prefix saves time."""
 
 Prefixes = tuple[PrefixStates, ...]
-"""The states of the common prefix of all sequences in a batch, for each backbone of a network."""
+"""For each backbone of a network, the keys and values of the common prefix of all sequences in a batch."""
 
 
 class Network(Protocol):

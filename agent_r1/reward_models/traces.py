@@ -77,7 +77,7 @@ def _is_usable(trajectory: Trajectory) -> bool:
 def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceSplit:
     """Divide traces by task into two parts: for training, and held out. About ``held_out`` of all tasks are held out.
 
-    The part of a task depends only on its id and on ``seed``. Raise InvalidInput if a part is empty.
+    Whether a task is held out depends only on its id and on ``seed``. Raise InvalidInput if a part is empty.
     """
     parts: tuple[list[Trace], list[Trace]] = ([], [])
     for trace in traces:
@@ -158,7 +158,7 @@ def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
 def batches(traces: Sequence[Trace], size: int, by_group: bool, shuffle: random.Random) -> Iterator[list[Trace]]:
     """Yield the traces once, in random order, in batches of at least ``size`` traces; the last batch can be smaller.
 
-    If ``by_group`` is true, groups are not divided.
+    If ``by_group`` is true, all traces of a group are in one batch.
     """
     units: dict[object, list[Trace]] = {}
     for number, trace in enumerate(traces):

@@ -1,6 +1,6 @@
 """The limit on the number of programs that run at the same time.
 
-With too many at the same time, correct programs would exceed their time limits.
+If too many programs ran at the same time, correct programs would exceed their time limits.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ gets the tests. A candidate passes only if the tests' process ends its output wi
 this run.
 
 If the tests call a function with an argument that would arrive as a different value, there is no verdict. A candidate
-cannot cause this: each value that it returns can be sent back unchanged.
+cannot prevent a verdict in this way: each value that a candidate returns can be sent back unchanged.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Confinement:
     def _host_files(self) -> Iterator[str]:
         """Yield the bubblewrap options that show the file system of the host, for tests without the layer FILES.
 
-        Private folders of the host are hidden from a program with a spare user id, except the paths that it needs.
+        From private folders of the host, a program with a spare user id sees only the paths that the program needs.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:

@@ -55,7 +55,7 @@ class _Stream:
         return bool(data)
 
     def take(self) -> Output:
-        """Return the output since the last call. Call this after the worker's report: then the output is complete."""
+        """Return the output since the last ``take``. The output is complete only after the worker's report."""
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
                 break
@@ -216,7 +216,7 @@ async def run_program(
 ) -> ExecutionResult:
     """Run a whole program in a process of its own, and return the result.
 
-    The process inherits the socket ``connection`` under the same number. This process closes its own copy.
+    The new process inherits the socket ``connection`` with the same file descriptor. The caller's socket is closed.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:
@@ -232,10 +232,10 @@ async def run_program(
 async def start_process(
     confinement: Confinement, stdin: bytes = b"", descriptors: Sequence[int] = ()
 ) -> SandboxProcess | ExecutionResult:
-    """Start a process in the sandbox. If the start fails, return a result with the reason.
+    """Start a process in the sandbox. If the process cannot be created, return a result with the reason.
 
-    Later failures of the start are reported by :meth:`SandboxProcess.call`. ``descriptors`` are file descriptors that
-    the process inherits under the same numbers.
+    If the new process ends before it is ready, its first :meth:`SandboxProcess.call` reports this. ``descriptors`` are
+    file descriptors that the process inherits under the same numbers.
     """
     try:
         return await _spawn(confinement, stdin, descriptors)

@@ -20,8 +20,9 @@ class ExecutionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of one call on one stream (stdout or stderr). ``data`` ends at the limit. ``dropped`` counts further
-    bytes.
+    """The output of one call on one stream (stdout or stderr).
+
+    ``data`` is the output up to the limit. ``dropped`` is the number of bytes after the limit.
 
     Example:
         Output(b"caf\\xc3\\xa9\\n").text == "café\\n"

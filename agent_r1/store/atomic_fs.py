@@ -96,7 +96,7 @@ def atomic_write(path: Path, data: bytes, disk: Disk = DISK) -> None:
 
 
 def hidden_path(path: Path) -> Path:
-    """Return a new hidden name beside ``path``, which :func:`remove_leftovers` recognizes."""
+    """Return a new hidden name beside ``path``. :func:`remove_leftovers` recognizes such names."""
     return path.parent / f".{path.name}.{uuid.uuid4().hex}"
 
 

@@ -1,6 +1,6 @@
 """The ledger: the rows of all tables in one order, each with a seal.
 
-The seal of a row is a hash of the previous seal and of the row's table, number and values. So one seal covers all rows
+The seal of a row is a hash of the previous seal and of the row's table, index and values. So one seal covers all rows
 up to its own row, and any later change of these rows is detected.
 
 The last seal is in the table ``head``, in the manifest of each checkpoint and model, and in ``seal.json``, which is
@@ -56,7 +56,7 @@ START = Seal(0, bytes(SEAL_BYTES))
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
-    """Return the BLAKE2b hash of the previous row's seal and of this row's table, number and values.
+    """Return the BLAKE2b hash of the previous row's seal and of this row: its table, its index ``row`` and its values.
 
     ``values`` are the values of the columns after ``id`` and ``seal``.
     """

@@ -217,14 +217,14 @@ class RunReader:
         return None if row is None else read_summary(row)
 
     def count_statuses(self) -> Mapping[Status, int]:
-        """Return how many attempts ended with each status, the largest number first."""
+        """Return how many attempts ended with each status, the most frequent status first."""
         sql = """SELECT status, count(*) FROM outcomes GROUP BY status UNION ALL
                  SELECT status, -count(*) FROM fates JOIN outcomes USING (attempt_id) WHERE fate = 'superseded'
                  GROUP BY status"""
         return _totals((Status(status), count) for status, count in self._rows(sql))
 
     def count_fates(self) -> Mapping[AttemptFateName, int]:
-        """Return the numbers of trained, dropped and pending attempts, the largest number first."""
+        """Return how many attempts are trained, dropped and pending, the most frequent fate first."""
         both = """FROM fates AS later JOIN fates USING (attempt_id)
                   WHERE later.fate = 'superseded' AND fates.fate <> 'superseded'"""
         sql = f"""SELECT fate, count(*) FROM fates WHERE fate <> 'superseded' GROUP BY fate UNION ALL

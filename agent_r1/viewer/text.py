@@ -1,4 +1,4 @@
-"""Prepare texts of trajectories for a page. Models and tools write them, so they can contain anything.
+"""Prepare texts of trajectories for a page. Models and tools write these texts, so a text can contain anything.
 
 The templates escape HTML.
 """

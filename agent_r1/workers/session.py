@@ -78,7 +78,7 @@ class WorkerSession:
     async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
         """Pass a model's answer to the environment, which then continues the interrupted :meth:`open` or :meth:`step`.
 
-        Return the result of this call, or the environment's next query to a model.
+        Return the result of the continued method, or the environment's next query to a model.
         """
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:

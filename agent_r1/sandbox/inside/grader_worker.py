@@ -2,7 +2,8 @@
 
 Values are sent as JSON. Plain values, dates and containers are sent as data, and types and pure functions by name. A
 subclass becomes the plain type, because its objects could claim to equal every value. Any other object stays in its
-process, and a number is sent instead. Each process creates the received values itself, from a fixed list of types.
+process, and only the object's index is sent. Each process creates the received values itself, from a fixed list of
+types.
 """
 
 import builtins
@@ -31,7 +32,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object of the candidate. The tests can only pass it back in a call."""
+    """A placeholder for an object of the candidate. The tests can only pass the placeholder back in a call."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -43,7 +44,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. ``keep`` stores an object that is not plain data, and returns its number."""
+    """Return a value as JSON data. ``keep`` stores an object that is not plain data, and returns the object's index."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -380,7 +381,7 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 def make_exception(reply: dict[str, Any]) -> Exception:
     """Return a builtin exception of the candidate's type, or of the nearest builtin parent type.
 
-    SystemExit and StopIteration become RuntimeError, because they would end the process or a loop of the tests.
+    SystemExit would end the process of the tests, and StopIteration would end a loop. Both become RuntimeError.
     """
     known = (vars(builtins).get(name) for name in reply["raised"])
     kind = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), BaseException)
