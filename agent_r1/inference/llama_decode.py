@@ -113,8 +113,7 @@ class LlamaDecoder:
         return self._hidden_states(token_ids, block.lengths, attend)
 
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each of the A rows ``rows`` of ``block``. Return the hidden states of the last layer: (N,
-        E).
+        """Append one token to each of the A rows ``rows`` of ``block``. Return the last hidden states: (N, E).
 
         N is A rounded up to a multiple of ``ROWS_MULTIPLE``. The states after the first A are padding. ``token_ids``
         (A,) holds the new token of each row.

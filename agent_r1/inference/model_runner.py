@@ -39,7 +39,7 @@ class PrefillShape:
 
     Attributes:
         chunk: the largest number of tokens of one sequence in a pass. Longer prompts take several passes (chunked
-            prefill). If several prompts begin with the same chunks, these chunks are computed once.
+            prefill).
         tokens: the largest number of tokens in a pass, including padding.
     """
 
@@ -47,41 +47,35 @@ class PrefillShape:
     tokens: int
 
     def rows(self, new: int, context: int) -> int:
-        """Return the number of rows of a prefill pass. Each row computes ``new`` tokens of one sequence.
+        """Return the number of rows of a prefill pass. A row has ``new`` tokens after ``context`` cached tokens.
 
-        These tokens follow ``context`` tokens of the sequence that are already in the KV cache. Padding is included in
-        ``new`` and in ``context``. A larger ``context`` makes a row more expensive, so the pass gets fewer rows. The
-        pass always computes all of its rows, so that shapes do not depend on the number of sequences.
+        Padding is included in both counts. A pass always computes all of its rows, so that shapes do not depend on the
+        number of sequences.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
 
 MAX_PAIRS = 1 << 19
-"""The largest number of pairs of tokens in a prefill pass. A pair is a new token and a token to which the new token may
-attend. A pass with only one row may have more pairs."""
+"""The largest number of pairs (new token, token to which it may attend) in a prefill pass of several rows."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
-"""The sizes of prefill passes for small models and for GPUs, for which a pass with more tokens hardly takes longer."""
+"""The sizes of prefill passes for small models and for GPUs, for which more tokens hardly take longer."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""The sizes of prefill passes for large models on a CPU. A pass of 64 tokens already keeps the processor busy. A larger
-pass would often have more padding, and a token of padding costs as much time as any other token."""
+"""The sizes of prefill passes for large models on a CPU, for which each token takes time, also a token of padding."""
 
 NATIVE_PASS = 128
-"""The largest number of tokens in one prefill pass of the native decoder, which is written in C++. The intermediate
-results of the pass should fit into a cache of the processor core. The keys and values of a token are bit-equal for
-every choice of this number."""
+"""The largest number of tokens in one prefill pass of the native decoder (C++). The intermediate results of the pass
+should fit into a cache of the processor core."""
 
 LARGE_MODEL = 10_000_000
-"""On a CPU, models with at least this many parameters are treated differently from smaller models. Prefill passes are
-smaller (``NARROW_PASS``). A decode step computes only the rows with a running sequence, if this changes no bits of the
-results."""
+"""The number of parameters from which a model on a CPU counts as large. Large models have smaller prefill passes
+(``NARROW_PASS``). Their decode steps compute only the running rows, if the results have the same bits."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-"""Logits that are computed with the KV cache are compared with the logits of a plain forward pass. For each data type
-of the weights, this is the largest accepted difference, divided by the largest absolute logit. One rounding to bfloat16
-causes a difference of 4e-3. The roundings in all layers of a random model with large weights cause 0.05."""
+"""The largest accepted difference between logits with and without the KV cache, divided by the largest absolute logit.
+One rounding to bfloat16 causes 4e-3. The roundings in all layers of a random model with large weights cause 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +85,8 @@ class PrefillChunk:
     Attributes:
         slot: the place of the sequence in the KV cache.
         before: all tokens before this part. Their keys and values are already in the slot.
-        token_ids: the tokens of this part. A negative number stands for a feature of an image (see
-            ``inference.image_cache``).
+        token_ids: the tokens of this part. A negative number stands for a feature of an image
+            (``inference.image_cache``).
     """
 
     slot: CacheSlot
@@ -101,14 +95,14 @@ class PrefillChunk:
 
     @property
     def cached(self) -> int:
-        """The number of tokens before this part of the sequence. Their keys and values are already in the slot."""
+        """The number of tokens before this part."""
         return len(self.before)
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """The padded numbers of tokens, as a tuple (new tokens, cached tokens).
+        """The padded counts (new tokens, cached tokens).
 
-        The bits of the keys and values depend only on this tuple and on the tokens of the sequence.
+        The bits of the keys and values depend only on these counts and on the tokens of the sequence.
         """
         return round_up(len(self.token_ids), PREFILL_MULTIPLE), round_up(self.cached, LENGTH_MULTIPLE)
 
@@ -117,8 +111,7 @@ class PrefillChunk:
 class PrefixCopy:
     """A request to copy keys and values from the slot ``source`` to the slot ``target``.
 
-    The keys and values of the tokens with the indices ``start`` to ``tokens`` - 1 are copied. The slot ``target``
-    already holds the first ``start`` tokens.
+    The tokens with the indices ``start`` to ``tokens`` - 1 are copied. The target already holds the tokens before.
     """
 
     source: CacheSlot
@@ -128,12 +121,16 @@ class PrefixCopy:
 
 
 class ModelRunner:
-    """A runner that makes the forward passes of a model on the blocks of a KV cache. The runner is not thread-safe.
+    """Makes the forward passes of a model on the blocks of a KV cache. Not thread-safe.
 
-    Each block has ``rows`` rows. The runner takes ownership of the model, and replaces the model's attention function
-    by :func:`agent_r1.inference.kv_cache.cache_attention`. ``images`` holds the images of requests; it is None if the
-    model has no vision. ``native`` computes the decode steps and the prefill; None: PyTorch computes them. ``capacity``
-    is the number of tokens for which a row has room at first.
+    The runner takes ownership of the model, and replaces its attention by
+    :func:`~agent_r1.inference.kv_cache.cache_attention`.
+
+    Args:
+        rows: the number of rows of a block.
+        images: the images of requests. None: the model has no vision.
+        native: computes the decode steps and the prefill. None: PyTorch computes them.
+        capacity: the number of tokens for which a row has room at first.
     """
 
     def __init__(
@@ -164,13 +161,13 @@ class ModelRunner:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def add_block(self) -> int:
-        """Add a block with room for ``rows`` sequences to the KV cache. Return the index of the block."""
+        """Add a block to the KV cache, and return its index."""
         self.blocks.append(CacheBlock(self.rows, self._capacity, self.model.device))
         return len(self.blocks) - 1
 
     @torch.inference_mode()
     def empty(self, slots: Sequence[CacheSlot]) -> None:
-        """Remove all keys and values of ``slots``, and free the memory of the slots if they are on a CPU."""
+        """Remove all keys and values of ``slots``."""
         for slot in slots:
             self.blocks[slot.block].empty(slot.row)
 
@@ -191,7 +188,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        A slot keeps the tokens ``chunk.before``. All later tokens in the slot are replaced by the tokens of the chunk.
+        Tokens that a slot holds after ``chunk.before`` are replaced.
         """
         if self._native is not None:
             return self._prefill_native(self._native, chunks)
@@ -228,10 +225,7 @@ class ModelRunner:
                 block.lengths[chunk.slot.row] = chunk.cached + len(chunk.token_ids)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
-        """Run one forward pass over at most ``rows`` chunks.
-
-        Each chunk is padded to ``new`` new tokens and ``context`` cached tokens.
-        """
+        """Run one forward pass over at most ``rows`` chunks, padded to ``new`` new and ``context`` cached tokens."""
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)
         for index, chunk in enumerate(chunks):
@@ -258,10 +252,9 @@ class ModelRunner:
     def _prefill_images(
         self, chunks: Sequence[PrefillChunk], token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PrefillCache
     ) -> None:
-        """Run a prefill pass over tokens (R, T). A negative token stands for a feature of an image.
+        """Run a prefill pass over tokens (R, T), of which negative tokens stand for features of images.
 
-        ``positions`` (R, T) are the positions of the tokens, for a model with one position per token. For a model with
-        three positions per token, this method computes the positions itself.
+        ``positions`` (R, T) are used only if the model has one position per token.
         """
         assert self._images is not None
         first = torch.zeros(len(token_ids), dtype=torch.long)  # (R,)
@@ -278,21 +271,18 @@ class ModelRunner:
     def decode(
         self, block_index: int, last_tokens: Mapping[int, int], shifts: Mapping[int, int] | None = None
     ) -> Tensor:
-        """Run one decode step of a block of the KV cache. Return the logits of the next token of each running row.
+        """Run one decode step of a block. Return the fp32 logits of the next tokens: (running rows, V).
 
-        A running row is a row whose sequence is being sampled. The result is in fp32, with the shape (running rows, V),
-        in the order of ``last_tokens``.
+        A running row is a row whose sequence is being sampled. The logits are in the order of ``last_tokens``.
 
-        Usually the step computes all rows of the block, so that shapes do not depend on the number of running rows. In
-        a row that is not running, the step then writes only to positions that are overwritten before they are read.
-        Only the running rows are computed in two cases: by C++ code (see ``native_decode``), and for a large model on a
-        CPU, if the bits of a row do not depend on the number of rows.
+        In PyTorch, the step usually computes all rows, so that shapes do not depend on the number of running rows. In
+        the other rows, it writes only to positions that are overwritten before they are read.
 
         Args:
             block_index: the index of the block.
-            last_tokens: the last token of each running row's sequence, by row. The step adds these tokens to the cache.
-            shifts: in some models, the position of a token after an image differs from its index in the sequence. The
-                mapping holds, for each row with images, the difference position - index of the last token.
+            last_tokens: row to the last token of its sequence. The step adds these tokens to the cache.
+            shifts: row to the position of its last token minus the index of this token. Rows without images may be left
+                out.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
@@ -338,14 +328,10 @@ class ModelRunner:
 
 
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Return how many bytes of the KV cache one token takes, measured by running the model on a short prompt.
+    """Return the bytes that one token takes in the KV cache, measured by running the model on a short prompt.
 
-    This run also tests whether the engine supports the model: the logits that are computed with the KV cache must equal
-    the logits of the model's own forward pass, up to rounding.
-
-    Raises:
-        InvalidInput: in one of three cases: the model fails with the KV cache; the logits are not finite; the logits
-            differ, as they do for models with attention sinks or soft-capped scores.
+    Raise InvalidInput if the engine cannot run the model: the forward pass with the KV cache fails, a logit is not
+    finite, or logits with and without the cache differ by more than rounding errors.
     """
     decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
     usual = decoder.config._attn_implementation

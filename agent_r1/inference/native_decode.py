@@ -1,10 +1,11 @@
 """Decode steps and prefill of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
 
-In PyTorch, a decode step of a small model is about a hundred small operations, whose calls take longer than the
-arithmetic. The native step is one call. It computes only the rows with a running sequence, and the bits of a row depend
-neither on the other rows nor on the number of rows or threads. The results differ from PyTorch's results by rounding
-errors. A prefill is the same step for successive tokens, without logits. So a token has the same keys and values after
-a prefill and after a decode step.
+In PyTorch, a decode step of a small model is about a hundred operations, whose calls take longer than the arithmetic.
+The native step is one call, and computes only the running rows. The bits of a row depend neither on the other rows nor
+on the number of threads. The results differ from PyTorch's by rounding errors.
+
+A prefill is the same step for successive tokens, without logits. So a token gets the same keys and values in a prefill
+and in a decode step.
 
 Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
 """
@@ -31,28 +32,26 @@ from agent_r1.model.onednn import PLAIN_LINEAR, is_onednn_faster
 log = logging.getLogger(__name__)
 
 NATIVE_LIMIT = 20_000_000
-"""The largest number of parameters of a model for which the setting ``auto`` chooses the decode step in C++, and not in
-PyTorch (docs/decisions/0020-native-decode.md)."""
+"""The largest number of parameters with which the setting ``auto`` chooses the native step
+(docs/decisions/0020-native-decode.md)."""
 
 AMD_NATIVE_LIMIT = 200_000_000
-"""The limit that replaces ``NATIVE_LIMIT`` on processors of AMD with AVX-512, if the run has one thread. Both limits
-are numbers of parameters of a model.
+"""The limit in place of ``NATIVE_LIMIT`` on AMD processors with AVX-512, if the run has one thread.
 
-On these processors, PyTorch is slow, because its library MKL uses no AVX-512. So the decode step in C++ is faster than
-PyTorch also for models above ``NATIVE_LIMIT``. With several threads, PyTorch can be faster, because the prefill in C++
-computes a sequence in one thread.
+On these processors, PyTorch's library MKL does not use AVX-512. With several threads, PyTorch can be faster, because
+the native prefill computes a sequence in one thread.
 """
 
 CHECKED_TOKENS = 24
 CHECK_TOLERANCE = 1e-4
-"""Largest accepted difference between a logit of the decode step in C++ and the same logit of the model's own forward
-pass, divided by the largest absolute logit."""
+"""Largest accepted difference between a logit of the native step and the model's own logit, divided by the largest
+absolute logit."""
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
-    """Return the decoder that computes the model's decode steps in C++, or None if PyTorch computes the decode steps.
+    """Return the decoder for the model's decode steps in C++, or None if PyTorch computes the decode steps.
 
-    Raise InvalidInput if ``choice`` is "native" and the decode steps of the model cannot be computed in C++.
+    Raise InvalidInput if ``choice`` is "native" and the model has no native decode step.
     """
     if not wants_native(choice, model.num_parameters()):
         return None
@@ -66,10 +65,9 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
 
 
 def wants_native(choice: DecodeStep, parameters: int) -> bool:
-    """Return whether decode steps should be computed in C++ (the native step), and not by PyTorch.
+    """Return whether to try native decode steps for a model with this number of parameters.
 
-    ``choice`` is the setting ``engine.decode_step``. For "auto", the result depends on the processor, on the number of
-    threads, and on ``parameters``, the number of parameters of the model.
+    For the choice "auto", the result also depends on the processor and on the number of threads.
     """
     is_slow = is_onednn_faster() and torch.get_num_threads() == 1  # whether PyTorch's products are slow here
     return choice == "native" or (choice == "auto" and parameters <= (AMD_NATIVE_LIMIT if is_slow else NATIVE_LIMIT))
@@ -78,8 +76,7 @@ def wants_native(choice: DecodeStep, parameters: int) -> bool:
 class NativeDecoder:
     """The decode step of a model, computed by one call of C++ code. Make an instance with :meth:`of`.
 
-    The C++ code reads a copy of the weights in a layout of its own. When the model's weights have changed, a new
-    copy is made.
+    The C++ code reads a copy of the weights in a layout of its own. The copy is renewed when the weights have changed.
     """
 
     def __init__(self, model: PreTrainedModel, llama: LlamaDecoder, library: NativeLibrary) -> None:
@@ -98,8 +95,7 @@ class NativeDecoder:
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
         """Return the native decode step of ``model``, or the reason why ``model`` has no native step.
 
-        The step is tried on a short sequence. Its logits must equal the logits of the model's own forward
-        pass, up to rounding errors.
+        The step is tried on a short sequence. Its logits must equal the model's own logits, up to rounding errors.
         """
         llama = LlamaDecoder.of(model)
         if llama is None:
@@ -128,8 +124,7 @@ class NativeDecoder:
     def decode(self, last_tokens: Mapping[int, int], block: CacheBlock) -> Tensor:
         """Append one token to each of A rows of ``block``, and return the next logits of these rows: (A, V).
 
-        ``last_tokens`` maps rows to tokens. The block must have room for the new tokens. ``block.lengths`` is not
-        changed.
+        ``last_tokens`` maps rows to tokens. The block must have room for the tokens. ``block.lengths`` is not changed.
         """
         token_ids, rows = torch.tensor(list(last_tokens.values())), torch.tensor(list(last_tokens))  # (A,)
         logits = torch.empty(len(rows), self._vocabulary)
@@ -139,23 +134,23 @@ class NativeDecoder:
     def prefill(self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock) -> None:
         """Write the keys and values of N tokens to ``block``.
 
-        The block must have room for the new tokens. ``block.lengths`` is not changed.
+        The block must have room for the tokens, and hold all earlier tokens of the sequences. ``block.lengths`` is not
+        changed.
 
         Args:
-            token_ids: (N,) the tokens. The tokens of a sequence stand one after the other, in their order.
-            rows: (N,) the row of the block to which each token belongs.
+            token_ids: (N,) the tokens. The tokens of a sequence are adjacent and in order.
+            rows: (N,) the row of each token's sequence.
             positions: (N,) the index of each token in its sequence.
-            block: the block, which holds all earlier tokens of the sequences.
+            block: the block of the rows.
         """
         self._run(token_ids, rows, positions, block, None)
 
     def _run(
         self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock, logits: Tensor | None
     ) -> None:
-        """Append N tokens to sequences in ``block``, and write the next logits to ``logits`` (N, V) if it is not None.
+        """Append N tokens to sequences in ``block``. Write the next logits to ``logits`` (N, V) if it is not None.
 
-        Each of the N tokens has a row of ``block`` in ``rows`` (N,), and its position in the sequence of this row in
-        ``positions`` (N,).
+        ``rows`` and ``positions`` are as in :meth:`prefill`.
         """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
@@ -176,8 +171,8 @@ class NativeDecoder:
     def _reserve(self, rows: int, positions: int) -> None:
         """Make room for the intermediate results of ``rows`` rows, and for RoPE's factors of ``positions`` positions.
 
-        The factors are computed in parts of ``LENGTH_MULTIPLE`` positions, so that their bits do not depend on the
-        number of positions.
+        The factors are computed in parts of ``LENGTH_MULTIPLE`` positions, so that their bits do not depend on
+        ``positions``.
         """
         floats = self._library.functions.scratch_floats(ctypes.byref(self._weights), rows, positions)
         if len(self._scratch) < floats:
@@ -188,9 +183,7 @@ class NativeDecoder:
         self._sin = torch.cat([self._sin, *(sin[0] for _, sin in parts)])
 
     def _pack_weights(self) -> None:
-        """Copy the model's matrices to the layout of the C++ code, and set the addresses of all weights in
-        ``self._weights``.
-        """
+        """Copy the model's matrices to the layout of the C++ code, and set ``self._weights``."""
         self._packed = []
         llama, model = self._llama, self._model
         layers = [self._pack_layer(layer) for layer in llama.layers]
@@ -216,11 +209,10 @@ class NativeDecoder:
         )
 
     def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Copy weight matrices to one tensor for the C++ code, and return the address of this tensor.
+        """Copy weight matrices (outputs, inputs) to one tensor for the C++ code, and return the address of this tensor.
 
-        Each row of a matrix (outputs, inputs) computes one output of a layer. The C++ code computes L outputs at once,
-        with one vector instruction. So the rows of all matrices together are divided into panels of L rows, and the
-        last panel is filled up with zeros. The shape of the tensor is (panels, inputs, L).
+        One vector instruction computes L outputs. So the rows of all matrices are divided into panels of L rows, and
+        the last panel is filled up with zeros. The shape of the tensor is (panels, inputs, L).
         """
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
@@ -228,7 +220,7 @@ class NativeDecoder:
         return self._keep(padded.view(-1, self._lanes, inputs).transpose(1, 2))
 
     def _join(self, linears: Sequence[nn.Linear]) -> int | None:
-        """Return the address of a copy of all biases of ``linears``, in order; None if no layer has a bias."""
+        """Return the address of a copy of all biases of ``linears``, in order. None: no layer has a bias."""
         if all(linear.bias is None for linear in linears):
             return None
         return self._keep(
@@ -236,17 +228,13 @@ class NativeDecoder:
         )
 
     def _keep(self, tensor: Tensor) -> int:
-        """Store a tensor, so that its memory is not freed, and return its address.
-
-        The address stays valid until :meth:`_pack_weights` is called again.
-        """
+        """Keep the memory of a tensor until the next :meth:`_pack_weights`, and return its address."""
         self._packed.append(tensor.detach().contiguous())
         return self._packed[-1].data_ptr()
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the largest absolute difference between a native logit and the model's logit, divided by the largest
-        absolute logit.
+        """Return the largest difference between a native logit and the model's, divided by the largest absolute logit.
 
         The first half of a short sequence is prefilled, and the second half is decoded.
         """
@@ -262,7 +250,6 @@ class NativeDecoder:
 
 
 def _weight(module: nn.Module) -> Tensor:
-    """Return the only parameter of a norm or an embedding."""
     return next(module.parameters())
 
 

@@ -1,4 +1,4 @@
-"""The engine's library in C++: compiled once per machine by the system's compiler, and loaded with ctypes."""
+"""The engine's C++ library: compiled once per machine by the system's compiler, and loaded with ctypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parent / "native" / "decode_step.cpp"
 CACHE = Path("~/.cache/agent-r1/native")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
-"""Names of C++ compilers, in the order of the search. A compiler in the environment variable CXX is preferred."""
+"""Names of C++ compilers, in the order of the search. The compiler in the environment variable CXX comes first."""
 
 COMPILE_SECONDS = 300.0
 CPU_INFO = Path("/proc/cpuinfo")
@@ -33,14 +33,13 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLibrary:
-    """The engine's C++ library after loading, with the name and the version of its compiler."""
+    """The loaded C++ library, with the name and version of its compiler."""
 
     functions: ctypes.CDLL
     compiler: str
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C++ compiler, or None if no compiler is found."""
     names = (os.environ.get("CXX", ""), *COMPILERS)
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
@@ -49,8 +48,7 @@ def find_compiler() -> str | None:
 def load_library(compiler: str | None) -> NativeLibrary | Unavailable:
     """Return the library, compiled by ``compiler``, or the reason why it is not available.
 
-    The library is compiled only once for each processor and compiler. Several processes can call this function at the
-    same time: one process compiles, and the other processes wait.
+    The library is compiled once for each processor and compiler, also if several processes call this function.
     """
     if compiler is None:
         return Unavailable("no C++ compiler was found: install g++ or clang++, or set CXX")
@@ -84,9 +82,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _processor() -> str:
-    """Return a text that differs between processors with different instructions: a hash of /proc/cpuinfo, or the
-    processor's name.
-    """
+    """Return a text that differs between processors with different instruction sets."""
     if not CPU_INFO.exists():
         return f"{platform.machine()} {platform.processor()}"
     first = CPU_INFO.read_text("utf-8", "replace").split("\n\n")[0]

@@ -1,4 +1,4 @@
-"""Engines that forward calls to another engine: one of them counts the work, the other one measures the time."""
+"""Engines that forward calls to another engine: one counts the work, one measures the time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 
 @dataclass(frozen=True, slots=True)
 class ForwardingEngine:
-    """Base class of engines that forward weight updates, releases and closing to ``engine``. A subclass defines
-    ``generate``.
-    """
+    """Base class of engines that forward all calls except ``generate`` to ``engine``."""
 
     engine: InferenceEngine
 
@@ -36,7 +34,7 @@ class ForwardingEngine:
 
 
 class EngineMeter:
-    """Counters of the work of an engine: requests, tokens and busy time. Any thread can use the counters.
+    """Thread-safe counters of the work of an engine: requests, tokens and busy time.
 
     Args:
         clock: returns the time in seconds.
@@ -55,7 +53,7 @@ class EngineMeter:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Return a context manager that counts one more running request in its ``with`` block."""
+        """Return a context manager that counts a running request during its ``with`` block."""
         with self._lock:
             self._advance()
             self._running += 1
@@ -95,10 +93,9 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Count the time since the last call, if requests are running. The caller must hold the lock.
+        """Add the time since the last call: once to the busy time, and once per running request to the request time.
 
-        The time is added once to the busy time. For each running request, it is also added to the total time of
-        requests.
+        The caller must hold the lock.
         """
         now = self._clock()
         if self._running:
@@ -109,7 +106,7 @@ class EngineMeter:
 
 @dataclass(frozen=True, slots=True)
 class MeteredEngine(ForwardingEngine):
-    """An engine that forwards all calls to ``engine``, and counts the generations with ``meter``."""
+    """An engine that forwards all calls to ``engine``, and counts generations with ``meter``."""
 
     meter: EngineMeter
 
@@ -122,7 +119,7 @@ class MeteredEngine(ForwardingEngine):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledEngine(ForwardingEngine):
-    """An engine that forwards all calls to ``engine``. ``profiler`` measures the time of all generations."""
+    """An engine that forwards all calls to ``engine``, and measures the time of generations with ``profiler``."""
 
     profiler: Profiler
 

@@ -4,9 +4,9 @@ Extensions are sampled from the policy pi. V(s) is the predicted reward after th
 has the weight exp((V(s') - V(s)) / beta). Then the weighted particles approximate the distribution pi(s) exp(V(s) /
 beta).
 
-If a complete sequence uses its true reward R in the place of V(s'), the weighted particles approximate pi exp(R / beta)
-for every V. An inaccurate V only makes the weights more unequal, so that more particles are needed (twisted particle
-filters: arXiv:1903.07046; for language models: arXiv:2404.17546).
+If the true reward R of a complete sequence replaces V(s'), the particles approximate pi exp(R / beta) for every V. With
+an inaccurate V, the weights are more unequal, and more particles are needed (twisted particle filters:
+arXiv:1903.07046; for language models: arXiv:2404.17546).
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ P = TypeVar("P")
 Extend = Callable[[list[P]], Awaitable[tuple[list[P], list[float]]]]
 """A function that extends all particles by one step. It returns (new particles, log w of each particle).
 
-w is the factor by which the weight of the particle is multiplied. A complete particle does not change, and its log w is
-0.
+The weight of a particle is multiplied by w. A complete particle does not change, and its log w is 0.
 """
 
 
 def normalize(log_weights: Sequence[float]) -> list[float]:
-    """Return the weights with the logarithms ``log_weights``, divided by the sum of the weights.
+    """Return weights that add up to 1, from their logarithms up to a constant.
 
     Example:
         >>> normalize([0.0, math.log(3.0)])
@@ -40,16 +39,14 @@ def normalize(log_weights: Sequence[float]) -> list[float]:
 
 
 def effective_sample_size(log_weights: Sequence[float]) -> float:
-    """Return (sum w)^2 / sum w^2 for weights w with the logarithms ``log_weights``.
-
-    The result is N for N equal weights, and 1 if a single particle has all the weight.
-    """
+    """Return (sum w)^2 / sum w^2: N for N equal weights, 1 if a single particle has all the weight."""
     return 1 / sum(weight * weight for weight in normalize(log_weights))
 
 
 def systematic_resample(log_weights: Sequence[float], rng: random.Random) -> list[int]:
-    """Return the indices of N resampled particles. Index i occurs N w_i times, rounded up or down at random. w_i is the
-    weight of particle i, divided by the sum of all weights.
+    """Return the indices of N resampled particles. Index i occurs N w_i times, rounded up or down at random.
+
+    w_i is the weight of particle i, divided by the sum of all weights.
     """
     weights, count = normalize(log_weights), len(log_weights)
     chosen, total, index = [], weights[0], 0
@@ -72,13 +69,12 @@ async def sequential_monte_carlo(
     """Extend and resample ``particles`` until all are complete. Return (particles, logarithms of their weights).
 
     Args:
-        particles: the particles to extend, such as the beginnings of sequences. At first, each particle has weight 1.
-        extend: extends all particles by one step. Returns the new particles, and the logarithms of the factors by which
-            their weights are multiplied.
+        particles: the particles at the start, such as beginnings of sequences, each with weight 1.
+        extend: extends all particles by one step.
         is_complete: returns whether a particle is complete.
         rng: the random numbers of the resampling.
-        resample_below: if the effective sample size falls below this share of the number of particles, particles of
-            small weight are replaced by copies of particles of large weight, and all weights become 1.
+        resample_below: resample if the effective sample size falls below this share of the number of particles. All
+            weights then become 1.
     """
     current, log_weights = list(particles), [0.0] * len(particles)
     while not all(map(is_complete, current)):

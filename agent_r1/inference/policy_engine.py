@@ -1,4 +1,4 @@
-"""Engines for several policies on one pool of servers, which serves the weights of one policy at a time."""
+"""Engines for several policies on one pool of servers, which serves one policy at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SharedPool:
 
     Args:
         stop: called when the last engine on the pool is closed. The call can take seconds.
-        servers: the processes of the pool's servers, in the order of the pool; () if another program started them.
+        servers: the processes of the servers, in the order of the pool; () if another program started them.
     """
 
     def __init__(self, pool: EnginePool, stop: Callable[[], None], servers: Sequence[Server] = ()) -> None:
@@ -39,7 +39,7 @@ class SharedPool:
         self._switching = asyncio.Lock()
 
     def open(self) -> None:
-        """Register one more engine that uses the pool. The engine must call :meth:`close` when it is closed."""
+        """Register an engine that uses the pool. The engine must call :meth:`close` at its end."""
         self._engines += 1
 
     async def close(self) -> None:
@@ -52,7 +52,7 @@ class SharedPool:
     async def turn(self, engine: PolicyEngine) -> AsyncIterator[EnginePool]:
         """Return a context manager that gives the servers the weights of ``engine``'s policy, and yields the pool.
 
-        The servers keep these weights until the ``async with`` block ends. The engines of other policies wait.
+        The engines of other policies wait until the ``async with`` block ends.
         """
         while self._owner is not engine:
             async with self._switching:
@@ -69,8 +69,8 @@ class SharedPool:
     async def update(self, engine: PolicyEngine, update: WeightUpdate) -> None:
         """Load new weights of ``engine``'s policy into the servers.
 
-        Running generations of this policy continue with the new weights. If the servers hold the weights of another
-        policy, the running generations of the other policy are finished first.
+        Running generations of this policy continue with the new weights. Running generations of another policy are
+        finished first.
         """
         async with self._switching:
             await self._install(engine, update)
@@ -87,9 +87,7 @@ class SharedPool:
 class PolicyEngine:
     """An ``InferenceEngine`` for one policy on a shared pool of servers.
 
-    The weights of the policy are written to folders, and the servers load the weights from there. If the policy has an
-    adapter and the servers accept adapters, only the adapter is written. If the servers accept no adapters, the adapter
-    is merged into the written weights.
+    The weights are written to folders, from which the servers load them.
 
     Args:
         model: the model that is served until the first update of the weights.
@@ -104,7 +102,7 @@ class PolicyEngine:
 
     @property
     def pool(self) -> EnginePool:
-        """The pool of servers. Other policies can use the same pool."""
+        """The pool of servers, which other policies can also use."""
         return self._shared.pool
 
     @property
@@ -129,7 +127,7 @@ class PolicyEngine:
         return update.version
 
     async def current_weights(self) -> WeightUpdate:
-        """Return the WeightUpdate that names the folder with the newest weights of the policy."""
+        """Return the update that names the folder with the newest weights of the policy."""
         if self._weights is None:
             assert self._model is not None
             self._weights = await self._write(self._model, PolicyVersion(0, step=0))
@@ -155,9 +153,8 @@ def write_weights(
 ) -> WeightUpdate:
     """Write the weights of a model to a folder, and return the WeightUpdate that names the folder.
 
-    ``adapters`` says whether the servers accept adapters. If the model has an adapter and ``adapters`` is true, only
-    the adapter is written. If the model has an adapter and ``adapters`` is false, the adapter is merged into the
-    written weights. Raise EngineError if the weights cannot be written.
+    If the model has an adapter, and the servers accept ``adapters``, only the adapter is written. Otherwise the adapter
+    is merged into the written weights. Raise EngineError if the weights cannot be written.
     """
     if has_adapter(model) and adapters:
         return WeightUpdate(version, "lora", folders.write_adapter(model, version.number), compute_canary(model))

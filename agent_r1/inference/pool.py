@@ -1,10 +1,11 @@
 """A pool of inference servers that serve the same weights, as one inference engine.
 
 All turns of a session go to the same server, whose cache has the keys and values of the earlier turns. A server that
-fails is fenced: it gets no more requests, and its unfinished requests are continued on other servers. New weights are
-loaded in two phases, so that no two servers sample from different versions. First, all servers pause and load the
-weights. Then all servers continue with the new weights. A server serves new weights only after its log-probabilities
-agree with the trainer's (see ``inference.canary``).
+fails is fenced: it gets no more requests, and other servers continue its unfinished requests.
+
+New weights are loaded in two phases: all servers pause and load the weights, and then all servers continue. So no two
+servers sample from different versions. A server serves new weights only after its log-probabilities agree with the
+trainer's (see ``inference.canary``).
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""The number of failed requests in a row after which a server gets no more requests, even if it reports to be
-healthy."""
+"""After this number of failed requests in a row, a server is fenced, even if it reports to be healthy."""
 
 
 class Replica(InferenceEngine, Protocol):
@@ -44,18 +44,15 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def stage(self, update: WeightUpdate) -> None:
-        """Load new weights. From now until the end of :meth:`commit`, the server samples no token."""
+        """Load new weights. The server samples no token until :meth:`commit`."""
         ...
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Start to sample with the weights that :meth:`stage` loaded. ``version`` is the version of these weights."""
+        """Start to sample with the loaded weights, which have the version ``version``."""
         ...
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's.
-
-        ``canary`` holds fixed prompts, with the log-probabilities that the trainer computed.
-        """
+        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's in ``canary``."""
         ...
 
     async def check_health(self) -> None:
@@ -72,8 +69,7 @@ class Replica(InferenceEngine, Protocol):
 
 
 RECOVERY_SECONDS = 10.0
-"""The time limit, in seconds, for the test whether a failed server works again. The test is made before each update of
-the weights."""
+"""The time limit for the test whether a fenced server works again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +79,7 @@ class PoolLimits:
     Attributes:
         in_flight: the largest number of requests that a server has at the same time.
         update_seconds: the time limit for each phase of an update of the weights.
-        stall_seconds: the time after which a silent server is fenced (gets no more requests). A server is silent if it
-            has requests and answers none, not even a test request for one token.
+        stall_seconds: a server is fenced if it has requests, but answers nothing in this time.
     """
 
     in_flight: int = 64
@@ -95,10 +90,10 @@ class PoolLimits:
 class EnginePool:
     """An ``InferenceEngine`` over several servers.
 
-    Call :meth:`update_weights` before the first generation, because only an update verifies which weights the servers
-    have. The check is a canary: fixed prompts for which server and trainer must compute the same log-probabilities.
+    Call :meth:`update_weights` before the first generation, because only an update checks which weights the servers
+    have.
 
-    A server that fails is fenced: it gets no requests until it works again and passes the check of a later update.
+    A server that fails is fenced: it gets no requests until it passes the check of a later update.
     """
 
     def __init__(self, replicas: Sequence[Replica], limits: PoolLimits | None = None) -> None:
@@ -118,7 +113,7 @@ class EnginePool:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """All servers, including the servers that get no requests."""
+        """All servers, including fenced servers."""
         return tuple(member.replica for member in self._members)
 
     @property
@@ -128,11 +123,11 @@ class EnginePool:
 
     @property
     def num_serving(self) -> int:
-        """The number of servers that get requests. Servers that failed or serve wrong weights get none."""
+        """The number of servers that are not fenced."""
         return sum(member.fenced is None for member in self._members)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. If a server fails, another server continues the tokens that the failed server returned.
+        """Return a completion. If a server fails, another server continues the tokens sampled so far.
 
         Raise EngineError if no server is left, or if a server refuses the request.
         """
@@ -145,9 +140,9 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights into all servers, and return the version that they serve.
 
-        Unfinished requests pause, and continue with the new weights. Their completions record the version that sampled
-        each token. A server that fails is fenced: it gets no more requests. A fenced server serves again if it now
-        works and passes the check of its log-probabilities. Raise EngineError if no server serves the new weights.
+        Unfinished requests pause, and continue with the new weights. Completions record which version sampled each
+        token. A server that fails is fenced. A fenced server that works again and passes the check serves again. Raise
+        EngineError if no server serves the new weights.
         """
         async with self._updating:
             self._open.clear()
@@ -179,7 +174,7 @@ class EnginePool:
             await member.replica.close()
 
     async def _request(self, prompt: Prompt, params: SamplingParams, session_id: str | None) -> Piece:
-        """Send a request to one server after another, until a server answers. Return this answer."""
+        """Send a request to one server after another, until a server answers. Return the answer."""
         if self._watcher is None and not self._is_closed:
             self._watcher = shared_task(self._watch())
         while True:
@@ -193,7 +188,7 @@ class EnginePool:
                             return piece
 
     async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
-        """Return the answer of the server ``member``; None if the server failed or must get no more requests."""
+        """Return the answer of the server ``member``, or None if the server failed or is fenced."""
         before = member.version
         try:
             piece = await member.run(member.replica.request(prompt, params))
@@ -207,9 +202,10 @@ class EnginePool:
         return piece if member.fenced is None else None
 
     def _choose(self, session_id: str | None) -> _Member:
-        """Return the server of the session. Raise EngineError if all servers are fenced (get no requests).
+        """Return the server of the session. A session without a working server gets the server with the fewest
+        requests.
 
-        If the session is new, or if its server is fenced, return the server with the fewest requests.
+        Raise EngineError if all servers are fenced.
         """
         serving = [member for member in self._members if member.fenced is None]
         if not serving:
@@ -223,10 +219,8 @@ class EnginePool:
         return least
 
     async def _on_failure(self, member: _Member, reason: str) -> None:
-        """Count a failed request of a server.
-
-        Fence the server if its health check fails, or if ``MAX_FAILURES`` requests in a row have failed. A fenced
-        server gets no more requests.
+        """Count a failed request. Fence the server after ``MAX_FAILURES`` failures in a row, or if its health check
+        fails.
         """
         member.num_failures += 1
         if member.num_failures >= MAX_FAILURES:
@@ -237,10 +231,7 @@ class EnginePool:
             member.fence(reason)
 
     async def _for_each(self, members: Sequence[_Member], work: Callable[[Replica], Awaitable[None]]) -> list[_Member]:
-        """Run ``work`` on all ``members`` at the same time, and return the members that did not fail.
-
-        The members that failed are fenced: they get no more requests.
-        """
+        """Run ``work`` on all ``members`` at the same time, fence those that fail, and return the others."""
 
         async def attempt(member: _Member) -> bool:
             try:
@@ -258,10 +249,7 @@ class EnginePool:
         return [member for member, succeeded in zip(members, done, strict=True) if succeeded]
 
     async def _recover(self, member: _Member) -> None:
-        """Test whether a fenced server works again, and store the result in ``member.is_recovered``.
-
-        The server stays fenced (gets no requests) until it passes the check of the next update of the weights.
-        """
+        """Test whether a fenced server works again, and store the result in ``member.is_recovered``."""
         member.is_recovered = False
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(RECOVERY_SECONDS):
@@ -269,10 +257,7 @@ class EnginePool:
                 member.is_recovered = True
 
     async def _watch(self) -> None:
-        """Run forever, and fence each server that has requests but answers nothing for ``stall_seconds`` seconds.
-
-        A fenced server gets no more requests.
-        """
+        """Run forever, and fence each server that has requests but answers nothing for ``stall_seconds`` seconds."""
         while True:
             await asyncio.sleep(self._limits.stall_seconds / 4)
             silent = [member for member in self._members if member.is_silent(self._limits.stall_seconds / 4)]
@@ -291,10 +276,7 @@ class EnginePool:
             member.fence(str(error))
 
     def reasons(self) -> str:
-        """Return why servers are fenced (get no requests), in one line: ``name: reason; name: reason``.
-
-        Return "" if no server is fenced.
-        """
+        """Return why servers are fenced, such as "name: reason; name: reason"."""
         return "; ".join(f"{member.replica.name}: {member.fenced}" for member in self._members if member.fenced)
 
 
@@ -303,13 +285,13 @@ class _Member:
 
     Attributes:
         slots: limits the requests that the server has at the same time.
-        version: the version of the weights that the server serves; None before the first update.
-        fenced: the reason why the server gets no requests; None if it gets requests.
+        version: the version of the weights that the server serves. None: no update was made.
+        fenced: the reason why the server gets no requests. None: it gets requests.
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last answer.
-        last_answer: the time of the last answer, in seconds of the monotonic clock. If a request arrives while the
-            server has no requests, ``last_answer`` becomes the time of this request.
+        last_answer: the time of the last answer or, if later, of the first request after an idle time (monotonic
+            clock).
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
@@ -324,7 +306,7 @@ class _Member:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Return a context manager that counts one more request of the server in its ``with`` block."""
+        """Return a context manager that counts a request of the server during its ``with`` block."""
         if self.num_requests == 0:
             self.last_answer = time.monotonic()
         self.num_requests += 1
@@ -334,7 +316,7 @@ class _Member:
             self.num_requests -= 1
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the request ``work`` and return its result. Raise ReplicaError as soon as the server fails."""
+        """Await the request ``work`` and return its result. Raise ReplicaError as soon as the server is fenced."""
         fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = child_task(work)
         self._on_fence.add(fenced)
@@ -355,32 +337,29 @@ class _Member:
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """End the running requests of the server with ReplicaError, and send no more requests to the server."""
+        """Send no more requests to the server, and end its running requests with ReplicaError."""
         self.fenced = self.fenced or reason
         for future in self._on_fence:
             if not future.done():
                 future.set_result(None)
 
     def readmit(self, version: int) -> None:
-        """Allow requests to the server. ``version`` is the version of the weights that the server now serves."""
+        """Allow requests to the server, which now serves this version of the weights."""
         if self.fenced is not None:
             log.warning("the inference server %s serves again", self.replica.name)
         self.fenced, self.num_failures, self.version = None, 0, version
 
     def is_silent(self, seconds: float) -> bool:
-        """Return whether the server has unfinished requests, and has sent no answer for more than ``seconds`` seconds.
-
-        For a fenced server, which gets no requests, return False.
+        """Return whether a server that is not fenced has requests, but sent no answer for more than ``seconds``
+        seconds.
         """
         waits = self.fenced is None and self.num_requests > 0
         return waits and time.monotonic() - self.last_answer > seconds
 
     def check_version(self, piece: Piece, before: int | None) -> None:
-        """Raise ReplicaError if the server sampled a token of its answer ``piece`` with weights of an unexpected
-        version.
+        """Raise ReplicaError if weights of an unexpected version sampled a token of ``piece``.
 
-        The weights may have the version ``before``, the version that the server serves now, or a version in between.
-        ``before`` is the version that the server had when it got the request. If ``before`` is None, do nothing.
+        Expected are the versions from ``before``, the version when the request was sent, to the server's version now.
         """
         versions = [span.version for span in piece.version_spans]
         if before is None or self.version is None or not versions:

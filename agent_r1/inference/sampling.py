@@ -17,8 +17,7 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Seq
     """Sample one token for each row of fp32 logits (N, V). Return (tokens, log-probabilities), both (N,).
 
     Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, including the tokens that top-p or
-    top-k exclude. In a row with temperature 0, the most probable token is chosen, and its log-probability is
-    computed at temperature 1.
+    top-k exclude. At temperature 0, the most probable token is chosen, with its log-probability at temperature 1.
 
     Args:
         logits: (N, V) the logits of each row.
@@ -50,10 +49,7 @@ def likeliest(logits: Tensor, temperature: float, count: int) -> TopLogprobs:
 
 
 def _allowed(probabilities: Tensor, row: SamplingParams) -> Tensor:
-    """Return whether top-k and top-p allow each token of a row: (V,) bool.
-
-    The most probable token is always allowed.
-    """
+    """Return which tokens of a row top-k and top-p allow: (V,) bool. The most probable token is always allowed."""
     order = probabilities.argsort(descending=True, stable=True)
     ranked = probabilities[order]
     keep = ranked.cumsum(0) - ranked < row.top_p  # more probable tokens have a total probability below top_p

@@ -1,6 +1,6 @@
 """The scheduler of the embedded engine: assigns slots of the KV cache to requests, and selects the tokens to compute.
 
-The scheduler works on the host with plain Python values, and never reads or writes a tensor.
+The scheduler works with plain Python values, and never reads or writes a tensor.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from agent_r1.inference.model_runner import PrefillChunk, PrefixCopy
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of ``generate``: its prompt and parameters, and the tokens that were sampled so far.
+    """One call of ``generate``: its prompt and parameters, and the tokens sampled so far.
 
-    In ``prompt``, a negative token stands for a feature of an image. The position of a sampled token is its index in
-    the sequence of prompt and sampled tokens, plus ``shift``. ``shift`` is 0 if the prompt has no images.
-
-    ``prefilled_tokens`` counts the tokens whose keys and values were computed by prefill passes of this request. If the
-    keys and values of a token were copied from a different sequence, the token does not count.
+    Attributes:
+        prompt: the tokens. A negative token stands for a feature of an image.
+        shift: the position of a sampled token minus its index in the sequence; 0 without images.
+        prefilled_tokens: the number of tokens that prefill passes computed for this request. Copied tokens do not
+            count.
     """
 
     prompt: tuple[int, ...]
@@ -54,24 +54,19 @@ class Request:
 
     @property
     def cached_tokens(self) -> tuple[int, ...]:
-        """The tokens of the prompt, followed by the sampled tokens without the last one.
-
-        The KV cache must hold the keys and values of these tokens before the next decode step.
-        """
+        """The tokens whose keys and values the next decode step needs: the whole sequence except the last token."""
         return (*self.prompt, *self.token_ids)[:-1]
 
 
 Prefills = tuple[tuple[int, int], ...]
-"""The chunks of a sequence that were prefilled, as pairs (start, end). The tokens between the chunks were computed by
-decode steps."""
+"""The chunks (start, end) of a sequence that were prefilled. Decode steps computed the other tokens."""
 
 
 @dataclass(slots=True)
 class _Session:
     """The slot of a session, and the tokens whose keys and values are in the slot.
 
-    ``prefills`` lists the chunks of tokens that were computed by prefill. The other tokens were computed by decode
-    steps. If two slots hold equal tokens and have equal ``prefills``, their keys and values have equal bits.
+    If two slots hold equal tokens and have equal ``prefills``, their keys and values have equal bits.
     """
 
     slot: CacheSlot
@@ -81,19 +76,14 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill: five lists, which have to be processed in the order of the fields.
-
-    A chunk is a part of the sequence in one slot of the KV cache.
+    """The work of a prefill: five lists, to be processed in this order.
 
     Attributes:
-        emptied: slots that lost their keys and values, because their memory is needed for other slots.
-        compute: chunks to compute first. A chunk begins after the tokens that its slot already holds, or is a whole
-            sequence of which no prefix can be copied from another slot.
-        prefix_copies: copies of prefixes to empty slots, from slots that hold the prefix already, or get it in
-            ``compute``.
-        remainders: chunks to compute after these copies: the tokens that follow the copied prefixes.
-        copies: copies for slots whose whole sequence is equal to the sequence of a second slot. The second slot holds
-            the sequence already, or gets it by the first three lists.
+        emptied: slots whose keys and values are removed, because other slots need their memory.
+        compute: chunks to compute first.
+        prefix_copies: copies of prefixes to empty slots.
+        remainders: chunks to compute next: the tokens after the copied prefixes.
+        copies: copies to slots whose whole sequence another slot holds.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)
@@ -109,23 +99,22 @@ class Scheduler:
     A session keeps its slot until the session is released. So each turn of an episode usually computes only its new
     tokens.
 
-    The sequences in the slots grow, and share a number of pages. If no page is free for a running sequence, the pages
-    of other slots are freed in this order: slots without a session; sessions without a running request, first the one
-    whose last request is the oldest; the request that started last, which then waits. The tokens of an emptied slot are
-    prefilled again when they are needed. While a request waits for pages, no new session starts.
+    The sequences share a number of pages. If no page is free for a running sequence, other slots are emptied in this
+    order: slots without a session; sessions without a running request, the longest idle first; the request that started
+    last, which then waits. Emptied tokens are prefilled again when they are needed. While a request waits for pages, no
+    new session starts.
 
-    A prefix cache maps prompts to the slots that hold the prompts' keys and values. Attempts at the same task have
-    equal prompts, so the prompt is computed once, and its keys and values are copied for the other attempts.
+    A prefix cache finds slots with an equal prompt. So for several attempts at a task, the prompt is computed once and
+    copied.
 
     Args:
         rows: number of slots in a block.
         max_blocks: maximum number of blocks. Requests without a free slot wait.
         pages: the number of pages that fit in memory. The longest sequence must fit.
-        session_pages: the number of pages that a session takes from its beginning, even if its sequence is shorter. If
-            these are enough for the longest sequence, and ``pages`` for all slots, no slot of a session is emptied.
-        add_block: function that allocates a block of the KV cache and returns the index of the block.
-        prefix_multiple: the beginning of a sequence is shared only up to a multiple of this number of tokens. Use the
-            number of tokens of a prefill chunk. Then sharing changes no bits of the results.
+        session_pages: the number of pages that a new session takes.
+        add_block: allocates a block of the KV cache, and returns the index of the block.
+        prefix_multiple: the shared part of two sequences is a multiple of this number of tokens. With the length of a
+            prefill chunk, sharing changes no bits of the results.
     """
 
     def __init__(
@@ -152,7 +141,7 @@ class Scheduler:
 
     @property
     def max_sessions(self) -> int:
-        """The largest number of sessions whose keys and values can be in the KV cache at the same time."""
+        """The largest number of sessions that can be in the KV cache at the same time."""
         return self._rows * self._max_blocks
 
     @property
@@ -161,25 +150,21 @@ class Scheduler:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """All requests that are not finished."""
+        """All unfinished requests."""
         return (*self._waiting, *self._running.values())
 
     def add(self, request: Request) -> None:
         self._waiting.append(request)
 
     def release(self, session_id: str) -> None:
-        """Free a session's place in the KV cache before the next decode step. A running request of the session is
-        cancelled.
-        """
+        """Free a session's slot before the next decode step. A running request of the session is cancelled."""
         self._released.append(session_id)
 
     def schedule(self) -> bool:
-        """Free the slots of released sessions and start waiting requests. Return whether any request is running.
+        """Free the slots of released sessions, and start waiting requests. Return whether any request is running.
 
-        Requests that were cancelled leave the running batch.
-
-        A request starts in the slot of its session, or in a free slot if its session is new. It keeps waiting if no
-        slot or too little memory is free, or if another request of its session is running.
+        A request keeps waiting if no slot or too little memory is free, or if another request of its session is
+        running. Cancelled requests leave the running batch.
         """
         released, self._released = self._released, []
         for session_id in released:
@@ -208,8 +193,7 @@ class Scheduler:
     def _start(self, request: Request) -> bool:
         """Start a waiting request if a slot and enough pages are free. Return whether the request was started.
 
-        If other requests run, a page for each of them must stay free. Otherwise running requests would soon have to
-        wait again, and their keys and values would be computed several times.
+        One page for each running request must stay free. Otherwise running requests would soon have to wait.
         """
         session = self._sessions.get(request.session_id)
         slot = self._free_slot() if session is None else session.slot
@@ -250,11 +234,10 @@ class Scheduler:
                 self._waiting.insert(0, stopped)
 
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
-        """Let a slot hold pages for the sequence of a request and its next token. Return False if too few are free.
+        """Let a slot hold pages for a request's sequence and its next token, with ``spare`` more pages free.
 
-        ``spare`` further pages must stay free. Slots without a session are emptied if their pages are needed, and slots
-        of sessions without a running request if ``may_empty_sessions`` is true. If all of them have too few pages, no
-        slot is emptied.
+        Slots without a session are emptied if necessary, and idle sessions if ``may_empty_sessions`` is true. If the
+        pages do not suffice, return False and empty no slot.
         """
         needed = self._pages_of(request) - self._pages.held(slot) + spare
         if needed > self._pages.free:
@@ -272,7 +255,7 @@ class Scheduler:
         return self._pages.take(slot, self._pages_of(request))
 
     def _pages_of(self, request: Request) -> int:
-        """Return the number of pages for the sequence of a request. Its next decode step needs no other pages."""
+        """Return the number of pages for the sequence of a request, including its next token."""
         return max(pages_for(len(request.prompt) + len(request.token_ids)), self._session_pages)
 
     def _empty(self, slot: CacheSlot) -> None:
@@ -287,8 +270,7 @@ class Scheduler:
     def plan_prefill(self) -> PrefillPlan:
         """Return the prefill that the running requests need. Equal sequences and prefixes are computed only once.
 
-        The plan begins with the slots that were emptied since the last plan. After the prefill, the KV cache holds all
-        tokens of each running request's sequence except the last token.
+        After the prefill, the KV cache holds all tokens of each running sequence except the last token.
         """
         new: list[tuple[_Session, Request, PrefillChunk]] = []
         for slot, request in self._running.items():
@@ -320,8 +302,8 @@ class Scheduler:
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> int:
         """Add the prefill of a new sequence to ``plan``. Return the number of tokens to compute.
 
-        If another slot holds a prefix of the sequence, the prefix is copied and only the rest is computed. Otherwise
-        the whole sequence is computed, and its prefixes are added to the prefix cache.
+        A prefix that another slot holds is copied. Otherwise the prefixes of the sequence are added to the prefix
+        cache.
         """
         tokens = chunk.token_ids
         lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
@@ -339,21 +321,14 @@ class Scheduler:
         return len(tokens)
 
     def decode_batches(self) -> Iterator[tuple[int, list[tuple[int, Request]]]]:
-        """Yield (block index, batch) for each block of the KV cache that has running requests.
-
-        A batch is a list of pairs (row, request). The keys and values of the request are in this row of the block.
-        """
+        """Yield (block index, [(row, request), ..]) for each block of the KV cache that has running requests."""
         for block in range(self._num_blocks):
             batch = [(slot.row, request) for slot, request in self._running.items() if slot.block == block]
             if batch:
                 yield block, batch
 
     def fail_running(self, reason: str) -> None:
-        """Set the error ``reason`` on all running requests, and empty the prefix cache.
-
-        The keys and values of these requests can be incomplete, and must not be reused. So :meth:`take_finished` later
-        marks the slots of these requests in the KV cache as empty.
-        """
+        """Set the error ``reason`` on all running requests, and empty the prefix cache."""
         self._prefix_cache.clear()
         for request in self._running.values():
             request.error = reason
@@ -361,7 +336,8 @@ class Scheduler:
     def take_finished(self) -> list[Request]:
         """Remove the finished and the failed requests from the running batch, and return them.
 
-        The session of each request keeps its slot in the KV cache.
+        Their sessions keep their slots. The slot of a failed request counts as empty, because its values can be
+        incomplete.
         """
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error
@@ -372,11 +348,7 @@ class Scheduler:
         return [request for _, request in finished]
 
     def on_new_weights(self, version: int) -> None:
-        """Mark all keys and values as invalid, because they were computed with older weights.
-
-        Running sequences are prefilled again. ``version`` is the version of the new weights. It is recorded for all
-        tokens that are sampled from now on.
-        """
+        """Mark all keys and values as invalid. Tokens sampled from now on get the version ``version``."""
         self._version = version
         self._prefix_cache.clear()
         for session in self._sessions.values():

@@ -16,7 +16,7 @@ from agent_r1.inference.server_client import ReplicaError
 
 
 class Answer(BaseModel):
-    """Base class for parts of a server's JSON answers. Fields that a subclass does not declare are ignored."""
+    """Base class for parts of a server's JSON answers. Undeclared fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -42,7 +42,7 @@ def check_sampled(
 
     Args:
         tokens: the sampled tokens.
-        scored: token id and log-probability of each token that the server scored.
+        scored: (token id, log-probability) of each token that the server scored.
         finish_reason: the reason that the server gives for the end of the request.
         params: the parameters of the request.
     """
@@ -67,7 +67,7 @@ def most_likely(logprobs: Mapping[int, float], count: int) -> TopLogprobs:
 
 
 class CanaryCheck:
-    """A check that compares the log-probabilities of one server with the trainer's, for each version of the weights.
+    """Compares the log-probabilities of one server with the trainer's, for each version of the weights.
 
     Args:
         dtype: the data type in which the server serves the weights.
@@ -81,7 +81,7 @@ class CanaryCheck:
         """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
 
         Args:
-            canary: fixed prompts, with the log-probabilities that the trainer computed for them.
+            canary: fixed prompts, with the trainer's log-probabilities.
             read: returns the server's log-probabilities for the tokens of a prompt.
         """
         result = CanaryResult(canary, tuple([await read(prompt.token_ids) for prompt in canary]))

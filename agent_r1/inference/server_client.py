@@ -10,7 +10,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.redaction import redact_url
 
 CONNECT_SECONDS = 10.0
-"""The time limit for opening a connection, and for a health check, in seconds."""
+"""The time limit for opening a connection and for a health check, in seconds."""
 
 
 class ReplicaError(EngineError):
@@ -21,12 +21,11 @@ class ServerClient:
     """A client of the inference server at ``url``, without a limit on connections and without proxies.
 
     Args:
-        sample_path: the path of the endpoint that samples tokens. If this endpoint answers with status 400, the server
-            works but refuses the request (EngineError).
+        sample_path: the path of the endpoint that samples tokens. Status 400 of this endpoint is an EngineError.
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would refuse this request too.
+        EngineError: (all methods) the server refuses the request. Any other server would refuse the request too.
     """
 
     def __init__(self, url: str, sample_path: str) -> None:

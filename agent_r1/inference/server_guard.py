@@ -1,14 +1,13 @@
-"""A program that runs a command, and kills this command when the process that started the program ends.
+"""A program that runs a command, and kills the command when the process that started this program ends.
 
-The starting process holds the other end of the program's standard input. When the starting process ends, even by
-SIGKILL, the program reads the end of this input. Then the program kills its own process group, which contains the
-command. So no server outlives its run. SIGUSR1 has the same effect as the end of the input.
+The starting process holds the other end of the program's standard input. At the end of the input, even after a SIGKILL
+of the starting process, the program kills its own process group. SIGUSR1 has the same effect. If the program itself is
+killed, the kernel kills the command. So no server outlives its run.
 
-Resource trackers are killed last. A resource tracker is a process that Python's multiprocessing starts. When all
-processes that use it have ended, it removes their segments of shared memory, and then it ends. A segment of a vLLM
-server has 160 MiB or more, and no other process removes it.
+Resource trackers, processes of Python's multiprocessing, are killed last, because they remove the shared memory of
+ended processes. A vLLM server has segments of 160 MiB or more.
 
-If the program itself is killed, the kernel kills the command. This file imports nothing of the package.
+This file imports nothing of the package.
 """
 
 import ctypes
@@ -25,7 +24,7 @@ TRACKER = b"resource_tracker"
 """A part of the command line of each resource tracker."""
 
 TRACKER_SECONDS = 5.0
-"""The time limit, in seconds, for resource trackers to remove shared memory."""
+"""The time limit for resource trackers to remove shared memory, in seconds."""
 
 POLL_SECONDS = 0.02
 
@@ -36,9 +35,9 @@ def die_with_parent() -> None:
 
 
 def commands_of_group() -> dict[int, bytes]:
-    """Return the command line of each running process in the process group of this program, without this program.
+    """Return the command lines of all other processes in this program's process group, by process id.
 
-    The keys are the ids of the processes. The result is empty on systems without /proc.
+    The result is empty on systems without /proc.
     """
     found = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
@@ -52,7 +51,7 @@ def commands_of_group() -> dict[int, bytes]:
 
 
 def end_group() -> None:
-    """Kill the process group of this program: first all processes except resource trackers, then the trackers."""
+    """Kill the process group of this program, its resource trackers last."""
     deadline = time.monotonic() + TRACKER_SECONDS
     while (commands := commands_of_group()) and time.monotonic() < deadline:
         for process, command in commands.items():

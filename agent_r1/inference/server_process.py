@@ -1,4 +1,4 @@
-"""A server in a process group of its own. The server ends when the run ends, even if the run is killed."""
+"""A server in its own process group, which ends when the run ends, even if the run is killed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ GUARD = Path(__file__).with_name("server_guard.py")
 LOOPBACK = "127.0.0.1"
 
 STOP_SECONDS = 15.0
-"""The time limit, in seconds, for a server to end after SIGTERM. After this time, the server is killed."""
+"""The time after SIGTERM until a server is killed, in seconds."""
 
 KILL_SECONDS = 10.0
-"""The time limit, in seconds, for the guard process to kill a server. For at most half of
-this time, the guard process waits until resource trackers have removed the shared memory of the server."""
+"""The time limit for the guard process to kill a server, in seconds. It can first wait for resource trackers
+(``server_guard.TRACKER_SECONDS``)."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Environment variables that a server in another Python environment must not inherit from this process."""
+"""Environment variables that a server in another Python environment must not inherit."""
 
 
 class Server(Protocol):
@@ -55,7 +55,7 @@ class ServerProcess:
     """A running server on this machine. Its output goes to the file ``log``.
 
     Args:
-        environment: environment variables that the server gets in addition to the variables of this process.
+        environment: environment variables in addition to the variables of this process.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -81,15 +81,13 @@ class ServerProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Let the guard process kill all processes of the server. :meth:`stop` must still be called afterwards."""
         self._process.send_signal(signal.SIGUSR1)
 
     def stop(self) -> None:
         """End the server and all its child processes. A second call does nothing.
 
-        First, all processes of the server's process group get SIGTERM. Then this method waits at most ``STOP_SECONDS``
-        for the main process. Then the guard process kills all remaining processes. At the end, if the guard process
-        does not work, this method kills them.
+        All processes get SIGTERM. After ``STOP_SECONDS``, the guard process kills the remaining processes. If the guard
+        process does not work, this method kills them.
         """
         assert self._process.stdin is not None
         if self._process.stdin.closed:
@@ -107,9 +105,9 @@ class ServerProcess:
         self._process.wait()
 
     def last_words(self) -> str:
-        """Return the last line of the output that contains "Error". If there is no such line, return the last line.
+        """Return the last line of the output that contains "Error", or else the last line.
 
-        Warnings about shared memory that was removed after the server was killed are skipped.
+        Warnings of resource trackers are skipped.
         """
         output = self.log.read_text("utf-8", "replace").splitlines()
         lines = [line.strip() for line in output if line.strip() and "resource_tracker" not in line]
@@ -118,7 +116,7 @@ class ServerProcess:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return the number of a free TCP port at the address ``host`` of this machine."""
+    """Return a free TCP port at the address ``host`` of this machine."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

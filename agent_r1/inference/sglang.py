@@ -1,14 +1,13 @@
 """A client of one SGLang server, which sends token ids and receives token ids with log-probabilities.
 
-The client uses the native API of SGLang. It follows the documentation and the sources of SGLang 0.5, and was tested
-with a fake server, but not yet with a real server. Three properties of SGLang determine how the client works:
+The client uses the native API of SGLang 0.5. It was tested with a fake server, but not yet with a real one. Three
+properties of SGLang determine how the client works:
 
-- An answer has one version of the weights for all its tokens. So an update aborts the running requests. The caller
-  continues them with the new weights by new requests.
-- ``ignore_eos`` also ignores ``stop_token_ids``. So the client does not set ``ignore_eos``. If a server stops at an
-  end token of the model's configuration that is not in ``stop_token_ids``, the caller continues the generation.
-- A sampling parameter that a request lacks comes from ``generation_config.json`` of the model. So each request has all
-  sampling parameters.
+- An answer has one version of the weights for all its tokens. So an update aborts the running requests, and the caller
+  continues them by new requests.
+- ``ignore_eos`` also ignores ``stop_token_ids``, so the client does not set it. If a server stops at an end token that
+  is not in ``stop_token_ids``, the caller continues the generation.
+- A missing sampling parameter comes from ``generation_config.json`` of the model. So each request has all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from agent_r1.inference.server_client import ReplicaError, ServerClient
 GENERATE = "/generate"
 
 HEALTH_SECONDS = 30.0
-"""The time limit for a health check, in seconds. In this check, the server samples a token, and has 20 s to do so."""
+"""The time limit for a health check, in seconds. In the check, the server has 20 s to sample a token."""
 
 MAX_SEED = 2**31
 
@@ -82,7 +81,7 @@ class SglangEngine:
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would also refuse the request.
+        EngineError: (all methods) the server refuses the request. Any other server would refuse the request too.
     """
 
     def __init__(self, url: str, max_context: int, dtype: Dtype = "float32", update_seconds: float = 600.0) -> None:
@@ -104,10 +103,7 @@ class SglangEngine:
         return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the sampled tokens as a :class:`Piece`.
-
-        If the server aborts the request, the piece has the tokens sampled so far and the finish reason "abort".
-        """
+        """Send one request, and return the sampled tokens, also if the server aborts the request."""
         if prompt.media:
             raise EngineError("an SGLang server reads no images here; sample images with --engine.backend embedded")
         if params.top_p != 1.0 or params.top_k != 0:
@@ -145,49 +141,38 @@ class SglangEngine:
             raise ReplicaError(f"it did not load the weights: {loaded.message}")
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Let the server sample again after an update. :meth:`stage` has already set the version of the weights."""
+        """Let the server sample again. :meth:`stage` has already set the version of the weights."""
         await self._client.post("/continue_generation", {})
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
-
-        The canary is a list of fixed prompts with the log-probabilities that the trainer computed for them.
-        """
         await self._canary.verify(canary, self._read)
 
     async def check_health(self) -> None:
-        """Raise ReplicaError if the server cannot be reached, or reports that it is not healthy."""
         await self._client.get("/health", seconds=HEALTH_SECONDS)
 
     async def probe(self) -> None:
-        """Sample one token, to test the server. The caller sets a time limit.
-
-        A health check is not enough, because a server that hangs can still report that it is healthy.
-        """
+        """Sample one token, to test the server: a server that hangs can still report that it is healthy."""
         await self._generate(Prompt((0,)), {"max_new_tokens": 1})
 
     async def recover(self) -> None:
-        """Let a failed server continue if an update left it paused, and sample one token to test the server.
+        """Let a paused server continue, and sample one token to test the server.
 
-        Raise ReplicaError if the server does not work. The caller sets a time limit. SGLang's health check is not
-        used, because it also samples a token, and a paused server cannot sample.
+        A health check would not work before, because it samples a token, and a paused server cannot sample.
         """
         await self._client.post("/continue_generation", {})
         await self.probe()
 
     async def release(self, session_id: str) -> None:
-        """Do nothing, because SGLang itself drops the least recently used keys and values of its prefix cache."""
+        """Do nothing, because SGLang drops the least recently used keys and values of its prefix cache."""
 
     async def close(self) -> None:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for one prompt of the canary, a list of fixed prompts.
+        """Return the server's log-probabilities for the tokens of a canary's prompt.
 
-        ``token_ids`` are the tokens of the prompt.
-
-        Two requests are sent. The first request returns the most likely next tokens, and uses the prefix cache. The
-        second request returns the log-probabilities of the prompt's tokens, and does not use the prefix cache.
+        The first request returns the most likely next tokens, computed with the prefix cache. The second request
+        returns the log-probabilities of the prompt's tokens, computed without the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_new_tokens": 1, "temperature": TEMPERATURE}
         following = await self._generate(prompt, sampling, top_logprobs_num=NUM_COMPARED)
@@ -210,15 +195,12 @@ class SglangEngine:
 
 
 def _scores(top: list[TokenLogprob] | None) -> dict[int, float]:
-    """Return a mapping from the id of each token in ``top`` to its log-probability."""
+    """Return token id to log-probability."""
     return {token: score for score, token, _ in top or [] if score is not None}
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
-    """Return the tokens of an answer, with their log-probabilities, as a :class:`Piece`.
-
-    Raise ReplicaError if the answer is incomplete or contradicts itself.
-    """
+    """Return the tokens of an answer. Raise ReplicaError if the answer is incomplete or contradicts itself."""
     meta, tokens = generated.meta_info, generated.output_ids
     reason = meta.finish_reason.type
     scored = [(token, math.nan if score is None else score) for score, token, _ in meta.output_token_logprobs or []]

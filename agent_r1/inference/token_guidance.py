@@ -1,13 +1,13 @@
 """Value guidance of single tokens: values change the probabilities of the k most likely tokens.
 
 pi is the policy, and V(s) is the predicted reward after the state s. Let C be the k most likely tokens after s, let P
-be the sum of pi(a | s) over C, and Q(s, a) = V(s a). The tokens are sampled from
+be the sum of pi(a | s) over C, and Q(s, a) = V(s a). The tokens are sampled from::
 
     q(a | s) = P pi(a | s) exp(Q(s, a) / beta) / sum over b in C of pi(b | s) exp(Q(s, b) / beta)    a in C
     q(a | s) = pi(a | s)                                                                            otherwise
 
-V(s) does not occur, because it cancels. With k = 1, q is pi. Now let C be the whole vocabulary, and let V be exact:
-exp(V(s) / beta) = E[exp(R / beta) | s]. Then sequences sampled from q have the probability pi exp(R / beta) / Z.
+With k = 1, q is pi. If C is the whole vocabulary and exp(V(s) / beta) = E[exp(R / beta) | s], sequences sampled from q
+have the probability pi exp(R / beta) / Z.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from agent_r1.inference.particles import normalize
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """Sampled tokens with two log-probabilities each: log q in ``completion``, and log pi in ``scored``.
+    """Sampled tokens with log q in ``completion`` and log pi in ``scored``.
 
-    q is the guided distribution from which the tokens were sampled, and pi is the policy.
+    The tokens were sampled from the guided distribution q. pi is the policy.
     """
 
     completion: Completion
@@ -36,8 +36,8 @@ def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[S
     """Return the token sequences that a value function has to score: one for each candidate of each new token.
 
     The first ``start`` tokens of ``draft`` are the tokens of ``sampled``. All later tokens are new. The candidates of a
-    new token are the most likely tokens at its position. The sequence for a candidate has the tokens of ``draft``
-    before this position, and then the candidate.
+    new token are the most likely tokens at its index. The sequence of a candidate is the part of ``draft`` before this
+    index, followed by the candidate.
     """
     path, branches = sampled, []
     for place, top in enumerate(draft.top_logprobs, start=start):
@@ -49,7 +49,7 @@ def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[S
 def guided_logprobs(candidates: TopLogprobs, values: Sequence[float], beta: float) -> list[float]:
     """Return log q(a | s) of each candidate: log P + log softmax(log pi(a | s) + Q(s, a) / beta).
 
-    ``candidates`` are pairs (token a, log pi(a | s)), and ``values`` are Q(s, a). P is the sum of pi over the
+    ``candidates`` are pairs (token a, log pi(a | s)), ``values`` are Q(s, a), and P is the sum of pi over the
     candidates.
 
     Example:
@@ -71,17 +71,14 @@ def choose_tokens(
 ) -> GuidedTokens:
     """Choose each new token of a draft again among its candidates, and return the chosen tokens.
 
-    The candidates of a drafted token are the tokens that the policy pi finds most likely at its position. If the
-    drafted token is one of the candidates, a candidate is drawn from q, the guided distribution
-    (:func:`guided_logprobs`), and takes its place. Otherwise the drafted token is kept. So each chosen token is a
-    sample from q. At temperature 0, the candidate that is most probable under q is chosen instead.
-
-    The result ends after the first chosen token that differs from the drafted token. If no chosen token differs, the
-    result has all tokens of the draft.
+    The candidates of a drafted token are the tokens that the policy finds most likely at its index. If the drafted
+    token is a candidate, a candidate is drawn from q (:func:`guided_logprobs`), the most probable one at temperature 0.
+    Otherwise the drafted token is kept. So each chosen token is a sample from q. The result ends after the first chosen
+    token that differs from the drafted token.
 
     Args:
-        draft: the tokens of ``before`` and further tokens, with the candidates of the further tokens.
-        before: the tokens at the beginning of ``draft`` that are already chosen. They do not change.
+        draft: the tokens of ``before``, followed by new tokens with their candidates.
+        before: the tokens that are already chosen.
         values: Q(s, a) of each candidate, in the order of :func:`top_branches`.
         beta: divides the values: q(a | s) is proportional to pi(a | s) exp(Q(s, a) / beta).
         temperature: the sampling temperature.

@@ -1,12 +1,11 @@
 """The embedded inference engine: continuous batching in the process of the run, for causal LMs of transformers.
 
-The engine runs decode steps in a loop, as nano-vllm does. The scheduler assigns slots of the KV cache to requests. The
-model runner prefills new tokens, and decodes one token of every running sequence. Then the engine finishes the requests
-that are complete.
+In a loop, the scheduler assigns slots of the KV cache to requests, and the model runner prefills new tokens and decodes
+one token of every running sequence.
 
-The random numbers of a sequence depend only on its seed. The arithmetic of a sequence depends only on its tokens,
-because the shapes are fixed (see ``inference.kv_cache``). So the tokens and log-probabilities of a sequence are exactly
-the same, whatever other sequences run in the batch, and however long tool calls take.
+The random numbers of a sequence depend only on its seed, and its arithmetic only on its tokens, because the shapes are
+fixed (see ``inference.kv_cache``). So a sequence gets exactly the same tokens and log-probabilities, whatever other
+sequences run in the batch.
 """
 
 from __future__ import annotations
@@ -48,18 +47,18 @@ class TorchEngine:
     """An ``InferenceEngine`` in this process.
 
     The engine takes ownership of the model: it casts the weights to ``config.dtype``, and a weight update copies new
-    weights into the model. Forward passes run in a worker thread, so that the event loop stays free for tools.
+    weights into the model. Forward passes run in a worker thread.
 
     Args:
         model: the model to serve, on the device on which it runs.
         context: maximum number of tokens of a prompt and its completion together.
-        config: data type, batch size and memory. None: the default settings.
+        config: data type, batch size and memory.
         profiler: measures prefill, decode steps and sampling.
         images: the image processor of the model; None if the model has no vision.
 
     Raises:
-        InvalidInput: the model fails with the KV cache, or its logits with the KV cache differ from the logits of a
-            plain forward pass; or ``config.decode_step`` is "native", and the native step cannot be used.
+        InvalidInput: the model does not work with the KV cache, or not with the native decode step that ``config``
+            demands.
     """
 
     def __init__(
@@ -104,14 +103,11 @@ class TorchEngine:
         )
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion of the prompt.
+        """Return a completion of the prompt. Raise EngineError if an argument is invalid or the generation fails.
 
-        The keys and values of the prompt and the completion stay in the slot of the session ``session_id``. Later
-        prompts of the session can use the keys and values until :meth:`release` is called or the weights are updated.
-        Without a session, the slot is free at the end of the call. If the caller is cancelled, the generation ends
-        before the next decode step.
-
-        Raise EngineError if the prompt or the parameters are invalid, or if the generation fails.
+        The session's slot keeps the keys and values for later prompts, until :meth:`release` or an update of the
+        weights. Without a session, the slot is freed at the end. If the caller is cancelled, the generation ends before
+        the next decode step.
         """
         self._validate(prompt, params)
         self._num_anonymous += session_id is None
@@ -132,11 +128,10 @@ class TorchEngine:
                 await self.release(session)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Copy the new weights into the engine's model, and return the version that the engine now serves.
+        """Copy the weights of the module ``update.handle`` into the engine's model, and return the version now served.
 
-        The new weights are in the module ``update.handle``. They are copied between two decode steps. Running sequences
-        keep their tokens. The keys and values of these tokens are computed again, and later tokens are recorded with
-        the new version. Raise EngineError if the weights cannot be copied.
+        The copy is made between two decode steps. Running sequences keep their tokens, and later tokens are recorded
+        with the new version. Raise EngineError if the weights cannot be copied.
         """
         if update.transport != "shared_memory" or not isinstance(update.handle, torch.nn.Module):
             raise EngineError(f"the embedded engine takes a module in shared memory, got {update.transport!r}")
@@ -160,7 +155,7 @@ class TorchEngine:
     async def close(self) -> None:
         """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError.
 
-        The method waits until the worker thread has ended, at most one minute.
+        The method waits at most one minute for the worker thread.
         """
         self._is_closed = True
         if self._driver is not None:
@@ -184,9 +179,8 @@ class TorchEngine:
             raise EngineError(f"a token of the prompt is outside the vocabulary of {self._runner.vocab_size}")
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt. Each placeholder token of an image is replaced by a negative number.
-
-        The number stands for one feature of the image (see ``inference.image_cache``).
+        """Return the tokens of a prompt, with negative numbers for the features of images (see
+        ``inference.image_cache``).
         """
         if not prompt.media:
             return prompt.token_ids
@@ -204,11 +198,10 @@ class TorchEngine:
             self._driver = shared_task(self._drive())
 
     async def _drive(self) -> None:
-        """Run decode steps until no work is left.
+        """Run decode steps in the worker thread until no work is left.
 
-        ``generate``, ``update_weights`` and ``release`` start this loop again. Decode steps run in the worker thread.
-        Between two decode steps, the loop updates weights and schedules requests. If the loop fails, all waiting
-        callers get an EngineError.
+        Between two steps, weights are updated and requests are scheduled. If the loop fails, all callers get an
+        EngineError.
         """
         try:
             while self._updates or self._scheduler.has_work:
@@ -224,11 +217,7 @@ class TorchEngine:
             self._fail_all(f"the engine stopped: {type(error).__name__}: {error}")
 
     def _step(self) -> list[Request]:
-        """Run one decode step, and return the requests that ended in this step, with a result or with an error.
-
-        The step first computes the keys and values that the KV cache lacks (prefill). Then it samples one token for
-        each running sequence.
-        """
+        """Prefill what the KV cache lacks, and sample a token for each running sequence. Return the ended requests."""
         if self._images is not None:
             self._images.drop_unused()
         try:
@@ -252,7 +241,7 @@ class TorchEngine:
         return self._scheduler.take_finished()
 
     def _sample(self, logits: Tensor, requests: Sequence[Request]) -> None:
-        """Sample one token for each of the N requests from ``logits`` (N, V), and append it to the request."""
+        """Sample a token for each of the N requests from ``logits`` (N, V), and append the token to the request."""
         params, uniform = [one.params for one in requests], [one.random.random() for one in requests]
         tokens, logprobs = sample_tokens(logits, params, uniform)  # (N,), (N,)
         for request, row in zip(requests, logits, strict=True):
@@ -292,10 +281,7 @@ class TorchEngine:
 
 
 def _postprocess(request: Request, token: int, logprob: float) -> None:
-    """Append a sampled token to the request. If the token ends the generation, set ``finish_reason``.
-
-    If the log-probability is not finite, or the stop condition raises an exception, set ``request.error``.
-    """
+    """Append a sampled token to the request. If the token ends the generation, set ``finish_reason`` or ``error``."""
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return
@@ -320,7 +306,6 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
 
 
 def _resolve(request: Request) -> None:
-    """Deliver the completion or the error of a request to the waiting call of ``generate``."""
     if request.error is not None:
         settle(request.future, None, EngineError(request.error))
     else:

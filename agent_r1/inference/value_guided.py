@@ -1,8 +1,7 @@
 """An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
-A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow. Q(s, a) is
-V(s a), the value of the state after the tokens a are appended to s. There are three methods, each with its own kind of
-candidates. Z is the sum that makes the probabilities of all candidates add up to 1.
+A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow, and Q(s, a) =
+V(s a). Z normalizes the probabilities. The methods are::
 
     token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
     step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
@@ -36,18 +35,13 @@ from agent_r1.inference.particles import normalize, sequential_monte_carlo
 from agent_r1.inference.token_guidance import GuidedTokens, choose_tokens, top_branches
 
 CHOICE = -1
-"""The ``position`` argument of :func:`seed_at` for the random choice among candidates.
-
-It is negative, so that its seed differs from the seeds at the positions of tokens.
-"""
+"""The ``position`` argument of :func:`seed_at` for the random choice among candidates. Positions of tokens are not
+negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """The first tokens of an action (``completion``), and the predicted reward V of the state after them (``value``).
-
-    Before the first token, ``completion`` is None.
-    """
+    """The first tokens of an action (None: no token), and the predicted reward V of the state after them."""
 
     completion: Completion | None = None
     value: float = 0.0
@@ -56,17 +50,16 @@ class Particle:
 class ValueGuidedEngine:
     """An ``InferenceEngine`` that samples from ``engine``, guided by a value function.
 
-    A request without a session is not guided, because it is no action of an attempt. If the number of candidates is 1,
-    no request is guided.
+    A request without a session is not guided, because it is no action of an attempt. With one candidate, no request is
+    guided.
 
-    The log-probabilities of a completion depend on the method. With ``token``, they are log q, the log-probabilities of
-    the distribution from which the tokens were sampled. With ``step`` and ``smc``, they are log pi of ``engine``. The
-    probability with which one of the candidates was chosen cannot be computed, so these methods cannot sample for
-    training.
+    With the method ``token``, the log-probabilities of a completion are log q, of the distribution from which its
+    tokens were sampled. With ``step`` and ``smc``, they are log pi of ``engine``. There, the probability of the chosen
+    candidate cannot be computed, so these methods cannot sample for training.
 
     Raises:
-        InvalidInput: the method ``token`` needs log-probabilities of the most likely tokens, which the engine does not
-            return; or the KV cache has no room for all candidates.
+        InvalidInput: the method ``token`` needs the most likely tokens, which the engine does not return; or the KV
+            cache has no room for all candidates.
     """
 
     def __init__(self, engine: InferenceEngine, values: ValueFunction, config: DecodeConfig) -> None:
@@ -122,10 +115,7 @@ class ValueGuidedEngine:
         await self._values.close()
 
     def _sessions(self, session_id: str) -> list[str]:
-        """Return the ids of the inner engine's sessions for the session ``session_id``; the first is ``session_id``.
-
-        There is one id for each action that the inner engine samples at the same time.
-        """
+        """Return the inner engine's session ids for the session ``session_id``: one for each candidate."""
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
@@ -139,10 +129,9 @@ class ValueGuidedEngine:
     async def _best_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Sample several actions, and return one of them.
+        """Sample several actions, and return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta).
 
-        Action i is returned with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta). Q_i is the predicted reward
-        of action i, and beta is a setting. If beta is 0, the action with the largest Q is returned.
+        Q_i is the predicted reward of action i. If beta is 0, the action with the largest Q is returned.
         """
         sessions = self._sessions(session_id)
         asked = (self._candidate(params, index) for index in range(len(sessions)))
@@ -156,10 +145,9 @@ class ValueGuidedEngine:
     ) -> Completion:
         """Return an action that sequential Monte Carlo has sampled.
 
-        N unfinished actions, the particles, are extended by a few tokens at a time. Each extension multiplies the
-        weight of a particle by exp((new value - old value) / beta). Particles of small weight are replaced by copies of
-        particles of large weight. When all particles are complete, one of them is drawn with a probability proportional
-        to its weight.
+        Unfinished actions, the particles, are extended by a few tokens at a time. Each extension multiplies a
+        particle's weight by exp((new value - old value) / beta). When all are complete, one is drawn in proportion to
+        the weights.
         """
         rng, sessions = random.Random(seed_at(params.seed, CHOICE)), self._sessions(session_id)
 
@@ -188,11 +176,10 @@ class ValueGuidedEngine:
     async def _guide_tokens(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> GuidedTokens:
-        """Return an action in which each token is sampled from q, the guided distribution (see ``token_guidance``).
+        """Return an action in which each token is sampled from the guided distribution q (see ``token_guidance``).
 
-        The engine samples a draft: the next few tokens. Then each token of the draft is replaced by a choice among the
-        most likely tokens at its position. The values of these tokens determine the probabilities of the choice. If a
-        chosen token differs from the draft, the rest of the draft is dropped, and a new draft begins after this token.
+        The engine samples a draft of the next few tokens. Then each token is chosen again among the most likely tokens.
+        After the first difference, a new draft begins.
         """
         guided = GuidedTokens(Completion((), (), "length", ()), ScoredTokens((), ()))
         while True:
@@ -213,7 +200,7 @@ class ValueGuidedEngine:
     async def _continue(
         self, prompt: Prompt, params: SamplingParams, sampled: Completion | None, session_id: str
     ) -> Completion:
-        """Return a completion: the tokens of ``sampled``, followed by at most ``segment_tokens`` further tokens."""
+        """Return the tokens of ``sampled``, followed by at most ``segment_tokens`` new tokens."""
         before = () if sampled is None else sampled.token_ids
         room = params.max_tokens - len(before)
         asked = replace(
@@ -228,9 +215,9 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the sampling parameters of candidate ``index``, one of several actions that are sampled for a prompt.
+        """Return the sampling parameters of candidate ``index``.
 
-        Candidate 0 gets ``params`` unchanged. Every other candidate gets a seed of its own, and is never greedy.
+        Candidate 0 gets ``params``. Every other candidate gets a seed of its own, and is never greedy.
         """
         if index == 0:
             return params
@@ -242,8 +229,7 @@ class ValueGuidedEngine:
 
 
 def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
-    """Return an index of ``values``, sampled with the weights exp(value / beta). If beta is 0, return the index of the
-    largest value.
+    """Return an index of ``values``, sampled with the weights exp(value / beta), or of the largest value if beta is 0.
 
     Raise EngineError if a value is not a number.
     """
@@ -259,19 +245,12 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return GuidedTokens for a completion that was sampled from the policy, without guidance.
-
-    GuidedTokens has two log-probabilities of each token: under the distribution it was sampled from, and under the
-    policy. Here this is the same distribution, so the two log-probabilities are equal.
-    """
+    """Return GuidedTokens for a completion that was sampled without guidance: log q is log pi."""
     return GuidedTokens(completion, scored(completion))
 
 
 def after(sampled: tuple[int, ...], condition: StopCondition | None) -> StopCondition | None:
-    """Return the stop condition for the tokens that follow ``sampled``, the first tokens of an action.
-
-    ``condition`` is the stop condition for the whole action.
-    """
+    """Return the stop condition for the tokens after ``sampled``, from the stop condition for the whole action."""
     if condition is None or not sampled:
         return condition
     return StopCondition(condition.strings, lambda token_ids: condition.is_met((*sampled, *token_ids)))

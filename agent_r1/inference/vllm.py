@@ -1,8 +1,7 @@
 """A client of one vLLM server, which sends token ids and receives token ids with log-probabilities.
 
 Weights go to the server through folders. The server must be vLLM 0.32 or newer, with the options in
-``inference/vllm_options.py``. With these options, vLLM has endpoints for token ids, for pauses, for loading weights
-and, on request, for LoRA adapters.
+``inference/vllm_options.py``.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class VllmEngine:
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would also refuse the request.
+        EngineError: (all methods) the server refuses the request. Any other server would refuse the request too.
     """
 
     def __init__(
@@ -124,10 +123,7 @@ class VllmEngine:
         return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the sampled tokens as a :class:`Piece`.
-
-        If the server aborts the request, the piece has the tokens sampled so far and the finish reason "abort".
-        """
+        """Send one request, and return the sampled tokens, also if the server aborts the request."""
         if prompt.media:  # vLLM's API takes images only in an internal format, not as files
             raise EngineError("a vLLM server reads no images here; sample images with --engine.backend embedded")
         if params.top_p != 1.0 or params.top_k != 0:
@@ -160,7 +156,7 @@ class VllmEngine:
         """Pause the server, and load the weights. The server samples no token until :meth:`commit`.
 
         vLLM cannot change the adapter of a running request. So if the update is an adapter, running requests are
-        aborted, and the caller continues them with the new adapter.
+        aborted.
         """
         if update.transport not in self._transports:
             raise EngineError(f"this server takes {sorted(self._transports)}, got {update.transport!r}")
@@ -175,14 +171,14 @@ class VllmEngine:
             self._staged = self._model
 
     async def _load_weights(self, folder: Path) -> None:
-        """Replace the weights of the server's model, without its adapter, by the weights in ``folder``."""
+        """Replace the weights of the server's own model by the weights in ``folder``."""
         self._weights = None
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._client.post("/collective_rpc", load, seconds=self._update_seconds)
         self._weights = folder
 
     async def _load_adapter(self, folder: Path, version: int) -> None:
-        """Load the adapter in ``folder`` under a name that belongs to this version only."""
+        """Load the adapter in ``folder`` under a new name."""
         self._num_adapters += 1
         name = f"{self._prefix}{self._num_adapters}"
         load = {"lora_name": name, "lora_path": str(folder)}
@@ -191,18 +187,14 @@ class VllmEngine:
         self._staged = _Served(name, version)
 
     async def _unload_adapters(self, kept: int) -> None:
-        """Unload all adapters except the ``kept`` newest adapters.
-
-        If the server cannot unload one of them, for example because it was restarted, ignore the error.
-        """
+        """Unload all adapters except the ``kept`` newest. Ignore errors, because a restarted server has no adapters."""
         while len(self._adapters) > kept:
             with suppress(ReplicaError):
                 await self._client.post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Set the version of the loaded weights, and let the server continue.
-
-        The server drops the keys and values in its cache that were computed with older weights.
+        """Set the version of the loaded weights, drop the cached keys and values of older weights, and let the server
+        continue.
         """
         self._served = self._staged
         await self._client.post("/update_weight_version", {"new_version": str(version.number)})
@@ -213,48 +205,34 @@ class VllmEngine:
         await self._unload_adapters(KEPT_ADAPTERS)
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
-
-        The canary is a list of fixed prompts with the log-probabilities that the trainer computed for them.
-        """
         await self._canary.verify(canary, self._read)
 
     async def check_health(self) -> None:
-        """Raise ReplicaError if the server cannot be reached, or reports that it is not healthy."""
         await self._client.get("/health", seconds=CONNECT_SECONDS)
 
     async def probe(self) -> None:
-        """Sample one token, to test the server. The caller sets a time limit.
-
-        A health check is not enough, because a server that hangs can still report that it is healthy.
-        """
+        """Sample one token, to test the server: a server that hangs can still report that it is healthy."""
         await self._generate(Prompt((0,)), {"max_tokens": 1}, self._model)
 
     async def recover(self) -> None:
-        """Let a failed server continue if an update left it paused, and sample one token to test the server.
-
-        Raise ReplicaError if the server does not work. The caller sets a time limit.
-        """
         self._weights = None  # it can have been restarted
         await self.check_health()
         await self._client.post("/resume")
         await self.probe()
 
     async def release(self, session_id: str) -> None:
-        """Do nothing, because vLLM itself drops the least recently used keys and values of its prefix cache."""
+        """Do nothing, because vLLM drops the least recently used keys and values of its prefix cache."""
 
     async def close(self) -> None:
         await self._unload_adapters(0)
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for one prompt of the canary, a list of fixed prompts.
+        """Return the server's log-probabilities for the tokens of a canary's prompt.
 
-        ``token_ids`` are the tokens of the prompt.
-
-        Two requests are sent. The first request returns the most likely next tokens. It uses the prefix cache, so it
-        shows whether the cache holds keys and values of older weights. The second request returns the log-probabilities
-        of the prompt's tokens, for which vLLM does not use the prefix cache.
+        The first request returns the most likely next tokens, computed with the prefix cache. So it shows whether the
+        cache holds keys and values of older weights. The second request returns the log-probabilities of the prompt's
+        tokens, computed without the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
         sampled = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)
@@ -276,19 +254,15 @@ class VllmEngine:
 
 
 def _listed(token: _TokenLogprob) -> dict[int, float]:
-    """Return the log-probabilities that a server lists for the position of ``token``, by token id.
+    """Return the log-probabilities that a server lists at one position, by token id.
 
-    A server lists the requested number of most likely tokens, and also the sampled token. If the sampled token is one
-    of the most likely tokens, the server lists the sampled token twice. The result has each token once.
+    A server lists the most likely tokens and the sampled token, so one token can be listed twice.
     """
     return {each.token_id: each.logprob for each in token.top_logprobs}
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
-    """Return the tokens of an answer, with their log-probabilities, as a :class:`Piece`.
-
-    Raise ReplicaError if the answer is incomplete or contradicts itself.
-    """
+    """Return the tokens of an answer. Raise ReplicaError if the answer is incomplete or contradicts itself."""
     choice = generated.choices[0]
     content = () if choice.logprobs is None else choice.logprobs.content
     scored = [(each.token_id, each.logprob) for each in content]

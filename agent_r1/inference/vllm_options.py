@@ -5,34 +5,31 @@ from __future__ import annotations
 import shlex
 
 SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
-"""Options with which every server must be started. They switch on the endpoint for token ids, let the server report
-log-probabilities at the sampling temperature, and switch off the default sampling parameters from the model's
-folder."""
+"""Options of every server: the endpoint for token ids, log-probabilities at the sampling temperature, and no default
+sampling parameters from the model's folder."""
 
 SERVER_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # adapters
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""Environment variables with which every server must be started. The variable for adapters has no effect without the
-option --enable-lora."""
+"""Environment variables of every server. The variable for adapters has no effect without the option --enable-lora."""
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for the option --max-lora-rank."""
 
 NO_ADAPTERS = "--no-enable-lora"
-"""The option of vLLM with which a user demands that the adapter is merged into the weights of the servers."""
+"""The option with which a user demands that the adapter is merged into the weights of the servers."""
 
 KEPT_ADAPTERS = 2
-"""A server keeps this number of adapters: the newest adapter, and the adapter before it. A request that was sent before
-an update still uses the adapter before the update."""
+"""The number of adapters that a server keeps: the newest one, and the one before, which older requests still use."""
 
 
 def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
     """Return the options with which a server accepts adapters of ``rank``.
 
-    Return () if there is no adapter (rank 0), if vLLM accepts no adapters of this rank, or if ``NO_ADAPTERS`` is in
-    ``arguments``, the user's own options of the server.
+    Return () if there is no adapter (rank 0), if vLLM accepts no adapters of this rank, or if the user's ``arguments``
+    contain ``NO_ADAPTERS``.
 
     Example:
         adapter_options(4, "") == ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")

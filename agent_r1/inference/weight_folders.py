@@ -22,7 +22,7 @@ from agent_r1.model.weights import DTYPES
 
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 2
-"""This number of weight folders is kept: the newest and the second newest, which the engine may still be reading."""
+"""The number of weight folders that are kept. An engine may still be reading the second newest folder."""
 
 BASE = "base"
 """The name of the folder with the frozen weights to which the adapters belong."""
@@ -30,25 +30,24 @@ BASE = "base"
 PREFIX = "agent-r1-weights-"
 
 ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
-"""The names of the two files with the weights of a model whose output head is written as a separate tensor.
+"""The names of the two files with the weights of a model whose output head is a separate tensor.
 
-An index file names both files, because a loader reads several files with weights only if an index file names them.
+An index file names both files. Without an index file, loaders read only one file.
 """
 
 
 class WeightFolders:
     """A writer of a model's weights. Each version gets a folder of its own, and the newest two folders are kept.
 
-    A folder gets its final name after all its files are written. If only an adapter is trained, the frozen weights of
-    the model are written once. Then the folder of each version holds only the adapter.
+    A folder gets its final name after all its files are written. If only an adapter is trained, the frozen weights are
+    written once, and each version holds only the adapter.
 
     Args:
-        parent: the folder in which the folders of the versions are made, unless they are in shared memory.
-        shared_memory: whether the folders are in /dev/shm if it has enough room.
+        parent: the folder for the folders of the versions, unless they are in shared memory.
+        shared_memory: whether to use /dev/shm if it has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
-        tied: whether tied weights are written once. If False, the output head is written as a separate tensor, and the
-            configuration in the folder declares it as not tied. Use False for a server that ignores a tied head when
-            it reloads weights.
+        tied: whether tied weights are written once. False: the output head is written as a separate tensor, and is not
+            tied in the written configuration, for a server that ignores a tied head when it reloads weights.
     """
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
@@ -58,18 +57,17 @@ class WeightFolders:
         self._base: Path | None = None
 
     def write(self, model: PreTrainedModel, number: int) -> Path:
-        """Write version ``number`` of the weights, and return its folder.
+        """Write version ``number`` of the weights, and return its folder. Replace an existing folder of this version.
 
-        An existing folder of the same number is replaced. Such a folder exists if the run continues from a checkpoint,
-        because the versions after the checkpoint get the same numbers again, with other weights. Raise EngineError if
-        the weights cannot be written.
+        A run that continues from a checkpoint uses the numbers of later versions again. Raise EngineError if the
+        weights cannot be written.
         """
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 
     def write_adapter(self, model: PreTrainedModel, number: int) -> AdapterFolders:
-        """Write version ``number`` of the model's adapter, and return its folder with the folder of the frozen weights.
+        """Write version ``number`` of the model's adapter. Return its folder and the folder of the frozen weights.
 
-        The first call writes the frozen weights. Raise EngineError if the weights cannot be written.
+        The first call also writes the frozen weights. Raise EngineError if the weights cannot be written.
         """
         if self._base is None:
             base = without_adapter(model)
@@ -86,7 +84,7 @@ class WeightFolders:
             self._root.remove()
 
     def _write(self, model: PreTrainedModel, name: str, save: Callable[[Path], None]) -> Path:
-        """Return the new folder ``name`` with the files that ``save`` writes. A folder of this name is replaced."""
+        """Return the folder ``name`` with the files that ``save`` writes. An existing folder ``name`` is replaced."""
         try:
             if self._root is None:
                 self._root = self._make_root(model)
@@ -102,7 +100,6 @@ class WeightFolders:
         return folder
 
     def _save(self, model: PreTrainedModel, folder: Path) -> None:
-        """Write all weights of the model to ``folder``."""
         weights = self._weights(model)
         with quiet_transformers():
             model.save_pretrained(folder, state_dict=dict(weights))  # it empties the dictionary that it gets
@@ -110,7 +107,7 @@ class WeightFolders:
             _untie(model, weights, folder)
 
     def _keep(self, folder: Path) -> Path:
-        """Remove the folders of old versions. Return ``folder``, the folder of the newest version."""
+        """Remove the folders of old versions, and return ``folder``."""
         self._folders.append(folder)
         while len(self._folders) > KEPT_VERSIONS:
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)
@@ -137,8 +134,7 @@ class WeightFolders:
 def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write the output head to ``folder`` as a separate tensor, and mark it as not tied in the folder's configuration.
 
-    Before the call, ``folder`` holds the model without this tensor. ``weights`` are the model's weights by name. If the
-    head is not tied to the input embeddings, do nothing.
+    ``folder`` already holds the model without this tensor. If the head is not tied, do nothing.
     """
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if not model.config.get_text_config().tie_word_embeddings:
