@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -35,8 +35,19 @@ class ProtectedTask(asyncio.Task[T]):
     - The tool cannot cancel the task of the environment.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, T], scope: tuple[object, ...], **options: Any) -> None:
-        super().__init__(work, **options)
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, T],
+        scope: tuple[object, ...],
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        context: Context | None = None,
+        **options: Any,
+    ) -> None:
+        if context is None:
+            context = copy_context()
+            context.run(_scope.set, scope)  # the scope of the code in ``work``
+        super().__init__(work, loop=loop or asyncio.get_running_loop(), context=context, **options)
         self._scope = scope
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -49,7 +60,7 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
     The call cannot cancel any :class:`ProtectedTask` that was started outside the call.
     """
-    return _protected_task(work, (*_scope.get(), object()))
+    return ProtectedTask(work, (*_scope.get(), object()))
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -57,7 +68,7 @@ def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
     So a call of user code can cancel the task only if the caller runs inside this call.
     """
-    return _protected_task(work, _scope.get())
+    return ProtectedTask(work, _scope.get())
 
 
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -66,13 +77,7 @@ def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     The task gets the scope of the run's own code, even if user code calls this function. Use it for work that serves
     several attempts.
     """
-    return _protected_task(work, ())
-
-
-def _protected_task(work: Coroutine[Any, Any, T], scope: tuple[object, ...]) -> asyncio.Task[T]:
-    context = copy_context()
-    context.run(_scope.set, scope)
-    return ProtectedTask(work, scope, loop=asyncio.get_running_loop(), context=context)
+    return ProtectedTask(work, ())
 
 
 def run_protected(main: Coroutine[Any, Any, T]) -> T:
