@@ -118,35 +118,25 @@ class Session:
             UnsupportedChat: the conversation cannot be rendered.
         """
         self._complete_pending()
-        parent = self._longest_match(messages)
+        longest, parent = (0, 0), None
+        for index in reversed(range(len(self._known))):  # usually the last turn matches, and ends the search
+            known = self._known[index]
+            if known.length > longest and known.begins(messages):
+                longest, parent = known.length, index
+                if longest == self._longest:
+                    break
         if parent is None:
             return self.new_branch(messages, tools)
         size = len(self._known[parent].messages)
         action = replace(self._known[parent].action, message=messages[size - 1])
+        rendered, before, images = self._state_after(parent)
         bridge = self._renderer.bridge_to_next_turn(
-            self._rendered(parent), messages[: size - 1], action, self._turns[parent].action_ids, messages[size:], tools
+            rendered, messages[: size - 1], action, self._turns[parent].action_ids, messages[size:], tools
         )
         if bridge is None:
             return self.new_branch(messages, tools)
-        before, images = self._tokens_through(parent)
         media = (*images, *(one.moved(len(before)) for one in bridge.media))
         return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:], media)
-
-    def _longest_match(self, messages: Messages) -> int | None:
-        """Return the index of the turn from which ``messages`` can continue; None if there is no such turn.
-
-        ``messages`` must begin with the conversation up to this turn. If this is so for several turns, the turn with
-        the longest conversation is chosen. The search goes from the last turn to the first. To save time, it skips
-        conversations that are not longer than the longest match so far.
-        """
-        longest, match = (0, 0), None
-        for index in reversed(range(len(self._known))):
-            known = self._known[index]
-            if known.length > longest and known.begins(messages):
-                longest, match = known.length, index
-                if longest == self._longest:
-                    break
-        return match
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
         """Return the prompt of a conversation that continues no earlier turn, with all tokens of the conversation.
@@ -311,7 +301,16 @@ class Session:
     ) -> Sample:
         """Return the parsed action as a Sample, without the tokens that were sampled after the end of the action."""
         renderer, tools = self._renderer, prompt.tools
-        completion = _truncate(completion, renderer.action_length(completion.token_ids, tools))
+        length = renderer.action_length(completion.token_ids, tools)
+        if length < len(completion.token_ids):
+            completion = replace(
+                completion,
+                token_ids=completion.token_ids[:length],
+                logprobs=completion.logprobs[:length],
+                finish_reason="stop",
+                version_spans=tuple(span for span in completion.version_spans if span.start < length),
+                top_logprobs=completion.top_logprobs[:length],
+            )
         action = renderer.parse(completion.token_ids, turn, tools)
         call_ends = renderer.call_ends(completion.token_ids, tools) if action.message.calls else ()
         return Sample(prompt, completion, action, call_ends, kind, timing)
@@ -320,16 +319,16 @@ class Session:
         if self._pending is not None:
             self.observe(Transition(()))
 
-    def _rendered(self, index: int) -> RenderedPrompt:
-        if index == len(self._known) - 1 and self._newest is not None:
-            return self._newest.rendered
-        known = self._known[index]
-        return self._renderer.render(known.messages[:-1], known.tools)
+    def _state_after(self, index: int) -> tuple[RenderedPrompt, tuple[int, ...], tuple[PromptMedia, ...]]:
+        """Return (prompt, tokens, images) of turn ``index``.
 
-    def _tokens_through(self, index: int) -> tuple[tuple[int, ...], tuple[PromptMedia, ...]]:
-        """Return (tokens, images) from the beginning of the branch of turn ``index`` to the end of its action."""
+        ``prompt`` has the text of the conversation before the action. The tokens and images are all those from the
+        beginning of the branch to the end of the action.
+        """
+        action_ids = self._turns[index].action_ids
         if index == len(self._known) - 1 and self._newest is not None:
-            return self._newest.token_ids + self._turns[index].action_ids, self._newest.media
+            return self._newest.rendered, self._newest.token_ids + action_ids, self._newest.media
+        rendered = self._renderer.render(self._known[index].messages[:-1], self._known[index].tools)
         path: list[Turn] = []
         current: int | None = index
         while current is not None:
@@ -340,7 +339,7 @@ class Session:
         for turn in reversed(path):
             media += (one.moved(len(tokens)) for one in turn.media)
             tokens += (*turn.new_ids, *turn.action_ids)
-        return tuple(tokens), tuple(media)
+        return rendered, tuple(tokens), tuple(media)
 
 
 class _EngineFailure(Exception):
@@ -349,21 +348,6 @@ class _EngineFailure(Exception):
 
 class _RenderError(Exception):
     """Raised if the conversation cannot be rendered, or the action cannot be parsed. The message is the reason."""
-
-
-def _truncate(completion: Completion, length: int) -> Completion:
-    """Return the completion with only its first ``length`` tokens."""
-    if length == len(completion.token_ids):
-        return completion
-    version_spans = tuple(span for span in completion.version_spans if span.start < length)
-    return replace(
-        completion,
-        token_ids=completion.token_ids[:length],
-        logprobs=completion.logprobs[:length],
-        finish_reason="stop",
-        version_spans=version_spans,
-        top_logprobs=completion.top_logprobs[:length],
-    )
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:
