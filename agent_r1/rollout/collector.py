@@ -179,7 +179,12 @@ class Collector:
                 # The rollout can be user code. A rollout that stops at its deadline has time to close its episode.
                 async with asyncio.timeout_at(deadline + CLOSING_SECONDS):
                     with isolate(_UserCodeFailure):
-                        trajectory = _own_trajectory(await run_detached(rollout.run(task, context)), id)
+                        trajectories = await run_detached(rollout.run(task, context))
+                        # A second trajectory would be lost, because only the attempt ``id`` belongs to the group.
+                        if (ids := [trajectory.attempt for trajectory in trajectories]) != [id]:
+                            given = ", ".join(map(str, ids)) or "none"
+                            raise ValueError(f"it has to return one trajectory, of attempt {id}, and returned {given}")
+                        trajectory = trajectories[0]
             except _UserCodeFailure as failure:
                 reason = f"the rollout failed: {failure}"
                 trajectory = Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=reason)
@@ -219,20 +224,6 @@ class Collector:
             for rewards, more in zip(merged, scores, strict=True):
                 rewards.update(more)
         return list(merged)
-
-
-def _own_trajectory(trajectories: Sequence[Trajectory], id: AttemptId) -> Trajectory:
-    """Return the only element of ``trajectories``. A rollout has returned this sequence for the attempt ``id``.
-
-    Raises:
-        ValueError: the sequence does not consist of exactly one trajectory, or the trajectory is of a different
-            attempt. A second trajectory would be lost, because only the attempt ``id`` belongs to the group.
-    """
-    ids = [trajectory.attempt for trajectory in trajectories]
-    if ids != [id]:
-        given = ", ".join(map(str, ids)) or "none"
-        raise ValueError(f"it has to return one trajectory, of attempt {id}, and returned {given}")
-    return trajectories[0]
 
 
 class _UserCodeFailure(Exception):

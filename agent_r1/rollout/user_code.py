@@ -89,20 +89,16 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
     """
     messages = []
     for item in given:
-        message = _from_openai(item) if isinstance(item, Mapping) else item
+        try:
+            message = from_openai({str(k): v for k, v in item.items()}) if isinstance(item, Mapping) else item
+        except ValueError as error:
+            raise TypeError(f"the environment gave {error}") from error
         if not isinstance(message, Message):
             raise TypeError(f"the environment gave {describe_type(message)}, not a Message")
         for problem in _message_errors(message):
             raise TypeError(f"the environment gave a Message that cannot be used: {problem}")
         messages.append(message)
     return tuple(messages)
-
-
-def _from_openai(given: Mapping[object, object]) -> Message:
-    try:
-        return from_openai({str(name): value for name, value in given.items()})
-    except ValueError as error:
-        raise TypeError(f"the environment gave {error}") from error
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
@@ -113,7 +109,13 @@ def validate_rewards(given: Mapping[str, object]) -> Rewards:
     Raises:
         TypeError: a reward is neither a number, nor a tuple of numbers, nor Unscored, nor None.
     """
-    return {str(name): _reward(str(name), value) for name, value in given.items()}
+    rewards: dict[str, RewardValue] = {}
+    for name, value in given.items():
+        if isinstance(value, tuple):
+            rewards[str(name)] = tuple(_number(name, item) for item in value)
+        else:
+            rewards[str(name)] = None if value is None or isinstance(value, Unscored) else _number(name, value)
+    return rewards
 
 
 def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
@@ -123,14 +125,8 @@ def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
             yield f"reward {name} could not be scored: {value.reason}"
 
 
-def _reward(name: str, value: object) -> RewardValue:
-    if isinstance(value, tuple):
-        return tuple(_number(name, item) for item in value)
-    return None if value is None or isinstance(value, Unscored) else _number(name, value)
-
-
 def _numbers(given: Mapping[str, object]) -> dict[str, float]:
-    return {str(name): _number(str(name), value) for name, value in given.items()}
+    return {str(name): _number(name, value) for name, value in given.items()}
 
 
 def _number(name: str, value: object) -> float:
@@ -146,14 +142,12 @@ def _message_errors(message: Message) -> Iterator[str]:
     for name, value in (("reasoning", message.reasoning), ("call_id", message.call_id)):
         if not isinstance(value, str | None):
             yield f"its {name} is {describe_type(value)}, neither text nor None"
-    if not isinstance(message.calls, tuple) or not all(map(_is_call, message.calls)):
-        yield "its calls are not a tuple of ToolCalls whose id, name and raw are text"
-
-
-def _is_call(call: object) -> bool:
-    return (
+    are_calls = isinstance(message.calls, tuple) and all(
         isinstance(call, ToolCall)
         and all(isinstance(text, str) for text in (call.id, call.name, call.raw))
         and isinstance(call.arguments, Mapping | None)
         and isinstance(call.error, str | None)
+        for call in message.calls
     )
+    if not are_calls:
+        yield "its calls are not a tuple of ToolCalls whose id, name and raw are text"
