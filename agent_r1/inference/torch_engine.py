@@ -14,7 +14,6 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -109,11 +108,10 @@ class TorchEngine:
         weights. Without a session, the slot is freed at the end. If the caller is cancelled, the generation ends before
         the next decode step.
         """
-        self._validate(prompt, params)
+        tokens = self._validated_tokens(prompt, params)
         self._num_anonymous += session_id is None
         session = session_id or f"anonymous {self._num_anonymous}"
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        tokens = self._tokens(prompt)
         request = Request(tokens, params, session, future, random.Random(params.seed))
         request.shift = 0 if self._images is None else self._images.shift(tokens)
         self._scheduler.add(request)
@@ -163,7 +161,12 @@ class TorchEngine:
         self._fail_all("the engine was closed")
         await self._worker.close_and_wait()
 
-    def _validate(self, prompt: Prompt, params: SamplingParams) -> None:
+    def _validated_tokens(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
+        """Return the tokens of a prompt. Each placeholder token of an image is replaced by a negative number.
+
+        The number stands for one feature of the image (see ``inference.image_cache``). Raise EngineError if the prompt
+        or the parameters are invalid, or if the engine was closed.
+        """
         if self._is_closed:
             raise EngineError("the engine was closed")
         if not prompt.token_ids:
@@ -177,11 +180,6 @@ class TorchEngine:
             )
         if not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < self._runner.vocab_size:
             raise EngineError(f"a token of the prompt is outside the vocabulary of {self._runner.vocab_size}")
-
-    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with negative numbers for the features of images (see
-        ``inference.image_cache``).
-        """
         if not prompt.media:
             return prompt.token_ids
         if self._images is None:
@@ -229,26 +227,21 @@ class TorchEngine:
                 self._runner.prefill(plan.remainders)
                 self._runner.copy_prefixes(plan.copies)
             for block, batch in self._scheduler.decode_batches():
+                requests = [request for _, request in batch]
                 with self._profiler.measure(Part.GENERATION):
                     last = {row: request.last_token for row, request in batch}
                     shifts = {row: request.shift for row, request in batch if request.shift}
                     logits = self._runner.decode(block, last, shifts)  # (N, V)
                 with self._profiler.measure(Part.SAMPLING):
-                    self._sample(logits, [request for _, request in batch])
+                    params, uniform = [one.params for one in requests], [one.random.random() for one in requests]
+                    tokens, logprobs = sample_tokens(logits, params, uniform)  # (N,), (N,)
+                    sampled = zip(requests, logits, tokens.tolist(), logprobs.tolist(), strict=True)
+                    for request, logits_of_row, token, logprob in sampled:
+                        _postprocess(request, logits_of_row, token, logprob)
                 self.num_generated_tokens += len(batch)
         except Exception as error:
             self._scheduler.fail_running(f"{type(error).__name__}: {error}")
         return self._scheduler.take_finished()
-
-    def _sample(self, logits: Tensor, requests: Sequence[Request]) -> None:
-        """Sample a token for each of the N requests from ``logits`` (N, V), and append the token to the request."""
-        params, uniform = [one.params for one in requests], [one.random.random() for one in requests]
-        tokens, logprobs = sample_tokens(logits, params, uniform)  # (N,), (N,)
-        for request, row in zip(requests, logits, strict=True):
-            if request.params.top_logprobs:
-                request.top_logprobs.append(likeliest(row, request.params.temperature, request.params.top_logprobs))
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
-            _postprocess(request, token, logprob)
 
     async def _apply_updates(self) -> None:
         while self._updates:
@@ -280,8 +273,10 @@ class TorchEngine:
             settle(future, None, EngineError(reason))
 
 
-def _postprocess(request: Request, token: int, logprob: float) -> None:
-    """Append a sampled token to the request. If the token ends the generation, set ``finish_reason`` or ``error``."""
+def _postprocess(request: Request, logits: Tensor, token: int, logprob: float) -> None:
+    """Append a token, sampled from ``logits`` (V,), to the request. If it ends the generation, set ``finish_reason``
+    or ``error``.
+    """
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return
@@ -290,6 +285,8 @@ def _postprocess(request: Request, token: int, logprob: float) -> None:
         request.first_token_seconds = perf_counter() - request.start
     request.token_ids.append(token)
     request.logprobs.append(logprob)
+    if params.top_logprobs:
+        request.top_logprobs.append(likeliest(logits, params.temperature, params.top_logprobs))
     if params.on_tokens is not None:
         params.on_tokens(request.token_ids)
     try:
