@@ -175,7 +175,13 @@ class Scheduler:
                 self._running.pop(session.slot).is_cancelled = True
             self._free.append(session.slot)
         self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
-        self._take_pages_for_running()
+        # Each running one gets pages for its next token. If pages are missing, the request that started last waits.
+        for slot, request in list(self._running.items()):
+            while slot in self._running and not self._take_pages(slot, request, 0, may_empty_sessions=True):
+                last, stopped = self._running.popitem()
+                self._empty(last)
+                stopped.is_prefilled = False
+                self._waiting.insert(0, stopped)
         waiting, self._waiting = self._waiting, []
         is_full = False
         for request in waiting:
@@ -196,9 +202,13 @@ class Scheduler:
         One page for each running request must stay free. Otherwise running requests would soon have to wait.
         """
         session = self._sessions.get(request.session_id)
-        slot = self._free_slot() if session is None else session.slot
-        if slot is None:
-            return False
+        if session is None and not self._free:  # each slot belongs to a session
+            if self._num_blocks >= self._max_blocks:
+                return False
+            self._num_blocks += 1
+            block = self._add_block()
+            self._free.extend(CacheSlot(block, row) for row in range(self._rows))
+        slot = self._free[0] if session is None else session.slot  # the slot without a session for the longest time
         if session is None and self._pages.held(slot) - self._pages_of(request) > self._pages.free:
             self._empty(slot)  # an earlier sequence was longer; otherwise its pages stay, because new pages take time
         may_empty_sessions = session is not None or not self._running
@@ -213,25 +223,6 @@ class Scheduler:
             request.version_spans.append(PolicyVersionSpan(len(request.token_ids), self._version))
         self._running[slot] = request
         return True
-
-    def _free_slot(self) -> CacheSlot | None:
-        """Return the slot that has been without a session for the longest time; None if each slot has a session."""
-        if not self._free:
-            if self._num_blocks >= self._max_blocks:
-                return None
-            self._num_blocks += 1
-            block = self._add_block()
-            self._free.extend(CacheSlot(block, row) for row in range(self._rows))
-        return self._free[0]
-
-    def _take_pages_for_running(self) -> None:
-        """Let each running sequence hold pages for its next token. If pages are missing, the last requests wait."""
-        for slot, request in list(self._running.items()):
-            while slot in self._running and not self._take_pages(slot, request, 0, may_empty_sessions=True):
-                last, stopped = self._running.popitem()
-                self._empty(last)
-                stopped.is_prefilled = False
-                self._waiting.insert(0, stopped)
 
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
         """Let a slot hold pages for a request's sequence and its next token, with ``spare`` more pages free.
