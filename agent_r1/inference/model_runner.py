@@ -220,7 +220,7 @@ class ModelRunner:
             tokens = [(token, c.slot.row, c.cached + i) for c in of_block for i, token in enumerate(c.token_ids)]
             for start in range(0, len(tokens), NATIVE_PASS):
                 ids, rows, positions = torch.tensor(tokens[start : start + NATIVE_PASS]).T.contiguous()  # each (N,)
-                native.prefill(ids, rows, positions, block)
+                native.append(ids, rows, positions, block)
             for chunk in of_block:
                 block.lengths[chunk.slot.row] = chunk.cached + len(chunk.token_ids)
 

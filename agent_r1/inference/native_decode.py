@@ -128,11 +128,13 @@ class NativeDecoder:
         """
         token_ids, rows = torch.tensor(list(last_tokens.values())), torch.tensor(list(last_tokens))  # (A,)
         logits = torch.empty(len(rows), self._vocabulary)
-        self._run(token_ids, rows, block.lengths[rows], block, logits)
+        self.append(token_ids, rows, block.lengths[rows], block, logits)
         return logits
 
-    def prefill(self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock) -> None:
-        """Write the keys and values of N tokens to ``block``.
+    def append(
+        self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock, logits: Tensor | None = None
+    ) -> None:
+        """Write the keys and values of N tokens to ``block``, and the logits after each token to ``logits``.
 
         The block must have room for the tokens, and hold all earlier tokens of the sequences. ``block.lengths`` is not
         changed.
@@ -142,15 +144,7 @@ class NativeDecoder:
             rows: (N,) the row of each token's sequence.
             positions: (N,) the index of each token in its sequence.
             block: the block of the rows.
-        """
-        self._run(token_ids, rows, positions, block, None)
-
-    def _run(
-        self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock, logits: Tensor | None
-    ) -> None:
-        """Append N tokens to sequences in ``block``. Write the next logits to ``logits`` (N, V) if it is not None.
-
-        ``rows`` and ``positions`` are as in :meth:`prefill`.
+            logits: (N, V) the tensor that gets the logits; None in a prefill, which computes no logits.
         """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
@@ -158,7 +152,14 @@ class NativeDecoder:
             self._version = version
         layers = [block.layer(index, self._like) for index in range(self._weights.layers)]
         longest = round_up(int(positions.max()) + 1, LENGTH_MULTIPLE)
-        self._reserve(len(rows), longest)
+        floats = self._library.functions.scratch_floats(ctypes.byref(self._weights), len(rows), longest)
+        if len(self._scratch) < floats:
+            self._scratch = torch.empty(floats)  # intermediate results
+        # RoPE's factors are computed in parts of equal size, so that their bits do not depend on the length.
+        for start in range(len(self._cos), longest, LENGTH_MULTIPLE):
+            part = torch.arange(start, start + LENGTH_MULTIPLE)[None]
+            cos, sin = self._llama.rotary(self._like, part)  # (1, LENGTH_MULTIPLE, D)
+            self._cos, self._sin = torch.cat([self._cos, cos[0]]), torch.cat([self._sin, sin[0]])
         step = _Step(
             *(len(rows), torch.get_num_threads(), block.capacity, longest),
             *(token_ids.data_ptr(), rows.data_ptr(), positions.data_ptr()),
@@ -167,20 +168,6 @@ class NativeDecoder:
             None if logits is None else logits.data_ptr(),
         )
         self._library.functions.decode_step(ctypes.byref(self._weights), ctypes.byref(step))
-
-    def _reserve(self, rows: int, positions: int) -> None:
-        """Make room for the intermediate results of ``rows`` rows, and for RoPE's factors of ``positions`` positions.
-
-        The factors are computed in parts of ``LENGTH_MULTIPLE`` positions, so that their bits do not depend on
-        ``positions``.
-        """
-        floats = self._library.functions.scratch_floats(ctypes.byref(self._weights), rows, positions)
-        if len(self._scratch) < floats:
-            self._scratch = torch.empty(floats)
-        starts = range(len(self._cos), positions, LENGTH_MULTIPLE)
-        parts = [self._llama.rotary(self._like, torch.arange(start, start + LENGTH_MULTIPLE)[None]) for start in starts]
-        self._cos = torch.cat([self._cos, *(cos[0] for cos, _ in parts)])  # of each part: (1, LENGTH_MULTIPLE, D)
-        self._sin = torch.cat([self._sin, *(sin[0] for _, sin in parts)])
 
     def _pack_weights(self) -> None:
         """Copy the model's matrices to the layout of the C++ code, and set ``self._weights``."""
@@ -241,7 +228,7 @@ class NativeDecoder:
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
         block, prompt = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu")), CHECKED_TOKENS // 2
-        self.prefill(token_ids[:prompt], torch.zeros(prompt, dtype=torch.long), torch.arange(prompt), block)
+        self.append(token_ids[:prompt], torch.zeros(prompt, dtype=torch.long), torch.arange(prompt), block)
         block.lengths += prompt
         for token in token_ids[prompt:].tolist():
             logits = self.decode({0: token}, block)
