@@ -78,26 +78,23 @@ class Tool:
             resources: the resources of the episode. If None, the call opens and closes its own resources.
         """
         start = time.monotonic()
+        timeout = self.timeout or default_timeout
         call_resources = Resources(task, context) if resources is None else resources
         try:
-            result = await self._call(arguments, task, context, self.timeout or default_timeout, call_resources)
+            keywords = self.signature.bind(arguments, task, context, call_resources)
+            if isinstance(keywords, InvalidArguments):
+                text = f"{self.spec.name} was not run. Wrong arguments: {keywords.reason}."
+                result = error_result(ToolErrorKind.INVALID_ARGUMENTS, text)
+            elif self.batcher is not None:
+                outcome = await self.batcher.run(keywords, context.id.sort_key, timeout)
+                result = await to_tool_result(self.spec.name, outcome)
+            else:
+                outcome = await run_with_timeout(partial(self.function, **keywords), timeout)
+                result = await to_tool_result(self.spec.name, outcome)
         finally:
             if resources is None:
                 await call_resources.close()
         return replace(result, seconds=time.monotonic() - start)
-
-    async def _call(
-        self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, timeout: float, resources: Resources
-    ) -> ToolResult:
-        keywords = self.signature.bind(arguments, task, context, resources)
-        if isinstance(keywords, InvalidArguments):
-            text = f"{self.spec.name} was not run. Wrong arguments: {keywords.reason}."
-            return error_result(ToolErrorKind.INVALID_ARGUMENTS, text)
-        if self.batcher is not None:
-            outcome = await self.batcher.run(keywords, context.id.sort_key, timeout)
-        else:
-            outcome = await run_with_timeout(partial(self.function, **keywords), timeout)
-        return await to_tool_result(self.spec.name, outcome)
 
 
 @overload
@@ -189,42 +186,36 @@ async def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
     value = outcome.value if isinstance(outcome, ReturnValue) else None
     content = value.parts if isinstance(value, ToolResult) else value
     if any(map(_is_image, content if isinstance(content, list | tuple) else (content,))):
-        return await run_in_thread(_to_tool_result, name, outcome)  # decoding an image can take long
-    return _to_tool_result(name, outcome)
-
-
-def _to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
-    try:
-        result = _convert(name, outcome)
-        if find_spec("PIL") is not None:  # without pillow, no model reads images
-            for part in result.parts:
-                if isinstance(part, Image):
-                    decode_image(part.data)
-    except InvalidInput as error:
-        return error_result(ToolErrorKind.BAD_RESULT, f"{name} failed: {error}")
-    return result
+        return await run_in_thread(_convert, name, outcome)  # decoding an image can take long
+    return _convert(name, outcome)
 
 
 def _convert(name: str, outcome: CallOutcome) -> ToolResult:
-    match outcome:
-        case ReturnValue(value=ToolResult() as result) if not any(validation_errors(result)):
-            return result
-        case ReturnValue(value=str() as text):
-            return ToolResult((Text(text),), ok=True)
-        case ReturnValue(value=value):
-            if (parts := _image_parts(value)) is not None:
-                return ToolResult(parts, ok=True)
-            try:
-                return ToolResult((Text(json.dumps(value, ensure_ascii=False, allow_nan=False)),), ok=True)
-            except (TypeError, ValueError, RecursionError):
-                kind = type(value).__name__
-                text = f"{name} failed: its result ({kind}) is neither text nor a value JSON can hold."
-                return error_result(ToolErrorKind.BAD_RESULT, text)
-        case CallFailure(reason=reason):
-            return error_result(ToolErrorKind.RAISED, f"{name} failed: {reason}")
-        case CallTimeout(seconds=seconds):
-            text = f"{name} did not finish within {seconds:g} seconds and was stopped."
-            return error_result(ToolErrorKind.TIMED_OUT, text)
+    if isinstance(outcome, CallFailure):
+        return error_result(ToolErrorKind.RAISED, f"{name} failed: {outcome.reason}")
+    if isinstance(outcome, CallTimeout):
+        text = f"{name} did not finish within {outcome.seconds:g} seconds and was stopped."
+        return error_result(ToolErrorKind.TIMED_OUT, text)
+    value = outcome.value
+    try:
+        if isinstance(value, ToolResult) and not any(validation_errors(value)):
+            result = value
+        elif isinstance(value, str):
+            result = ToolResult((Text(value),), ok=True)
+        elif (parts := _image_parts(value)) is not None:
+            result = ToolResult(parts, ok=True)
+        else:
+            result = ToolResult((Text(json.dumps(value, ensure_ascii=False, allow_nan=False)),), ok=True)
+        images = [part for part in result.parts if isinstance(part, Image)]
+        if images and find_spec("PIL") is not None:  # without pillow, no model reads images
+            for image in images:
+                decode_image(image.data)
+        return result
+    except InvalidInput as error:  # from an image
+        return error_result(ToolErrorKind.BAD_RESULT, f"{name} failed: {error}")
+    except (TypeError, ValueError, RecursionError):  # from json
+        text = f"{name} failed: its result ({type(value).__name__}) is neither text nor a value JSON can hold."
+        return error_result(ToolErrorKind.BAD_RESULT, text)
 
 
 def _image_parts(value: object) -> tuple[ContentPart, ...] | None:
@@ -236,15 +227,11 @@ def _image_parts(value: object) -> tuple[ContentPart, ...] | None:
     values: Any = value if isinstance(value, list | tuple) else (value,)
     if not any(_is_image(one) for one in values) or not all(isinstance(one, str) or _is_image(one) for one in values):
         return None
-    images = (Image.from_pil(one) if _is_picture(one) else one for one in values)
+    images = (one if isinstance(one, Image | str) else Image.from_pil(one) for one in values)
     return tuple(Text(one) if isinstance(one, str) else one for one in images)
 
 
 def _is_image(value: object) -> bool:
-    return isinstance(value, Image) or _is_picture(value)
-
-
-def _is_picture(value: object) -> bool:
-    """Return whether a value is a ``PIL.Image.Image``. If no code has imported the library Pillow yet, return False."""
-    pillow = sys.modules.get("PIL.Image")
-    return pillow is not None and isinstance(value, pillow.Image)
+    """Return whether a value is an ``Image`` of this package, or a ``PIL.Image.Image`` of the library Pillow."""
+    pillow = sys.modules.get("PIL.Image")  # None if no code has imported Pillow yet
+    return isinstance(value, Image) or (pillow is not None and isinstance(value, pillow.Image))
