@@ -140,18 +140,16 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
         >>> f1_score("Walt Disney Company", ["Walt Disney"])
         0.8
     """
-    return max((_f1(normalize(prediction), normalize(answer)) for answer in answers), default=0.0)
-
-
-def _f1(prediction: str, answer: str) -> float:
-    if prediction == answer:
-        return 1.0
-    if prediction in _CLOSED_ANSWERS or answer in _CLOSED_ANSWERS:
-        return 0.0
-    predicted, gold = prediction.split(), answer.split()
-    common = (Counter(predicted) & Counter(gold)).total()
-    # 2PR / (P + R), with precision P = common / |predicted| and recall R = common / |gold|
-    return 2 * common / (len(predicted) + len(gold)) if common else 0.0
+    best, prediction = 0.0, normalize(prediction)
+    for answer in map(normalize, answers):
+        if prediction == answer:
+            return 1.0
+        if prediction not in _CLOSED_ANSWERS and answer not in _CLOSED_ANSWERS:
+            predicted, gold = prediction.split(), answer.split()
+            common = (Counter(predicted) & Counter(gold)).total()
+            # 2PR / (P + R), with precision P = common / |predicted| and recall R = common / |gold|
+            best = max(best, 2 * common / (len(predicted) + len(gold)))
+    return best
 
 
 def sub_match_score(prediction: str, answers: Sequence[str]) -> float:

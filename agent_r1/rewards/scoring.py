@@ -20,7 +20,6 @@ from agent_r1.sandbox import sandbox_level
 from agent_r1.tools.execution import (
     DEFAULT_TIMEOUT,
     CallFailure,
-    CallOutcome,
     CallTimeout,
     ReturnValue,
     run_with_timeout,
@@ -69,7 +68,16 @@ class FunctionScorer:
         outcomes = await asyncio.gather(*(child_task(run_with_timeout(call, self.timeout)) for call in calls))
         scores: dict[str, RewardValue | Unscored] = {}
         for name, outcome in zip(self.functions, outcomes, strict=True):
-            for key, value in _values(name, outcome).items():
+            match outcome:
+                case ReturnValue(value=Mapping() as values):
+                    named: Mapping[str, object] = {str(key): value for key, value in values.items()}
+                case ReturnValue(value=value):
+                    named = {name: value}
+                case CallFailure(reason=reason, location=location):
+                    named = {name: Unscored(reason + location)}
+                case CallTimeout(seconds=seconds):
+                    named = {name: Unscored(f"it took longer than {seconds:g} seconds")}
+            for key, value in named.items():
                 scores[key] = Unscored("two functions return it") if key in scores else _score(value)
         return scores
 
@@ -91,18 +99,6 @@ def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, Rewar
             raise InvalidInput("rewards", got=got, do="give each its own name")
         by_name[function.__name__] = function
     return by_name
-
-
-def _values(name: str, outcome: CallOutcome) -> Mapping[str, object]:
-    match outcome:
-        case ReturnValue(value=Mapping() as values):
-            return {str(key): value for key, value in values.items()}
-        case ReturnValue(value=value):
-            return {name: value}
-        case CallFailure(reason=reason, location=location):
-            return {name: Unscored(reason + location)}
-        case CallTimeout(seconds=seconds):
-            return {name: Unscored(f"it took longer than {seconds:g} seconds")}
 
 
 def _score(value: object) -> float | tuple[float, ...] | Unscored:
