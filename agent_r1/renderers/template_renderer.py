@@ -115,13 +115,12 @@ class TemplateRenderer:
         text, matcher = GrowingText(self.decode, make_check), self._stop_matcher(strings)
 
         def is_met(ids: Sequence[int]) -> bool:
-            return matcher.matches(ids) and text.check(ids) and self._is_complete(tools, ids)
+            if not matcher.matches(ids) or not text.check(ids):
+                return False
+            _, action = self._split_reasoning(self.decode(ids), self._opens_reasoning)
+            return self.tool_format.is_complete(action, tools)
 
         return StopCondition(strings, is_met)
-
-    def _is_complete(self, tools: Tools, ids: Sequence[int]) -> bool:
-        _, text = self._split_reasoning(self.decode(ids), self._opens_reasoning)
-        return self.tool_format.is_complete(text, tools)
 
     def render(self, messages: Messages, tools: Tools = ()) -> RenderedPrompt:
         marked = self._marked_text(messages, tools, add_generation_prompt=True)
@@ -206,7 +205,10 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools,
     ) -> RenderedPrompt | None:
-        """Return the result of :meth:`bridge_to_next_turn` for a prompt with the text ``before``."""
+        """Return the result of :meth:`bridge_to_next_turn` for a prompt with the text ``before``.
+
+        ``wording`` is the text that the template writes for the action when messages follow the action.
+        """
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
@@ -218,38 +220,22 @@ class TemplateRenderer:
             is_written = not sampled_end and rest.startswith(action.message.text)
             end = rest.removeprefix(action.text)
             return self._encoder.prompt(marked, end, observation, messages) if is_written else None
-        wording = self._sampled_wording(action.text, action_ids, rest, tools)
-        if wording is None:
-            wording = self._template_wording(rest, before, with_action, tools)
-        bridge = "" if wording is None else rest[len(wording) :]
+        wording = action.text
+        if not self._is_written(wording, rest):  # the template can drop text after the end of the action
+            start, output = self._parse_output(action_ids, tools)
+            wording = action.text if output.end is None else action.text[: start + output.end]
+        if not self._is_written(wording, rest):  # the template can write an action in its own way
+            alone = self.render_text(with_action, tools)
+            written = alone.removeprefix(before)
+            ends = [index for end in self._turn_ends if (index := written.find(end)) >= 0]
+            wording = written[: min(ends, default=len(written))]
+            if not alone.startswith(before) or not self._is_written(wording, rest):
+                return None
+        bridge = rest[len(wording) :]
         if not bridge.startswith(sampled_end or self._breaks):
             return None
-        # text that was sampled after the end of the action is not repeated
-        beyond = action.text.removeprefix(wording or "")
+        beyond = action.text.removeprefix(wording)  # text that was sampled after the end of the action is not repeated
         return self._encoder.prompt(marked, bridge.removeprefix(sampled_end or beyond), observation, messages)
-
-    def _sampled_wording(self, text: str, ids: tuple[int, ...], rest: str, tools: Tools) -> str | None:
-        """Return ``text``, the text of the sampled tokens ``ids``, if the template writes this text unchanged.
-
-        If the template drops only the text after the end of the action, return the text up to this end. Otherwise,
-        return None. ``rest`` is the text that the template writes after the prompt.
-        """
-        if self._is_written(text, rest):
-            return text
-        complete = text[: self._text_end(ids, tools)]
-        return complete if self._is_written(complete, rest) else None
-
-    def _template_wording(self, rest: str, before: str, with_action: Messages, tools: Tools) -> str | None:
-        """Return the text that the template writes for an action. This text can differ from the sampled text.
-
-        ``with_action`` ends with the action, ``before`` is the text of the prompt, and ``rest`` the text after the
-        prompt if messages follow the action. Return None if no such text lies between ``before`` and the end of a turn.
-        """
-        alone = self.render_text(with_action, tools)
-        written = alone.removeprefix(before)
-        ends = [index for end in self._turn_ends if (index := written.find(end)) >= 0]
-        wording = written[: min(ends, default=len(written))]
-        return wording if alone.startswith(before) and self._is_written(wording, rest) else None
 
     def _is_written(self, wording: str, rest: str) -> bool:
         """Return whether ``rest`` begins with ``wording``, followed directly by the end of the turn."""
@@ -260,16 +246,15 @@ class TemplateRenderer:
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: Tools = ()) -> Action:
         return self.parse_text(self.decode(self._without_end(action_ids)), turn, tools)
 
-    def parse_text(self, text: str, turn: int = 0, tools: Tools = ()) -> Action:
+    def parse_text(self, text: str, turn: int = 0, tools: Tools = (), *, opened: bool | None = None) -> Action:
         """Return the action that the text of sampled tokens forms.
 
         If a call cannot be read, the content of the message is the whole text, so that the next prompt contains all
         text that the policy wrote.
-        """
-        return self._parse(text, turn, tools, self._opens_reasoning)
 
-    def _parse(self, text: str, turn: int, tools: Tools, opened: bool) -> Action:
-        reasoning, rest = self._split_reasoning(text, opened)
+        ``opened`` says whether the text begins inside the reasoning; None: it does if the prompts of the template do.
+        """
+        reasoning, rest = self._split_reasoning(text, self._opens_reasoning if opened is None else opened)
         output = self.tool_format.parse(rest, tools)
         calls = tuple(
             ToolCall(f"call_{turn}_{index}", call.name, call.arguments, call.raw, call.error)
@@ -288,21 +273,16 @@ class TemplateRenderer:
 
         The tool format can end an action before the last sampled token. The later tokens can then be dropped.
         """
-        end = self._text_end(sampled_ids, tools)
-        if end is None:
+        start, output = self._parse_output(sampled_ids, tools)
+        if output.end is None:
             return len(sampled_ids)
         ids = self._without_end(sampled_ids)
-        (last,) = token_indices(self.decode, ids, [end])
+        (last,) = token_indices(self.decode, ids, [start + output.end])
         return len(sampled_ids) if last + 1 == len(ids) else last + 1
 
     def spoken_text(self, action: Action, tools: Tools) -> str:
         _, text = self.tool_format.split_reasoning(action.text, self._opens_reasoning)
         return self.tool_format.parse(text, tools).content.strip()
-
-    def _text_end(self, action_ids: tuple[int, ...], tools: Tools) -> int | None:
-        """Return the length of the action in the text of ``action_ids``; None if the tool format finds no end."""
-        start, output = self._parse_output(action_ids, tools)
-        return None if output.end is None else start + output.end
 
     def _parse_output(self, action_ids: tuple[int, ...], tools: Tools) -> tuple[int, ParsedOutput]:
         """Return (length of the reasoning in characters, parsed text after the reasoning) for an action."""
@@ -374,5 +354,5 @@ class TemplateRenderer:
         index, end = min(breaks, default=(len(rest.rstrip()), ""))
         ids = self.encode(rest[:index] + (end if end in self._special else ""))
         written = self.decode(self._without_end(ids))
-        parsed = self._parse(written, 0, tools, self._opens_reasoning and appended).message
+        parsed = self.parse_text(written, 0, tools, opened=self._opens_reasoning and appended).message
         return ids if comparable(parsed) == comparable(probe) else None
