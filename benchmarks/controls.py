@@ -43,7 +43,7 @@ from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki import MAX_TURNS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.tasksets.tinywiki.names import RELATIONS
-from agent_r1.tasksets.tinywiki.retriever import NOTHING, retrieve
+from agent_r1.tasksets.tinywiki.search import NOTHING, retrieve
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
 from agent_r1.tools import tool
 from agent_r1.training.build import rollout_limits

@@ -31,7 +31,7 @@ from agent_r1.rewards import FunctionScorer, exact_match
 from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.tinywiki import questions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
-from agent_r1.tasksets.tinywiki.retriever import NOTHING
+from agent_r1.tasksets.tinywiki.search import NOTHING
 from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
 from agent_r1.tools import Resources, tool
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agent_r1.core.messages import Message, ToolCall
 from agent_r1.tasksets.tinywiki.questions import STYLES, conversation
-from agent_r1.tasksets.tinywiki.retriever import retrieve
+from agent_r1.tasksets.tinywiki.search import retrieve
 from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki
 
 

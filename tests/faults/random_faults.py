@@ -23,8 +23,7 @@ from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
 from agent_r1.envs import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
-from agent_r1.tasksets.tinywiki.retriever import retrieve
-from agent_r1.tasksets.tinywiki.search import found_page
+from agent_r1.tasksets.tinywiki.search import found_page, retrieve
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
 from agent_r1.tools import tool
 from agent_r1.tools.function_tool import Tool

@@ -14,7 +14,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.tasksets import tinywiki
 from agent_r1.tasksets.tinywiki.questions import SPLITS
-from agent_r1.tasksets.tinywiki.retriever import NOTHING, retrieve
+from agent_r1.tasksets.tinywiki.search import NOTHING, retrieve
 from agent_r1.tasksets.tinywiki.wiki import Chain, open_wiki
 
 CONTEXT = RolloutContext(AttemptId("test", "task", 0, 0), seed=0)

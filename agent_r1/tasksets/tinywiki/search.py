@@ -1,15 +1,27 @@
-"""The search tool of TinyWiki, and the process reward of a search call."""
+"""The search tool of TinyWiki, and the process reward of a search call. A search returns at most one page."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from agent_r1.core.messages import Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolResult
-from agent_r1.tasksets.tinywiki.retriever import NOTHING, retrieve
-from agent_r1.tasksets.tinywiki.wiki import open_wiki
+from agent_r1.tasksets.tinywiki.wiki import Wiki, open_wiki
 from agent_r1.tools import tool
+
+NOTHING = "No page."
+
+
+def retrieve(wiki: Wiki, query: str) -> str:
+    """Return the text of the page whose title comes first in the query; ``NOTHING`` if the query contains no title.
+
+    Example:
+        retrieve(wiki, "mayor of Alba or Bruno") == wiki.page("Alba")
+    """
+    named = [word for word in re.findall(r"\w+", query) if word in wiki.facts]
+    return wiki.page(named[0]) if named else NOTHING
 
 
 @tool
