@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agent_r1.core.environment import RolloutContext, Transition, weakest_sandbox
 from agent_r1.core.errors import AgentR1Error, InvalidInput
@@ -121,20 +121,21 @@ class ToolEpisode:
     async def step(self, action: Action) -> Transition:
         self.num_actions += 1
         calls = action.message.calls
+        end: Literal["terminal", "truncated"] | None = None
         if not calls:
-            return Transition((), self._turn_rewards(action, ()), end="terminal")
-        if self.num_actions >= self.env.max_turns:
-            return Transition((), self._turn_rewards(action, ()), end="truncated")
+            end = "terminal"
+        elif self.num_actions >= self.env.max_turns:
+            end, calls = "truncated", ()  # no turn remains that could use the results
         results = tuple(await asyncio.gather(*(child_task(self._run(call)) for call in calls)))
-        messages = tuple(
-            Message("tool", result.parts, call_id=call.id) for call, result in zip(calls, results, strict=True)
-        )
+        pairs = list(zip(calls, results, strict=True))
+        messages = tuple(Message("tool", result.parts, call_id=call.id) for call, result in pairs)
+        rewards: Mapping[str, float] = {}
+        if (turn_rewards := self.env.turn_rewards) is not None:
+            rewards = _check_rewards("turn_rewards", turn_rewards(action, results))
         call_rewards: tuple[Mapping[str, float], ...] = ()
-        rewards = self._turn_rewards(action, results)
         if (reward := self.env.call_rewards) is not None:
-            pairs = zip(calls, results, strict=True)
             call_rewards = tuple(_check_rewards("call_rewards", reward(call, result)) for call, result in pairs)
-        return Transition(messages, rewards, results=results, call_rewards=call_rewards)
+        return Transition(messages, rewards, end, results, call_rewards)
 
     async def close(self) -> None:
         await self.resources.close()
@@ -147,11 +148,6 @@ class ToolEpisode:
         else:
             result = await tool.run(call.arguments, self.task, self.context, self.env.timeout, self.resources)
         return truncate_output(result, self.env.max_output)
-
-    def _turn_rewards(self, action: Action, results: tuple[ToolResult, ...]) -> Mapping[str, float]:
-        if self.env.turn_rewards is None:
-            return {}
-        return _check_rewards("turn_rewards", self.env.turn_rewards(action, results))
 
 
 def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, float]:
