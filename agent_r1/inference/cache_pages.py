@@ -5,6 +5,7 @@ The keys and values themselves are in :mod:`agent_r1.inference.kv_cache`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,23 +38,20 @@ class CachePages:
 
     def __init__(self, total: int) -> None:
         self.free = total
-        self._held: dict[CacheSlot, int] = {}
-
-    def held(self, slot: CacheSlot) -> int:
-        return self._held.get(slot, 0)
+        self.held: Counter[CacheSlot] = Counter()
 
     def take(self, slot: CacheSlot, pages: int) -> bool:
         """Let a slot hold at least ``pages`` pages. If too few pages are free, return False and change nothing."""
-        missing = max(0, pages - self.held(slot))
+        missing = max(0, pages - self.held[slot])
         if missing > self.free:
             return False
         self.free -= missing
-        self._held[slot] = self.held(slot) + missing
+        self.held[slot] += missing
         return True
 
     def drop(self, slot: CacheSlot) -> None:
         """Free all pages that a slot holds."""
-        self.free += self._held.pop(slot, 0)
+        self.free += self.held.pop(slot, 0)
 
 
 @dataclass(frozen=True, slots=True)

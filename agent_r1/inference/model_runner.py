@@ -142,6 +142,7 @@ class ModelRunner:
         capacity: int = 2 * LENGTH_MULTIPLE,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
+        self.vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
         self._decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
         self._decoder.set_attn_implementation(ATTENTION)
         self._images, self._native = images, native
@@ -155,10 +156,6 @@ class ModelRunner:
         if native is None and is_large and self._llama is not None:
             head = model.get_output_embeddings()
             self._row_decoder = self._llama if self._llama.has_independent_rows(head, rows) else None
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.model.get_input_embeddings().weight.shape[0])
 
     def add_block(self) -> int:
         """Add a block to the KV cache, and return its index."""

@@ -145,10 +145,6 @@ class Scheduler:
         return self._rows * self._max_blocks
 
     @property
-    def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._released)
-
-    @property
     def requests(self) -> tuple[Request, ...]:
         """All unfinished requests."""
         return (*self._waiting, *self._running.values())
@@ -175,7 +171,7 @@ class Scheduler:
                 self._running.pop(session.slot).is_cancelled = True
             self._free.append(session.slot)
         self._running = {slot: request for slot, request in self._running.items() if not request.is_cancelled}
-        # Each running one gets pages for its next token. If pages are missing, the request that started last waits.
+        # Each running request gets pages for its next token. If too few are free, the newest of them wait.
         for slot, request in list(self._running.items()):
             while slot in self._running and not self._take_pages(slot, request, 0, may_empty_sessions=True):
                 last, stopped = self._running.popitem()
@@ -209,7 +205,7 @@ class Scheduler:
             block = self._add_block()
             self._free.extend(CacheSlot(block, row) for row in range(self._rows))
         slot = self._free[0] if session is None else session.slot  # the slot without a session for the longest time
-        if session is None and self._pages.held(slot) - self._pages_of(request) > self._pages.free:
+        if session is None and self._pages.held[slot] - self._pages_of(request) > self._pages.free:
             self._empty(slot)  # an earlier sequence was longer; otherwise its pages stay, because new pages take time
         may_empty_sessions = session is not None or not self._running
         if not self._take_pages(slot, request, len(self._running), may_empty_sessions=may_empty_sessions):
@@ -230,15 +226,15 @@ class Scheduler:
         Slots without a session are emptied if necessary, and idle sessions if ``may_empty_sessions`` is true. If the
         pages do not suffice, return False and empty no slot.
         """
-        needed = self._pages_of(request) - self._pages.held(slot) + spare
+        needed = self._pages_of(request) - self._pages.held[slot] + spare
         if needed > self._pages.free:
             idle = (session.slot for session in self._sessions.values() if session.slot not in self._running)
             others = itertools.chain(self._free, idle if may_empty_sessions else ())
             emptied, found = list[CacheSlot](), self._pages.free
             for other in others:
-                if found < needed and other != slot and self._pages.held(other):
+                if found < needed and other != slot and self._pages.held[other]:
                     emptied.append(other)
-                    found += self._pages.held(other)
+                    found += self._pages.held[other]
             if found < needed:
                 return False
             for other in emptied:

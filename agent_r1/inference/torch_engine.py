@@ -202,7 +202,7 @@ class TorchEngine:
         EngineError.
         """
         try:
-            while self._updates or self._scheduler.has_work:
+            while True:
                 await self._apply_updates()
                 if not self._scheduler.schedule():
                     return

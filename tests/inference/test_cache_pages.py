@@ -34,7 +34,7 @@ def test_slots_never_hold_more_pages_than_there_are(wishes: list[tuple[int, int]
             expected[row] = max(expected[row], wish)
         else:
             assert sum(expected.values()) - expected[row] + wish > 10
-        assert [pages.held(CacheSlot(0, row)) for row in range(4)] == list(expected.values())
+        assert [pages.held[CacheSlot(0, row)] for row in range(4)] == list(expected.values())
         assert pages.free == 10 - sum(expected.values()) >= 0
 
 
