@@ -42,10 +42,8 @@ def with_stop_strings(
 ) -> StopCondition | None:
     """Return a stop condition that is met if ``condition`` is met, or if the text contains one of ``strings``.
 
-    The texts in ``strings`` also end a generation inside a thought. If ``strings`` is empty, return ``condition``.
+    The texts in ``strings``, at least one, also end a generation inside a thought.
     """
-    if not strings:
-        return condition
     matcher = StopStringMatcher(strings, decode)
     if condition is None:
         return StopCondition(strings, matcher.matches)

@@ -187,13 +187,12 @@ class Session:
         self._num_generations += 1
         try:
             with isolate(_RenderError):
+                stop = renderer.stop_condition(prompt.tools)
                 params = replace(
                     self._params,
                     max_tokens=min(limit if max_tokens is None else min(limit, max_tokens), room),
                     stop_token_ids=renderer.stop_token_ids,
-                    stop_condition=with_stop_strings(
-                        renderer.stop_condition(prompt.tools), stop_strings, renderer.decode
-                    ),
+                    stop_condition=with_stop_strings(stop, stop_strings, renderer.decode) if stop_strings else stop,
                     seed=self._attempt.seed(self._seed, number),
                 )
             start = self._seconds()
