@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -96,7 +97,9 @@ class ContextPolicy(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append(ContextPolicy):
-    """A context policy that keeps the whole history."""
+    """A context policy that keeps the whole history. It rewrites no context, however long the context is."""
+
+    after_tokens: int = sys.maxsize
 
     def candidates(self, history: History) -> Iterator[Messages]:
         yield history.messages
