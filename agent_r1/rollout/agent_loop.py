@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -108,7 +107,10 @@ class AgentLoop:
         except Exception as error:  # for example, a value of the environment can raise an exception when it is used
             rollout.status, rollout.reason = Status.ENVIRONMENT_FAILED, format_error(error)
         finally:
-            await rollout.close()
+            await rollout.session.close()
+            if rollout.episode is not None:
+                with agent.profiler.measure(Part.TOOLS):
+                    await close_quietly(f"closing the episode of {context.id}", rollout.episode.close())
         status, reason = rollout.status, rollout.reason
         return (rollout.session.trajectory(task.id, status, reason=reason, start=rollout.history.start),)
 
@@ -121,12 +123,8 @@ class _RolloutEnd(Exception):
         self.status, self.reason = status, reason
 
 
-def _environment_code() -> AbstractContextManager[None]:
-    """Return a context manager for code of the environment.
-
-    If the ``with`` block raises an exception, the rollout ends with the status ENVIRONMENT_FAILED.
-    """
-    return isolate(partial(_RolloutEnd, Status.ENVIRONMENT_FAILED))
+_environment_failed = partial(_RolloutEnd, Status.ENVIRONMENT_FAILED)
+"""Makes the exception that ends a rollout because code of the environment failed, from the reason of the failure."""
 
 
 @dataclass(slots=True)
@@ -145,14 +143,14 @@ class _AgentRollout:
 
     async def run(self) -> None:
         """Run the episode: prompt -> action -> transition -> next prompt, until the environment ends the episode."""
-        with _environment_code():
+        with isolate(_environment_failed):
             with self.agent.profiler.measure(Part.TOOLS):
                 self.episode = await run_detached(self.env.open(self.task, self.context))
             self.history = History(validate_messages(self.episode.start))
             prompt = self.session.new_branch(self.history.messages, self.env.tools)
         while True:
             action = await self._sample(prompt)
-            with _environment_code(), self.agent.profiler.measure(Part.TOOLS):
+            with isolate(_environment_failed), self.agent.profiler.measure(Part.TOOLS):
                 transition = validate_transition(await run_detached(self.episode.step(action)))
             turn = self.session.observe(transition)
             if transition.end is not None:
@@ -180,7 +178,7 @@ class _AgentRollout:
         policy, session = self.agent.context_policy, self.session
         self.history = self.history.append(action.message, observation)
         before = (*prompt.messages, action.message)
-        with _environment_code():
+        with isolate(_environment_failed):
             continued = session.prompt((*before, *observation), self.env.tools)
             fits = session.fits(continued)
             if fits and len(continued.token_ids) <= policy.after_tokens:
@@ -189,7 +187,7 @@ class _AgentRollout:
             summary_prompt = None if request is None else self._summary_prompt(before, observation, request)
         if summary_prompt is not None:
             await self._summarize(summary_prompt)
-        with _environment_code():
+        with isolate(_environment_failed):
             # Take the first context that leaves room for a whole action, or the last one if no context leaves room.
             prompt = continued
             for messages in policy.candidates(self.history):
@@ -229,13 +227,6 @@ class _AgentRollout:
         self.session.observe(Transition(()))
         if notes := self.agent.renderer.spoken_text(action, self.env.tools):
             self.history = replace(self.history, exchanges=(), notes=notes)
-
-    async def close(self) -> None:
-        """Release the session and close the episode."""
-        await self.session.close()
-        if self.episode is not None:
-            with self.agent.profiler.measure(Part.TOOLS):
-                await close_quietly(f"closing the episode of {self.context.id}", self.episode.close())
 
 
 @cache
