@@ -16,7 +16,7 @@ from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
 from agent_r1.rollout.session import CLOSE_SECONDS, Rollout
-from agent_r1.rollout.user_code import isolate, unscored_reasons, validate_rewards
+from agent_r1.rollout.user_code import isolate, validate_rewards
 from agent_r1.tools.execution import run_detached
 
 
@@ -243,7 +243,12 @@ def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
     """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too
-            rewards, unscored = validate_rewards(scores), "; ".join(unscored_reasons(scores))
+            rewards = validate_rewards(scores)
+            unscored = "; ".join(
+                f"reward {name} could not be scored: {reward.reason}"
+                for name, reward in scores.items()
+                if isinstance(reward, Unscored)
+            )
     except _UserCodeFailure as failure:
         return replace(trajectory, status=Status.REWARD_FAILED, reason=str(failure))
     of_calls = {name for turn in trajectory.turns for call in turn.call_rewards for name in call}

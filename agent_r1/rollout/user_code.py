@@ -118,13 +118,6 @@ def validate_rewards(given: Mapping[str, object]) -> Rewards:
     return rewards
 
 
-def unscored_reasons(given: Mapping[str, object]) -> Iterator[str]:
-    """Yield one line for each reward in ``given`` that is Unscored, with the name of the reward and the reason."""
-    for name, value in given.items():
-        if isinstance(value, Unscored):
-            yield f"reward {name} could not be scored: {value.reason}"
-
-
 def _numbers(given: Mapping[str, object]) -> dict[str, float]:
     return {str(name): _number(name, value) for name, value in given.items()}
 

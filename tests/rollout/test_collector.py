@@ -15,7 +15,7 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status
+from agent_r1.core.trajectory import Status, Unscored
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout import session as session_module
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
@@ -92,6 +92,8 @@ class LengthScorer:
     async def score(self, group, task):
         if task.data.get("score"):
             raise KeyError("no such answer")
+        if reason := task.data.get("unscored"):
+            return tuple({"turns": Unscored(reason), "em": 1.0, "f1": Unscored("no answer")} for _ in group)
         await ignore_cancellation(task.data.get("scoring", 0))
         return tuple({"turns": float(len(t.turns))} for t in group)
 
@@ -172,6 +174,14 @@ def test_a_failing_episode_gets_a_status_and_does_not_affect_others(
         assert [t.status for t in group.trajectories] == [Status.COMPLETED] * 2
         assert [t.rewards for t in group.trajectories] == [{"turns": 3.0}] * 2
     assert len(engine.released) == 6
+
+
+def test_rewards_that_could_not_be_scored_are_none_with_their_reasons(renderer):
+    groups, _, _, _ = collect(renderer, [task("a", unscored="KeyError: 'gold'")], size=1)
+    trajectory = groups[0].trajectories[0]
+    assert trajectory.status is Status.COMPLETED and trajectory.rewards == {"turns": None, "em": 1.0, "f1": None}
+    reasons = ("reward turns could not be scored: KeyError: 'gold'", "reward f1 could not be scored: no answer")
+    assert trajectory.reason == "; ".join(reasons)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from agent_r1.rollout.user_code import (
     MAX_ERROR_CHARACTERS,
     format_error,
     isolate,
-    unscored_reasons,
     validate_messages,
     validate_rewards,
     validate_transition,
@@ -193,7 +192,6 @@ def test_opening_messages_are_validated() -> None:
 def test_a_reward_is_a_number_a_number_per_turn_or_none() -> None:
     given = {"a": True, "b": None, "c": (1, 0.5), "d": Fraction(1, 2), "e": Unscored("KeyError: 'gold'")}
     assert validate_rewards(given) == {"a": 1.0, "b": None, "c": (1.0, 0.5), "d": 0.5, "e": None}
-    assert list(unscored_reasons(given)) == ["reward e could not be scored: KeyError: 'gold'"]
     for wrong in ("1.0", [1.0], (1.0, "x"), 1j):
         with pytest.raises(TypeError, match="reward em is"):
             validate_rewards({"em": wrong})
