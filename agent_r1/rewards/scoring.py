@@ -102,20 +102,18 @@ def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, Rewar
 
 
 def _score(value: object) -> float | tuple[float, ...] | Unscored:
-    if isinstance(value, tuple):
-        scores = [_number(item) for item in value]
-        unscored = next((score for score in scores if isinstance(score, Unscored)), None)
-        return unscored or tuple(score for score in scores if not isinstance(score, Unscored))
-    return _number(value)
-
-
-def _number(value: object) -> float | Unscored:
-    if isinstance(value, Unscored):
-        return value
-    if not isinstance(value, Real):
-        return Unscored(f"it is {type(value).__name__} and not a number")
-    try:
-        score = float(value)
-    except (OverflowError, ValueError) as error:
-        return Unscored(str(error))
-    return score if math.isfinite(score) else Unscored(f"it is {score}")
+    """Return a reward as a float, or a tuple of rewards as a tuple of floats; Unscored if a number is not finite."""
+    scores: list[float] = []
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, Unscored):
+            return item
+        if not isinstance(item, Real):
+            return Unscored(f"it is {type(item).__name__} and not a number")
+        try:
+            score = float(item)
+        except (OverflowError, ValueError) as error:
+            return Unscored(str(error))
+        if not math.isfinite(score):
+            return Unscored(f"it is {score}")
+        scores.append(score)
+    return tuple(scores) if isinstance(value, tuple) else scores[0]
