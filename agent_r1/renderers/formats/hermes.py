@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from agent_r1.renderers.formats.tool_format import (
@@ -31,30 +31,26 @@ class Hermes(ToolFormat):
     name: ClassVar[str] = "hermes"
 
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
-        return ParsedOutput(text_before(text, OPEN), tuple(_parse_calls(text)))
+        calls: list[ParsedCall] = []
+        opened = _OPEN.search(text)
+        while opened:
+            calls.append(_parse_call(text, opened.start() + len(OPEN), opened.end()))
+            opened = _OPEN.search(text, calls[-1].end)
+        return ParsedOutput(text_before(text, OPEN), tuple(calls))
 
 
-def _parse_calls(text: str) -> Iterator[ParsedCall]:
-    """Yield the calls of a text. A call that is not closed ends at the next call, or at the end of the text."""
-    opened = _OPEN.search(text)
-    while opened:
-        call = _parse_call(text, opened.start() + len(OPEN), _end_of_call(text, opened.end()))
-        yield call
-        opened = _OPEN.search(text, call.end)
+def _parse_call(text: str, start: int, value: int) -> ParsedCall:
+    """Return the call whose opening tag ends at ``start``, and whose JSON begins at ``value``.
 
-
-def _end_of_call(text: str, start: int) -> int | None:
-    """Return the index after the call whose JSON begins at ``start``; None if the call is not complete."""
-    try:  # decode the JSON, because a string in it can contain the closing tag
-        _, end = json.JSONDecoder().raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return None
-    closed = _CLOSE.match(text, end)
-    return closed.end() if closed else None
-
-
-def _parse_call(text: str, start: int, end: int | None) -> ParsedCall:
-    if end is None:
+    If the JSON is not complete, or if no closing tag follows the JSON, the call ends at the first closing tag before
+    the next call. Without such a tag, the call ends at the next call, or at the end of the text.
+    """
+    closed = None
+    with suppress(ValueError, RecursionError):  # decode the JSON, because a string in it can contain the closing tag
+        closed = _CLOSE.match(text, json.JSONDecoder().raw_decode(text, value)[1])
+    if closed is not None:
+        end = closed.end()
+    else:
         inside, _, _ = text[start:].partition(OPEN)
         inside, closing, _ = inside.partition(CLOSE)
         end = start + len(inside + closing)
