@@ -46,7 +46,11 @@ def apply_chat_template(
     """
     variables = {
         **tokenizer.special_tokens_map,
-        "messages": [_with_thinking(message) for message in messages],
+        # templates read the reasoning of a message in one of two fields
+        "messages": [
+            message if (reasoning := message.get("reasoning_content")) is None else {"thinking": reasoning, **message}
+            for message in messages
+        ],
         "tools": [*tools] or None,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
@@ -68,12 +72,6 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, *, with_tools: bool) -> Ch
     if not isinstance(source, str):
         raise UnsupportedChat(f"the tokenizer's chat_template is not a text but of type {type(source).__name__}")
     return _compile(source)
-
-
-def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with its reasoning in both fields that templates read."""
-    reasoning = message.get("reasoning_content")
-    return message if reasoning is None else {"thinking": reasoning, **message}
 
 
 @lru_cache(maxsize=64)

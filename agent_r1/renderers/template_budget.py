@@ -89,14 +89,11 @@ class Budget:
         if self._characters < 0:
             raise BudgetExceeded(f"it produces more than {self.limit_characters} characters")
         if self._steps <= self._next_check or characters >= _CHARACTERS_PER_CHECK:
-            self._check()
-
-    def _check(self) -> None:
-        self._next_check = max(-1, self._steps - _STEPS_PER_CHECK)
-        if self._steps < 0:
-            raise BudgetExceeded(f"it takes more than {self.limit_steps} steps")
-        if time.thread_time() > self._end:
-            raise BudgetExceeded(f"it takes more than {SECONDS:g} s")
+            self._next_check = max(-1, self._steps - _STEPS_PER_CHECK)
+            if self._steps < 0:
+                raise BudgetExceeded(f"it takes more than {self.limit_steps} steps")
+            if time.thread_time() > self._end:
+                raise BudgetExceeded(f"it takes more than {SECONDS:g} s")
 
     def require(self, characters: int) -> None:
         """Raise BudgetExceeded if fewer than ``characters`` characters are left."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from threading import local
 from typing import Any, cast
@@ -184,11 +185,13 @@ _LOOP, _CONCAT, _CONTAINER, _TEXT = "agent_r1_loop", "agent_r1_concat", "agent_r
 _SCANNED = "agent_r1_scanned"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _CountedIterable:
     """An iterable of a template. Each item costs ``steps`` steps."""
 
-    def __init__(self, iterable: Any, budget: Budget, steps: int) -> None:
-        self._iterable, self._budget, self._steps = iterable, budget, steps
+    _iterable: Any
+    _budget: Budget
+    _steps: int
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._iterable:
