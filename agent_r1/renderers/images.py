@@ -51,12 +51,12 @@ class PromptEncoder:
 
         Without vision, an image in a tool result becomes a line of text, and any other image raises UnsupportedChat.
         """
-        if self._images is None:
-            if message.images and message.role != "tool":  # without the image, the task would be another one
-                raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
-            return message.with_images_as_text()
         if not message.images:
             return message
+        if self._images is None:
+            if message.role != "tool":  # without the image, the task would be another one
+                raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
+            return message.with_images_as_text()
         text = "".join(part.text if isinstance(part, Text) else self._image for part in message.parts)
         return replace(message, parts=(Text(text),))
 

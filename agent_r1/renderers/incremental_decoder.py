@@ -1,10 +1,8 @@
-"""Decode a growing generation part by part, and find the token that adds the last character of a text."""
+"""Decode a growing generation part by part."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -89,17 +87,3 @@ class IncrementalDecoder:
             self._previous = self._pending[:end]
         self._pending = self._pending[end:]
         return text
-
-
-def token_indices(decode: Decode, ids: Sequence[int], lengths: Iterable[int]) -> tuple[int, ...]:
-    """Return, for each of ``lengths``, the index of the token that completes this many characters of the text.
-
-    Example: with tokens "ab", "c" and "de", the lengths (2, 4) give the indices (0, 2).
-    """
-    total = len(decode(ids))
-
-    @cache
-    def num_characters(index: int) -> int:
-        return len(decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
-
-    return tuple(bisect_left(range(len(ids)), length, key=num_characters) for length in lengths)

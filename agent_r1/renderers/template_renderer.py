@@ -7,7 +7,8 @@ there is no difference, and the next turn starts a new branch of the trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
@@ -23,7 +24,6 @@ from agent_r1.renderers.formats.hermes import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
 from agent_r1.renderers.images import PromptEncoder
-from agent_r1.renderers.incremental_decoder import token_indices
 from agent_r1.renderers.probes import (
     MARKER,
     PROBE_TOOL,
@@ -148,7 +148,13 @@ class TemplateRenderer:
     def _apply_template(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool = True) -> str:
         self.tool_format.check_writable(messages)
         try:
-            marked = [self._break_special_tokens(self._encoder.mark_images(message)) for message in messages]
+            marked = []
+            for message in map(self._encoder.mark_images, messages):
+                # A retrieved page or a user could write a token that ends the turn, or a tag that ends the tool result.
+                if message.role in ("user", "tool"):
+                    tokens = (*self._special, *(self._result_tags if message.role == "tool" else ()))
+                    message = replace(message, parts=(Text(break_tokens(message.text, tokens)),))
+                marked.append(message)
             converted = self.tool_format.to_template(marked, tools)
         except (TypeError, ValueError, KeyError) as error:
             raise UnsupportedChat(f"the conversation cannot be written as {self.tool_format.name}: {error}") from error
@@ -156,17 +162,6 @@ class TemplateRenderer:
         specs = [tool.to_openai() for tool in tools]
         text = apply_chat_template(self.tokenizer, converted, specs, add_generation_prompt=add_generation_prompt)
         return self._encoder.marked(text)
-
-    def _break_special_tokens(self, message: Message) -> Message:
-        """Return a user or tool message with a space inside each special token. Other messages are not changed.
-
-        In a tool message, the tags around tool results are broken too. Otherwise a retrieved page could end the turn or
-        the tool result.
-        """
-        if message.role not in ("user", "tool"):
-            return message
-        tokens = (*self._special, *(self._result_tags if message.role == "tool" else ()))
-        return replace(message, parts=(Text(break_tokens(message.text, tokens)),))
 
     # ---- from one turn to the next
 
@@ -266,7 +261,7 @@ class TemplateRenderer:
 
     def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
         start, output = self._parse_output(action_ids, tools)
-        return token_indices(self.decode, self._without_end(action_ids), [start + call.end for call in output.calls])
+        return self._token_indices(self._without_end(action_ids), [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
         """Return how many tokens at the beginning of ``sampled_ids`` belong to the action.
@@ -277,7 +272,7 @@ class TemplateRenderer:
         if output.end is None:
             return len(sampled_ids)
         ids = self._without_end(sampled_ids)
-        (last,) = token_indices(self.decode, ids, [start + output.end])
+        (last,) = self._token_indices(ids, [start + output.end])
         return len(sampled_ids) if last + 1 == len(ids) else last + 1
 
     def spoken_text(self, action: Action, tools: Tools) -> str:
@@ -302,6 +297,19 @@ class TemplateRenderer:
         If the prompt ended inside the reasoning, the reasoning is always separated.
         """
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
+
+    def _token_indices(self, ids: tuple[int, ...], lengths: Iterable[int]) -> tuple[int, ...]:
+        """Return, for each of ``lengths``, the index of the token that completes this many characters of the text.
+
+        Example: with tokens "ab", "c" and "de", the lengths (2, 4) give the indices (0, 2).
+        """
+        total = len(self.decode(ids))
+
+        @cache
+        def num_characters(index: int) -> int:
+            return len(self.decode(ids[: index + 1]).rstrip("\ufffd")) if index + 1 < len(ids) else total
+
+        return tuple(bisect_left(range(len(ids)), length, key=num_characters) for length in lengths)
 
     # ---- learning what the template does
 

@@ -22,7 +22,7 @@ from agent_r1.core.trajectory import Status
 from agent_r1.envs import ToolEnv
 from agent_r1.envs import tool_env as toolenv
 from agent_r1.inference import torch_engine
-from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.renderers import template_renderer
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.tools import function_tool as tools
 from agent_r1.tools.tool_errors import ToolErrorKind
@@ -186,7 +186,7 @@ def cannot_read(reason: str) -> ToolResult:
     raise ValueError(reason)
 
 
-UNESCAPED = patch.object(TemplateRenderer, "_break_special_tokens", lambda _, message: message)
+UNESCAPED = patch.object(template_renderer, "break_tokens", lambda text, _: text)
 UNVALIDATED = patch.object(tools, "validation_errors", lambda _: iter(()))
 RAISING = patch.object(toolenv, "malformed_call_result", cannot_read)
 
