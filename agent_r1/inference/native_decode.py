@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -151,6 +150,7 @@ class NativeDecoder:
             self._pack_weights()
             self._version = version
         layers = [block.layer(index, self._like) for index in range(self._weights.layers)]
+        pointers = ctypes.c_void_p * len(layers)
         longest = round_up(int(positions.max()) + 1, LENGTH_MULTIPLE)
         floats = self._library.functions.scratch_floats(ctypes.byref(self._weights), len(rows), longest)
         if len(self._scratch) < floats:
@@ -163,7 +163,7 @@ class NativeDecoder:
         step = _Step(
             *(len(rows), torch.get_num_threads(), block.capacity, longest),
             *(token_ids.data_ptr(), rows.data_ptr(), positions.data_ptr()),
-            *(_pointers([keys for keys, _ in layers]), _pointers([values for _, values in layers])),
+            *(pointers(*(keys.data_ptr() for keys, _ in layers)), pointers(*(v.data_ptr() for _, v in layers))),
             *(self._cos.data_ptr(), self._sin.data_ptr(), self._scratch.data_ptr()),
             None if logits is None else logits.data_ptr(),
         )
@@ -238,10 +238,6 @@ class NativeDecoder:
 
 def _weight(module: nn.Module) -> Tensor:
     return next(module.parameters())
-
-
-def _pointers(tensors: Sequence[Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
 class _Layer(ctypes.Structure):
