@@ -146,8 +146,9 @@ class _AgentRollout:
         with isolate(_environment_failed):
             with self.agent.profiler.measure(Part.TOOLS):
                 self.episode = await run_detached(self.env.open(self.task, self.context))
-            self.history = History(validate_messages(self.episode.start))
-            prompt = self.session.new_branch(self.history.messages, self.env.tools)
+            start = validate_messages(self.episode.start)
+            self.history = History(start)
+            prompt = self.session.new_branch(start, self.env.tools)
         while True:
             action = await self._sample(prompt)
             with isolate(_environment_failed), self.agent.profiler.measure(Part.TOOLS):

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agent_r1.core.attempt_id import AttemptId
@@ -23,7 +23,7 @@ from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind, TurnTiming
 from agent_r1.renderers.protocol import RenderedPrompt, Renderer
 from agent_r1.renderers.stop_strings import with_stop_strings
-from agent_r1.rollout.session_values import KnownConversation, Messages, Sample, SessionPrompt, Stopped
+from agent_r1.rollout.session_values import Messages, Sample, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 from agent_r1.tools.execution import run_detached
 
@@ -82,7 +82,7 @@ class Session:
         self._context_length, self._attempt, self._seed = context_length, attempt, seed
         self._started = time.perf_counter()
         self._turns: list[Turn] = []
-        self._known: list[KnownConversation] = []  # one for each turn, and one for the sample in _pending
+        self._known: list[_KnownConversation] = []  # one for each turn, and one for the sample in _pending
         self._longest = (0, 0)  # the length of the longest known conversation
         self._pending: Sample | None = None  # a sample whose outcome is not known yet
         self._accepted = 0.0  # when the sample in _pending was accepted
@@ -217,7 +217,7 @@ class Session:
         self._pending, self._accepted = sample, self._seconds()
         has_end = not set(sample.completion.token_ids[-1:]).isdisjoint(self._renderer.stop_token_ids)
         messages = (*sample.prompt.messages, sample.action.message)
-        known = KnownConversation(messages, sample.action, sample.prompt.tools, has_end)
+        known = _KnownConversation(messages, sample.action, sample.prompt.tools, has_end)
         self._longest = max(self._longest, known.length)
         self._known.append(known)
         self._newest = sample.prompt
@@ -339,6 +339,39 @@ class Session:
             media += (one.moved(len(tokens)) for one in turn.media)
             tokens += (*turn.new_ids, *turn.action_ids)
         return rendered, tuple(tokens), tuple(media)
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownConversation:
+    """A conversation that ends with an action of this attempt, so that later requests can continue from the action.
+
+    ``has_end`` is true if the action ends with an end token.
+    """
+
+    messages: Messages
+    action: Action
+    tools: tuple[ToolSpec, ...]
+    has_end: bool
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """(number of messages, number of characters of ``action``), a tuple by which two conversations are compared.
+
+        The conversation with more messages is the longer one. If both have equally many messages, the conversation
+        with the longer ``action`` is the longer one.
+        """
+        return len(self.messages), len(self.action.text)
+
+    def begins(self, messages: Messages) -> bool:
+        """Return whether ``messages`` begin with the messages of this conversation, which ends with an action.
+
+        If ``has_end`` is False, the action was cut off. Then the text of the action may be longer in ``messages`` than
+        in this conversation.
+        """
+        given = messages[: len(self.messages)]
+        if given and not self.has_end and given[-1].text.startswith(self.action.text):
+            given = (*given[:-1], replace(given[-1], parts=self.messages[-1].parts))
+        return given == self.messages
 
 
 class _EngineFailure(Exception):

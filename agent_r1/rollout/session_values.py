@@ -1,11 +1,8 @@
-"""Arguments and results of a session's methods: a prompt, a sampled action, and the reason why there is no action.
-
-A further type is a known conversation, which later requests can continue.
-"""
+"""Arguments and results of a session's methods: a prompt, a sampled action, and the reason why there is no action."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent_r1.core.inference import Completion, PromptMedia
 from agent_r1.core.messages import Action, Message
@@ -61,36 +58,3 @@ class Sample:
     call_ends: tuple[int, ...]
     kind: TurnKind
     timing: TurnTiming
-
-
-@dataclass(frozen=True, slots=True)
-class KnownConversation:
-    """A conversation that ends with an action of this attempt, so that later requests can continue from the action.
-
-    ``has_end`` is true if the action ends with an end token.
-    """
-
-    messages: Messages
-    action: Action
-    tools: tuple[ToolSpec, ...]
-    has_end: bool
-
-    @property
-    def length(self) -> tuple[int, int]:
-        """(number of messages, number of characters of ``action``), a tuple by which two conversations are compared.
-
-        The conversation with more messages is the longer one. If both have equally many messages, the conversation
-        with the longer ``action`` is the longer one.
-        """
-        return len(self.messages), len(self.action.text)
-
-    def begins(self, messages: Messages) -> bool:
-        """Return whether ``messages`` begin with the messages of this conversation, which ends with an action.
-
-        If ``has_end`` is False, the action was cut off. Then the text of the action may be longer in ``messages`` than
-        in this conversation.
-        """
-        given = messages[: len(self.messages)]
-        if given and not self.has_end and given[-1].text.startswith(self.action.text):
-            given = (*given[:-1], replace(given[-1], parts=self.messages[-1].parts))
-        return given == self.messages
