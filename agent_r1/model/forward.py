@@ -1,4 +1,4 @@
-"""Hidden states of a causal language model, and log-probabilities of target tokens, computed from hidden states.
+"""Hidden states of a causal language model, and log-probabilities of target tokens.
 
 Shapes: B rows, T tokens, H hidden size, N positions with target tokens, V vocabulary.
 """
@@ -39,9 +39,8 @@ LOGITS_PER_CHUNK = 1 << 26
 class PrefixStates:
     """The keys and values of a prefix: S tokens that stand before the first token of every row.
 
-    The keys and values are computed once, and can be used in several passes. Each pass reads copies of the keys and
-    values (:meth:`cache`), and its backward pass adds gradients to the copies. At the end, :meth:`backward` propagates
-    the sum of these gradients to the weights.
+    They are computed once, and can be used in several passes. Each pass reads copies (:meth:`cache`), which collect
+    gradients in its backward pass. At the end, :meth:`backward` propagates the sum of these gradients to the weights.
 
     Args:
         backbone: the model without its head. If S is above 0, activation checkpointing of the model must be off.
@@ -61,7 +60,7 @@ class PrefixStates:
         self._copies = [copy.requires_grad_(t.requires_grad) for copy, t in zip(copies, self._computed, strict=True)]
 
     def cache(self, rows: int) -> DynamicCache | None:
-        """Return a KV cache for a pass, with the prefix in each of ``rows`` rows; None if the prefix is empty."""
+        """Return a KV cache with the prefix in each of ``rows`` rows; None if the prefix is empty."""
         if not self.num_tokens:
             return None
         cache = DynamicCache()
@@ -71,9 +70,9 @@ class PrefixStates:
         return cache
 
     def backward(self) -> None:
-        """Propagate the gradients of the prefix's keys and values, and add the result to the gradients of the weights.
+        """Propagate the collected gradients of the keys and values to the weights.
 
-        Call this method once, when every pass that read the prefix has run its own backward pass.
+        Call this method once, after the backward passes of all passes that read the prefix.
         """
         pairs = zip(self._computed, self._copies, strict=True)
         read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
@@ -83,7 +82,7 @@ class PrefixStates:
 
 
 class CachedPrefix:
-    """A cache of the keys and values of the first tokens of a single row. It is kept from one pass to the next.
+    """A cache of the keys and values of the first tokens of a single row, which is kept from one pass to the next.
 
     Each pass adds the keys and values of its tokens. Unlike :class:`PrefixStates`, this class computes no gradients.
     """
@@ -97,7 +96,7 @@ class CachedPrefix:
         return len(self.token_ids)
 
     def cache(self, rows: int) -> DynamicCache:
-        """Return the KV cache for a pass. Raise ValueError if ``rows``, the number of rows of the pass, is not 1."""
+        """Return the KV cache for a pass. Raise ValueError if the pass has more or fewer ``rows`` than 1."""
         if rows != 1:
             raise ValueError(f"a cached prefix is for one row, got {rows}")
         return self._cache
@@ -110,10 +109,7 @@ class CachedPrefix:
         self._cache.crop(len(self.token_ids) - self._cache.get_seq_length())  # minus the number of tokens to remove
 
     def append(self, token_ids: tuple[int, ...]) -> None:
-        """Record that the cache holds the keys and values of ``token_ids``, which follow its earlier tokens.
-
-        ``token_ids`` are the first tokens of the latest pass. This pass has already written the keys and values.
-        """
+        """Record that the cache now also holds ``token_ids``, the first tokens of the latest pass."""
         self.token_ids += token_ids
 
 
@@ -198,13 +194,11 @@ def _pad_row(
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Return the log-probabilities (N,) of the target tokens, each given the hidden state that predicts the token.
 
-    ``hidden`` has the shape (N, H), and ``targets`` has the shape (N,).
-
-    The head of ``model`` computes the logits. A log-probability is log-softmax(logits / temperature) over the full
+    ``hidden`` is (N, H), and ``targets`` is (N,). A log-probability is log-softmax(logits / temperature) over the full
     vocabulary, in fp32 or a more precise type.
 
-    If there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, so that only one chunk is in
-    memory. The backward pass computes each chunk again.
+    More than ``LOGITS_PER_CHUNK`` logits are computed in chunks, of which only one is in memory. The backward pass
+    computes each chunk again.
     """
     return token_scores(model, hidden, targets, temperature)[0]
 
@@ -214,12 +208,11 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probabilities of the targets, entropies) for N positions.
 
-    ``hidden`` (N, H) holds the hidden state that predicts the token at each position. ``targets`` holds one token per
-    position (N,), or m tokens per position (N, m). The log-probabilities are computed as in :func:`token_logprobs`, and
-    have the shape of ``targets``.
+    ``hidden`` (N, H) holds the hidden state that predicts the token at each position. ``targets`` is (N,), or (N, m)
+    with m tokens per position. The log-probabilities have this shape, and are computed as in :func:`token_logprobs`.
 
-    The entropies (N,) are in nats, and have a gradient only if ``entropy_gradient`` is true. The backward pass through
-    the results can run only once.
+    The entropies (N,) are in nats, and have a gradient only if ``entropy_gradient`` is true. The backward pass can run
+    only once.
     """
     head = model.get_output_embeddings()
     columns = targets if targets.dim() == 2 else targets[:, None]  # (N, m)
@@ -236,10 +229,7 @@ def token_scores(
 
 
 def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities of the V tokens of the vocabulary, for each of N hidden states: (N, V).
-
-    The result has the data type float32, or a more precise type.
-    """
+    """Return the log-probabilities of the vocabulary for N hidden states: (N, V), in fp32 or a more precise type."""
     logits = head(hidden)
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
 
@@ -248,14 +238,11 @@ def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
 def top_tokens(
     model: PreTrainedModel, hidden: Tensor, count: int, temperature: float, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state.
+    """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state, each (N, k).
 
-    ``hidden`` has the shape (N, H), and both results have the shape (N, k). k is ``count``, but at most
-    ``vocabulary`` and the vocabulary size of ``model``. The logits are computed in chunks, as in
-    :func:`token_logprobs`, and have no gradient.
-
-    Only tokens with an id below ``vocabulary`` are returned. For example, if ``vocabulary`` is the vocabulary size of a
-    second model, all returned tokens are also tokens of the second model.
+    ``hidden`` is (N, H). k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``. Only tokens
+    with an id below ``vocabulary`` are returned, for example the tokens of a second model. The logits are computed in
+    chunks, as in :func:`token_logprobs`, without gradient.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -266,10 +253,9 @@ def top_tokens(
 
 
 def has_dynamic_rope(model: PreTrainedModel) -> bool:
-    """Return whether a token's position embedding depends on the largest position in the same pass.
+    """Return whether the position embedding of a token depends on the largest position in the same pass.
 
-    The result is True for the RoPE types "dynamic" and "longrope", in which the largest position determines the
-    frequencies of all tokens. The states of a token then depend on the length of the sequence that contains the token.
+    If so ("dynamic" and "longrope"), the states of a token depend on the length of the sequence.
     """
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]
@@ -280,11 +266,11 @@ def has_dynamic_rope(model: PreTrainedModel) -> bool:
 def supports_tree_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention mask alone determines which tokens the model attends to.
 
-    With such a model, several branches of a trajectory can share their common prefix in one training sequence.
-    The result is False for models with sliding windows or recurrent layers.
+    If so, several branches of a trajectory can share their common prefix in one sequence. Models with sliding windows
+    or recurrent layers do not support this.
 
-    The function tests the model on a prefix of two tokens with two branches of one token each. The hidden state of the
-    second branch must be the same with and without the first branch.
+    The test: two branches of one token each follow a prefix of two tokens. The hidden state of the second branch must
+    be the same with and without the first branch.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window
@@ -304,20 +290,12 @@ def supports_tree_mask(model: PreTrainedModel) -> bool:
 
 
 def uses_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether :func:`use_tree_attention` has changed the model.
-
-    Such a model computes the attention over a tree of tokens part by part (see ``model.tree_attention``). Any other
-    model computes the attention between all tokens of the tree, and a mask hides the scores that are not needed.
-    """
+    """Return whether :func:`use_tree_attention` has changed the model."""
     return bool(model.config.get_text_config()._attn_implementation == TREE_ATTENTION)
 
 
 def may_use_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether the model meets the conditions that :func:`use_tree_attention` checks before a forward pass.
-
-    The model must be on a CPU. Its attention must be torch's usual attention (``USUAL_ATTENTION``), or the attention
-    that :func:`use_tree_attention` has already set.
-    """
+    """Return whether the model is on a CPU, with the attention ``USUAL_ATTENTION`` or ``TREE_ATTENTION``."""
     usual = bool(model.config.get_text_config()._attn_implementation == USUAL_ATTENTION)
     return model.device.type == "cpu" and (usual or uses_tree_attention(model))
 
@@ -326,9 +304,8 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 def use_tree_attention(model: PreTrainedModel) -> bool:
     """Let the model compute the attention over trees of tokens in parts, if possible. Return whether it is possible.
 
-    :mod:`agent_r1.model.tree_attention` explains trees and parts. The model must be on a CPU. The function tests
-    whether the hidden states of a tree, computed in parts, equal the hidden states that the model computes with a mask,
-    up to rounding errors. Passes without a tree are computed as before.
+    See :mod:`agent_r1.model.tree_attention`. The model must be on a CPU. The hidden states of a tree, computed in parts
+    and with a mask, must be equal up to rounding errors. Passes without a tree are computed as before.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

@@ -1,4 +1,4 @@
-"""The memory that forward and backward passes need. It is measured in passes over fake tensors: shapes without data."""
+"""The memory of forward and backward passes, measured in passes over fake tensors: shapes without data."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class PassShape:
         settings: the model's configuration as JSON.
         checkpointing: whether activation checkpointing is on: layers keep only their inputs in the forward pass.
         with_critic: whether the pass also trains a critic, which has the size of the model.
-        with_mask: whether a sequence can hold several branches with a common prefix, so that attention needs a mask.
-        lora: the adapter that the pass trains; with rank 0 the pass trains all weights.
+        with_mask: whether sequences can hold branches with a common prefix, so that attention needs a mask.
+        lora: the adapter that the pass trains; with rank 0, all weights are trained.
     """
 
     model_type: type[PreTrainedModel]
@@ -54,9 +54,7 @@ class PassShape:
 
 @lru_cache(maxsize=64)
 def pass_bytes(shape: PassShape) -> int:
-    """Return the peak memory of a forward and backward pass in bytes. Weights and gradients of weights are not
-    counted.
-    """
+    """Return the peak memory of a pass in bytes, without weights and their gradients."""
     with FakeTensorMode(), torch.device(shape.device):
         made = (shape.model_type, shape.settings, shape.dtype, shape.lora)
         models = [_fake_model(*made) for _ in range(1 + shape.with_critic)]
@@ -77,10 +75,9 @@ def pass_bytes(shape: PassShape) -> int:
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T), all as fake tensors: shapes without data.
+    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T), as fake tensors.
 
-    If ``with_mask`` is true, the attention gets a mask of shape (B, T, T), as in a pass over sequences that are trees
-    of tokens.
+    If ``with_mask`` is true, the attention gets a mask (B, T, T), as in a pass over trees of tokens.
     """
     if with_mask:
         return hidden_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))
@@ -98,7 +95,7 @@ def _adapter_weights(model_type: type[PreTrainedModel], settings: str, lora: Lor
 
 
 def adapter_weights(model: PreTrainedModel, lora: LoraConfig) -> int:
-    """Return the number of weights that an adapter with the settings ``lora`` has for ``model``."""
+    """Return the number of weights of an adapter with the settings ``lora`` for ``model``."""
     return _adapter_weights(type(model), settings_of(model), lora)  # type: ignore[arg-type]
 
 
@@ -108,7 +105,7 @@ def settings_of(model: PreTrainedModel) -> str:
 
 
 def kv_bytes_per_token(model: PreTrainedModel, dtype: Dtype) -> int:
-    """Return how many bytes the keys and values of one token of ``model`` take in a KV cache of type ``dtype``."""
+    """Return the number of bytes of the keys and values of one token in a KV cache of type ``dtype``."""
     return _kv_bytes(type(model), settings_of(model), dtype)  # type: ignore[arg-type]
 
 
@@ -124,9 +121,9 @@ def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) ->
 def _fake_model(
     model_type: type[PreTrainedModel], settings: str, dtype: Dtype, lora: LoraConfig = NO_ADAPTER
 ) -> PreTrainedModel:
-    """Return a model whose parameters have shapes but no data.
+    """Return a model whose parameters have shapes but no data. Call this function inside a FakeTensorMode.
 
-    Call this function inside a FakeTensorMode. ``settings`` is the configuration of the model as JSON.
+    ``settings`` is the configuration of the model as JSON.
     """
     values: Mapping[str, Any] = json.loads(settings)
     with quiet_transformers():
@@ -138,7 +135,7 @@ def _fake_model(
 
 
 def _add_fake_adapter(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Add an adapter to the model in place. Its matrices are fake tensors: shapes without data."""
+    """Add an adapter to the model in place. Its matrices are fake tensors."""
     with torch.device("meta"):  # peft moves matrices on other devices, which fails for tensors without data
         add_adapter(model, lora, seed=0, base="")
     for layer in model.modules():
@@ -151,7 +148,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 class _AliveBytes(TorchDispatchMode):
-    """A counter of bytes in tensors. A tensor is counted from the operation that makes it until the tensor is freed.
+    """A counter of the bytes of living tensors, from the operation that makes a tensor until it is freed.
 
     ``peak`` is the largest count so far.
     """

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 PART_LOGITS = 1 << 18
-"""Number of logits that are processed together, so that they fit into the cache of a processor: 1 MiB in fp32."""
+"""Number of logits that are processed together, so that they fit into a processor's cache: 1 MiB in fp32."""
 
 
 class SoftmaxScores(NamedTuple):
-    """The scores of N positions: log-probabilities (N, m) of target tokens, and entropies (N,) in nats."""
+    """Log-probabilities (N, m) of target tokens, and entropies (N,) in nats."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -42,7 +42,7 @@ def softmax_scores(
 
 
 class _Scores(torch.autograd.Function):
-    """The autograd function that computes :func:`softmax_scores` and its gradient."""
+    """The autograd function of :func:`softmax_scores`."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> Any:
@@ -80,11 +80,10 @@ class _Scores(torch.autograd.Function):
 
 
 def _parts(table: Tensor) -> list[slice]:
-    """Divide the rows of ``table`` into parts that fit into a processor's cache, and return the slice of rows of each
-    part.
+    """Return slices of the rows of ``table``, each of which fits into a processor's cache.
 
-    On a GPU, all rows are one part. Of a table without data, only the first part is returned: such a table measures
-    memory, and the first part needs as much as any other. A large vocabulary has thousands of parts.
+    On a GPU, all rows are one part. For a table without data, which measures memory, only the first part is returned:
+    all parts need the same memory.
     """
     count = max(1, PART_LOGITS // table.shape[1]) if table.device.type == "cpu" else max(1, len(table))
     parts = [slice(first, first + count) for first in range(0, len(table), count)]

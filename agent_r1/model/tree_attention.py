@@ -1,13 +1,11 @@
 """Attention over trees of tokens, computed part by part, without the scores that a mask would hide.
 
 A tree of tokens in depth-first order consists of chains. In a chain, every token except the last has one child: the
-next token. A token attends to the tokens before it on its path: to the earlier tokens of its own chain, and to all
-tokens of the chains above.
+next token. A token attends to the earlier tokens of its own chain, and to all tokens of the chains above.
 
-So the attention has two kinds of parts. In the first kind, the tokens of a chain attend to their own chain. In the
-second kind, all descendants of a chain attend to the chain. The tokens of a part are contiguous. So torch's attention
-kernel can compute each part. The kernel also returns the logarithm of the sum over the exponentials of the scores. With
-these logarithms, the results of the parts are combined exactly.
+So there are two kinds of parts: the tokens of a chain attend to this chain, and all descendants of a chain attend to
+the chain. The tokens of a part are contiguous, so that torch's attention kernel can compute the part. The kernel also
+returns the logarithm of the sum of exp(score), with which the results of the parts are combined exactly.
 
 Shapes: B sequences, T tokens, S tokens before the T tokens, H attention heads, K key-value heads, D head size.
 """
@@ -25,15 +23,10 @@ from transformers.masking_utils import sdpa_mask
 
 TREE_ATTENTION = "agent_r1_tree"
 USUAL_ATTENTION = "sdpa"
-"""The name of the usual attention of transformers, which ``TREE_ATTENTION`` replaces. In passes without a tree,
-``TREE_ATTENTION`` computes the usual attention."""
+"""transformers' name of the usual attention, which ``TREE_ATTENTION`` replaces for trees."""
 
 SMALL_TREE = 64
-"""The largest number of tokens in a tree that is not divided into parts.
-
-The attention over such a tree is computed at once, and a mask hides the scores that are not needed. Computing these
-scores takes less time than dividing the tree.
-"""
+"""Largest number of tokens of a tree that is not divided into parts. Masked scores then cost less than the division."""
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -43,13 +36,13 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 class AttentionPart:
     """The attention of some tokens, the queries, to some tokens, the keys.
 
-    The T tokens of a sequence can follow S earlier tokens, whose keys and values were already computed.
+    The T tokens of a sequence can follow S earlier tokens, whose keys and values are already known.
 
     Attributes:
         queries: the indices of the queries among the T tokens.
         keys: the indices of the keys among all S + T tokens.
         is_causal: whether a query attends only to its own token and earlier tokens.
-        mask: (1, 1, queries, keys) the mask that is added to the scores; None if there is no mask.
+        mask: (1, 1, queries, keys) the mask that is added to the scores, or None.
     """
 
     queries: slice
@@ -60,16 +53,12 @@ class AttentionPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeParts:
-    """The attention over trees of tokens, divided into parts. Each part is computed by one call of the kernel.
-
-    A chain is a run of successive tokens of a tree without a branch: each token except the first is the only child of
-    the token before it.
+    """The attention over trees of tokens, divided into parts. Each part is one call of the kernel.
 
     Attributes:
-        own: the parts whose keys are the queries' own chain, or a whole small tree that contains the queries. Each
-            token is a query in exactly one of these parts.
-        above: the parts whose keys are a chain nearer to the root than the queries' own chain, or the S tokens before
-            the trees.
+        own: the parts whose keys are the queries' own chain, or a small tree that contains the queries. Each token is a
+            query in exactly one of these parts.
+        above: the parts whose keys are a chain nearer to the root, or the S tokens before the trees.
     """
 
     own: tuple[AttentionPart, ...]
@@ -79,9 +68,7 @@ class TreeParts:
 def tree_mask(subtree_end: Tensor) -> Tensor:
     """Return the attention mask of trees of tokens: (B, T, T) bool.
 
-    Element (b, i, j) is true if token i attends to token j.
-
-    Token i attends to token j if j <= i, and token i is in the subtree of token j. So each token attends to itself.
+    Element (b, i, j) is true if token i attends to token j: if j <= i, and token i is in the subtree of token j.
     ``subtree_end`` (B, T) holds the index after the last token of each token's subtree.
     """
     place = torch.arange(subtree_end.shape[1], device=subtree_end.device)  # (T,)
@@ -95,10 +82,10 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
-    """Return the parts into which the attention over T tokens is divided. The tokens form one or more trees.
+    """Return the parts of the attention over T tokens, which form one or more trees.
 
-    Each token attends to the tokens on its path in its tree, and to ``prefix`` tokens before the trees.
-    ``subtree_end`` (T,) holds the index after the last token of each token's subtree.
+    Each token attends to the tokens on its path in its tree, and to ``prefix`` tokens before the trees. ``subtree_end``
+    (T,) holds the index after the last token of each token's subtree.
     """
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:
@@ -135,7 +122,7 @@ class _TreeAttention(torch.autograd.Function):
         totals = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))  # (B, H, T)
 
         def attend(part: AttentionPart) -> tuple[Tensor, Tensor]:
-            """Return (attention output of a part, for each query the logarithm of its sum of exp(score))."""
+            """Return (attention output of a part, logarithm of the sum of exp(score) of each query)."""
             read = (query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys])
             found, total = _attend(*read, 0.0, part.is_causal, attn_mask=part.mask, scale=scaling)
             return found, total
@@ -155,10 +142,9 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of the queries, keys and values.
+        """Return the gradients of the queries, keys and values, added over all parts.
 
-        The gradients are computed for one part after another (see :class:`TreeParts`), and added. For each part, the
-        kernel needs the attention output that ``forward`` combined from all parts and saved.
+        For each part, the kernel needs the combined attention output that ``forward`` saved.
         """
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
@@ -187,8 +173,7 @@ def _tree_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer, and return (output (B, T, H, D), None), as transformers requires.
 
-    If the tokens form trees, ``tree_parts`` are the parts into which the attention is divided (see this module). If
-    ``tree_parts`` is None, the usual attention of transformers is computed.
+    Without ``tree_parts``, the usual attention of transformers is computed.
     """
     if tree_parts is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
