@@ -21,28 +21,26 @@ TokenScope = Literal["actions", "all"]
 """The tokens that a batch holds. actions: action tokens only. all: also the observations between two actions."""
 
 RewardWeights = Mapping[str, float]
-"""A mapping from the name of a reward to its weight. A reward that is missing has weight 1."""
+"""The weight of each reward by name. A reward that is missing has weight 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """The rewards with one name in a batch: their name, their weight, and their weighted sum in each trajectory."""
+    """The rewards with one name in a batch."""
 
     name: str
     weight: float
     returns: Tensor
-    """(M,) float64: the sum of the rewards of this name in each trajectory, multiplied by ``weight``."""
+    """(M,) float64: the sum of these rewards in each trajectory, multiplied by ``weight``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingBatch:
-    """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position.
+    """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position. Tensors are on the CPU.
 
-    All tensors are on the CPU.
-
-    Usually the batch holds action tokens only, and ``action_mask`` is true for every token. If an algorithm trains on
-    observations, the batch also holds observation tokens, for which ``action_mask`` is false. Turns without action
-    tokens are not in the batch. ``sequences`` holds all tokens that the model reads, including prompts.
+    Usually the batch holds action tokens only. If an algorithm trains on observations, the batch also holds observation
+    tokens. Turns without action tokens are not in the batch. ``sequences`` holds all tokens that the model reads,
+    including prompts.
 
     Example: the first trajectory has two turns (2 tokens and 1 token), the second trajectory has one turn (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
@@ -51,17 +49,17 @@ class TrainingBatch:
     ids: Tensor
     """(N,) int64 token ids."""
     sampler_logprobs: Tensor
-    """(N,) float64: log-probabilities recorded by the sampler, at its temperature; NaN for observations."""
+    """(N,) float64: log-probabilities in the sampler, at its temperature; NaN for observations."""
     versions: Tensor
-    """(N,) int64: version of the weights that sampled each token. An observation token has the version of the last
-    action token before it."""
+    """(N,) int64: version of the weights that sampled each token. An observation has the version of the action token
+    before it."""
     action_mask: Tensor
     """(N,) bool: whether the policy sampled the token."""
     token_rewards: Tensor
-    """(N,) float64: the weighted rewards of each token.
+    """(N,) float64: the weighted rewards of each token. Observation tokens have no rewards.
 
     The reward of a call is on the token that ends the call. The reward of a turn is on the last action token of the
-    turn. The outcome reward is on the last action token of the trajectory. Observation tokens have no rewards.
+    turn. The outcome reward is on the last action token of the trajectory.
     """
     token_turn: Tensor
     """(N,) int64 index of the turn of each token. An observation belongs to the turn of the action before it."""
@@ -69,25 +67,25 @@ class TrainingBatch:
     """(S,) int64 index of the trajectory of each turn."""
     turn_state_ids: Tensor
     """(S,) int64 index of the state before each turn. Two turns of a group have the same state if the last messages of
-    the environment before the two turns are equal, word for word."""
+    the environment before them are equal, word for word."""
     turn_used_tool: Tensor
     """(S,) bool: whether the turn has tool results."""
     turn_is_summary: Tensor
-    """(S,) bool: whether the turn is a summary of the context, and not an action in the environment."""
+    """(S,) bool: whether the turn summarizes the context, and does not act in the environment."""
     trajectory_group: Tensor
     """(M,) int64 index of the group of each trajectory."""
     outcome_rewards: Tensor
     """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
     greedy_return: Tensor
-    """(M,) float64: return of the group's greedy attempt (made without random sampling); NaN without such a return."""
+    """(M,) float64: return of the group's greedy attempt (sampled with temperature 0); NaN without such a return."""
     role_baseline: Tensor
-    """(M,) float64: for each trajectory, the running mean of the returns of earlier trajectories with its role. 0 if
-    the advantage estimator is not ``AgainstRole``."""
+    """(M,) float64: running mean of the returns of earlier trajectories with the same role. 0 if the advantage
+    estimator is not ``AgainstRole``."""
     truncated: Tensor
     """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
     loss_excluded: tuple[str | None, ...]
-    """For each trajectory, the reason why the loss excludes the trajectory, or None. An excluded trajectory still
-    counts in baselines."""
+    """For each trajectory, the reason why the loss excludes it, or None. An excluded trajectory still counts in
+    baselines."""
     named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
@@ -109,15 +107,12 @@ class TrainingBatch:
 
     @property
     def previous_turn(self) -> Tensor:
-        """The index of the previous turn in the same trajectory, for each turn: (S,). A first turn has -1."""
+        """The index of the previous turn of the trajectory, for each turn: (S,). A first turn has -1."""
         return previous_within(self.turn_trajectory)
 
     @property
     def turn_rewards(self) -> Tensor:
-        """The sum of the rewards of each turn: (S,).
-
-        The sum of the last turn of a trajectory includes the outcome reward.
-        """
+        """The sum of the rewards of each turn: (S,). The last turn of a trajectory includes the outcome reward."""
         return segment_sum(self.token_rewards, self.token_turn)
 
     @property
@@ -129,17 +124,17 @@ class TrainingBatch:
 
     @property
     def returns(self) -> Tensor:
-        """The return R of each trajectory, which is the sum of all its rewards: (M,)."""
+        """The return R of each trajectory, the sum of all its rewards: (M,)."""
         return segment_sum(self.token_rewards, self.token_trajectory)
 
     @property
     def first_tokens(self) -> Tensor:
-        """The position in the batch of the first action token of each turn: (S,)."""
+        """The index of the first action token of each turn: (S,)."""
         return segment_first(self.token_turn)
 
     @property
     def last_tokens(self) -> Tensor:
-        """The position in the batch of the last action token of each trajectory: (M,)."""
+        """The index of the last action token of each trajectory: (M,)."""
         positions = torch.where(self.action_mask, torch.arange(len(self.ids)), -1)  # (N,)
         # observation tokens have position -1 here, so the maximum is the position of an action token
         initial = torch.full((len(self.outcome_rewards),), -1)
@@ -153,11 +148,10 @@ class TrainingBatch:
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
         """Return (this batch without separate summary turns, the indices of last turns).
 
-        In a summary turn, the policy summarizes the context and does not act in the environment. So each summary turn
-        is joined with the next acting turn, or with the acting turn before it if no acting turn follows.
+        Each summary turn is joined with the next acting turn, or with the acting turn before it if none follows. So the
+        S turns of this batch become D turns.
 
-        The S turns of this batch become D turns. Each of the D turns consists of one or more of the S turns. The second
-        result (D,) holds, for each of the D turns, the index of the last of these turns, from 0 to S - 1.
+        The second result (D,) holds, for each of the D turns, the index of the last of the S turns that it joins.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
         result is 0 2 4.
@@ -189,7 +183,7 @@ class TrainingBatch:
         return self.tokens(self.action_mask)
 
     def tokens(self, mask: Tensor) -> TrainingBatch:
-        """Return a batch with only the n tokens for which ``mask`` (N,) is true, and without ``sequences``."""
+        """Return a batch with only the tokens for which ``mask`` (N,) is true, and without ``sequences``."""
         positions = mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,
@@ -205,7 +199,7 @@ class TrainingBatch:
 
 @dataclass(slots=True)
 class _TokenColumns:
-    """Lists with one entry per token of a batch. The tokens are added turn by turn."""
+    """Lists with one entry per token of a batch."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -217,11 +211,7 @@ class _TokenColumns:
     def add(
         self, turn: int, ids: Sequence[int], logprobs: Iterable[float], versions: Iterable[int], is_action: bool
     ) -> int:
-        """Add tokens of turn number ``turn``. The arguments ``ids``, ``logprobs`` and ``versions`` have one entry per
-        token.
-
-        Return the position of the first added token in the batch.
-        """
+        """Add tokens of the turn with the index ``turn``. Return the index of the first added token in the batch."""
         position = len(self.ids)
         self.ids += ids
         self.logprobs += logprobs
@@ -242,13 +232,10 @@ def assemble_batch(
     """Return the training batch of one or more samples.
 
     Args:
-        samples: The training samples, with their rewards.
-        packing: The function that converts a trajectory to token sequences for the model.
-        scope: The tokens that the batch holds: "actions" for action tokens only, "all" for action and observation
-            tokens.
-        reward_weights: Weights by the name of a reward. A reward without an entry has weight 1.
-        loss_excluded: For each sample, the reason why the loss excludes the sample, or None. An excluded sample still
-            counts in baselines. None instead of a sequence: no sample is excluded.
+        packing: converts a trajectory to token sequences for the model.
+        reward_weights: weights by the name of a reward. A reward without an entry has weight 1.
+        loss_excluded: for each sample, the reason why the loss excludes the sample, or None. An excluded sample still
+            counts in baselines.
     """
     # the columns of tokens, and the place of each turn in the columns
     tokens = _TokenColumns()
@@ -296,9 +283,8 @@ def assemble_batch(
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
     """Add the tokens of a sample to ``tokens``. Return a :class:`TurnPlace` for each turn of the sample.
 
-    Only turns that have action tokens are numbered in the batch: the first of them in this sample has the number
-    ``first``. A turn without action tokens adds no tokens. Its TurnPlace has the number of the turn before it.
-    Observation tokens are added only if ``scope`` is "all".
+    ``first`` is the index of the sample's first turn in the batch. Turns without action tokens are not in the batch.
+    The TurnPlace of such a turn has the index of the turn before it.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -325,9 +311,8 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
 def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
     """Return the reward of each turn with action tokens, by turn index.
 
-    The last of these rewards includes the outcome reward. The reward of a turn without action tokens is added to the
-    nearest earlier turn with action tokens. If there is no such turn, the reward is added to the first turn with action
-    tokens.
+    The reward of a turn without action tokens is added to the nearest earlier turn with action tokens, or else to the
+    first turn with action tokens. The outcome reward is added to the last turn with action tokens.
 
     Example:
         Turn rewards 0.25, 0.25 and 0.0, outcome reward 1.0, no action tokens in turn 1 -> {0: 0.5, 2: 1.0}
@@ -347,13 +332,11 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
-    """Add the tokens of the observation after the action of ``turn``. Return the position of the first of these tokens.
+    """Add the tokens of the observation after ``turn``: the new tokens of the next turn. Return the index of the first
+    token.
 
-    The observation is the new tokens of the next turn. ``number`` is the number of ``turn`` in the batch. Add nothing
-    and return None in these cases:
-
-    - ``turn`` is the last turn, or the next turn does not continue ``turn``.
-    - The next turn has no new tokens, or no action tokens.
+    Add nothing and return None if there is no next turn, if it does not continue ``turn``, or if it has no new tokens
+    or no action tokens. ``number`` is the index of ``turn`` in the batch.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
@@ -367,9 +350,8 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
 def _state_ids(samples: Sequence[TrainingSample]) -> Tensor:
     """Return the id of the state before each of the S turns with action tokens: (S,).
 
-    A state is the (role, texts and images) of each message in the last observation of the environment. Before the first
-    observation, the opening messages take its place. Turns of different groups never have the same state. Ids are
-    numbered from 0 by first appearance.
+    A state is the role, text and images of each message in the last observation, or of the opening messages before the
+    first observation. Turns of different groups never have the same state.
     """
     ids: dict[object, int] = {}
     found: list[int] = []

@@ -15,54 +15,45 @@ from agent_r1.data.prefix_sharing import PrefixSharing
 from agent_r1.data.sequences import Block, TokenSequence
 
 MAX_PADDING = 0.1
-"""The limit on the share of padding tokens in a micro-batch. No sequences are added to a micro-batch if its share of
-padding would then reach this limit."""
+"""The share of padding tokens in a micro-batch of several blocks is below this limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """B token sequences, padded on the right to T tokens each.
 
-    n is the number of tokens of the training batch that are predicted from the sequences. s is the number of actions in
-    the sequences.
+    n is the number of predicted tokens. s is the number of actions.
     """
 
     ids: Tensor
     """(B, T) token ids."""
     position_ids: Tensor | None
-    """(B, T) position of each token. If a sequence is a tree of tokens, positions are counted along the path to the
-    token. None with causal attention."""
+    """(B, T) position of each token, counted along the path to the token if the sequence is a tree. None with causal
+    attention."""
     subtree_end: Tensor | None
-    """(B, T) for each token j of a row, the end of its subtree in the tree of turns: only the tokens
-    j .. subtree_end[j] - 1 attend to token j. None with causal attention."""
+    """(B, T) only the tokens j .. subtree_end[j] - 1 of a row attend to token j. None with causal attention."""
     logit_positions: Tensor
-    """(n,) for each predicted token, the index of the hidden state that predicts the token, among the B*T hidden
-    states."""
+    """(n,) index, among the B*T hidden states, of the state that predicts each token."""
     token_positions: Tensor
-    """(n,) for each predicted token, its index among the B*T tokens of the micro-batch."""
+    """(n,) index of each predicted token among the B*T tokens."""
     tokens: Tensor
-    """(n,) for each predicted token, its position in the training batch. Always on the CPU."""
+    """(n,) index of each predicted token in the training batch. Always on the CPU."""
     post_action_states: Tensor
-    """(s,) for each action, the index of the hidden state after the action, among the B*T hidden states."""
+    """(s,) index, among the B*T hidden states, of the state after each action."""
     turns: Tensor
-    """(s,) for each action, the number of its turn in the training batch. Always on the CPU."""
+    """(s,) index of each action's turn in the training batch. Always on the CPU."""
     num_tokens: int
     """Number of tokens in the micro-batch, without padding."""
     prefix: int = 0
-    """Number S of tokens that stand before each sequence but are not in the micro-batch. All tokens attend to the S
-    tokens. ``position_ids`` count from the first of the S tokens, and ``subtree_end`` counts from the first token after
-    them."""
+    """Number S of tokens that stand before each sequence, but are not in the micro-batch. ``position_ids`` count from
+    the first of these tokens. ``subtree_end`` counts from the first token after them."""
 
     media: tuple[tuple[PromptMedia, ...], ...] = ()
-    """For each of the B sequences, its images at their placeholder tokens. () if there are no images at all."""
+    """For each of the B sequences, its images. () if there are no images at all."""
 
     @property
     def padded_size(self) -> int:
-        """The number of tokens, with padding, whose keys and values are in memory: B * (S + T).
-
-        B is the number of sequences, and T is their length with padding. S is the number of tokens before each
-        sequence, ``prefix``.
-        """
+        """The number of tokens, with padding, whose keys and values are in memory: B * (S + T), with S = ``prefix``."""
         return self.ids.shape[0] * (self.prefix + self.ids.shape[1])
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -79,22 +70,19 @@ class MicroBatch:
         )
 
     def gather(self, column: Tensor, like: Tensor) -> Tensor:
-        """Return the elements of ``column`` at the n predicted tokens: (n, ..), in the dtype and on the device of
-        ``like``. ``column`` (N, ..) has one element for each of the N tokens of the training batch.
+        """Return the elements of ``column`` (N, ..) at the n predicted tokens: (n, ..), in the dtype and on the device
+        of ``like``.
         """
         return column[self.tokens].to(like)
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block for each sequence. A block is a tuple of sequences that must be in the same micro-batch."""
+    """Return one block for each sequence. The sequences of a block must be in the same micro-batch."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block for each trajectory, with all sequences of the trajectory.
-
-    A block is a tuple of sequences that must be in the same micro-batch.
-    """
+    """Return one block for each trajectory. The sequences of a block must be in the same micro-batch."""
     blocks: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:
         blocks.setdefault(sequence.trajectory, []).append(sequence)
@@ -103,11 +91,9 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassPlan:
-    """The plan by which models read sequences: first the tokens ``prefix``, and then ``micro_batches``.
+    """The plan by which models read sequences: first the tokens ``prefix`` (S,), and then ``micro_batches``.
 
-    Attributes:
-        prefix: (S,) the first tokens of all sequences, which the micro-batches do not contain. S can be 0.
-        micro_batches: an iterator over the micro-batches. It can be used only once.
+    ``prefix`` is the common beginning of all sequences. The micro-batches do not contain it. S can be 0.
     """
 
     prefix: Tensor
@@ -117,9 +103,7 @@ class PassPlan:
 def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
     """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
 
-    The sequences of a block must be in the same micro-batch, so a block is never divided. ``sharing`` determines which
-    prefixes are computed only once; None: each sequence is read as a whole. :func:`make_micro_batches` and
-    :func:`make_single_rows` explain how blocks are put together.
+    A block is never divided. If ``sharing`` is given, common prefixes are computed only once.
     """
     prefix = torch.zeros(0, dtype=torch.int64)
     if sharing is not None and blocks:
@@ -131,16 +115,13 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
     """Yield micro-batches of at most ``max_tokens`` tokens each, including padding, until all sequences are used.
 
-    ``prefix`` is the number of tokens before each sequence. These tokens count in ``max_tokens`` for each sequence,
-    because their keys and values are copied for each sequence of a micro-batch.
+    A block is never divided. A block with more than ``max_tokens`` tokens becomes a micro-batch of its own. The share
+    of padding in a micro-batch of several blocks stays below ``MAX_PADDING``.
 
-    A block is a tuple of sequences, and is never divided. A block with more than ``max_tokens`` tokens becomes a
-    micro-batch of its own. Blocks are put together only if the share of padding stays below ``MAX_PADDING``. A sequence
-    with branches (a tree of tokens) needs a tree attention mask. So blocks with branches never share a micro-batch with
-    blocks without branches.
+    Blocks without branches come first, then blocks with branches. The two kinds never share a micro-batch. In each
+    kind, blocks are sorted by their longest sequence, the longest first.
 
-    Blocks without branches come first, and then blocks with branches. Within these two kinds, blocks are sorted by the
-    length of their longest sequence, the longest first. Blocks of equal length keep the order of ``blocks``.
+    ``prefix`` is the number of tokens before each sequence. These tokens count in ``max_tokens`` once per sequence.
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
@@ -172,9 +153,8 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
     """Yield micro-batches of one row with at most ``max_tokens`` tokens, until all sequences are used.
 
-    The sequences of a micro-batch stand in its row one after the other, without padding. A token attends only
-    to the prefix and to tokens of its own sequence.
-    ``blocks``, ``max_tokens`` and ``prefix`` are as in :func:`make_micro_batches`. The longest blocks come first.
+    The sequences stand in the row one after the other, without padding. A token attends only to its own sequence and to
+    the ``prefix`` tokens before the row. These tokens count in ``max_tokens``. The longest blocks come first.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):
@@ -199,12 +179,9 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
-    """Yield the sequences of each micro-batch. The blocks are taken in order.
+    """Yield the sequences of each micro-batch. Blocks are taken in order, and never divided.
 
-    The sequences of a block must be in the same micro-batch.
-
-    ``fits(sequences, block)`` returns whether ``block`` can be added to a micro-batch that holds ``sequences``. If not,
-    a new micro-batch begins with ``block``.
+    ``fits(sequences, block)`` is whether ``block`` can be added to a micro-batch that holds ``sequences``.
     """
     pending: list[TokenSequence] = []
     for block in blocks:

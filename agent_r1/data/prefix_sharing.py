@@ -1,12 +1,12 @@
-"""Prefix sharing: if several sequences begin with the same tokens, these tokens are computed only once.
+"""Prefix sharing: tokens with which several sequences begin are computed only once.
 
-Sharing has two steps. First, the tokens with which all sequences begin, such as the system prompt and the schemas of
-the tools, are cut off. The models compute the keys and values of these tokens once, and all micro-batches read them.
-Second, if the other tokens of several sequences begin with equal tokens, as in the attempts at one task, these
-sequences become the branches of one tree of tokens.
+Sharing has two steps. First, the tokens with which all sequences begin, such as the system prompt, are cut off. The
+models compute their keys and values once, and all micro-batches read them. Second, if several of the shortened
+sequences begin with equal tokens, as attempts at one task do, these sequences become the branches of one tree of
+tokens.
 
-Sequences with images share nothing, because two different images can have equal tokens, and because the position of a
-token can differ from its depth in the tree.
+Sequences with images share nothing: different images can have equal tokens, and the position of a token can differ from
+its depth in the tree.
 
 Shapes: S first tokens that all sequences share, T tokens of a sequence.
 """
@@ -22,18 +22,17 @@ from torch import Tensor
 from agent_r1.data.sequences import Block, TokenSequence
 
 MIN_COMMON_PREFIX = 64
-"""If all sequences begin with at least this number of equal tokens, these tokens are computed once, in a pass before
-all micro-batches. A shorter prefix does not justify an additional pass."""
+"""If all sequences begin with at least this number of equal tokens, an additional pass computes these tokens once."""
 
 MAX_TREE = 4096
-"""Largest number of tokens, including the shared prefix, of a tree into which sequences are merged. The limit holds if
-the attention over the tree is computed with a mask, which has as many elements as the square of this number."""
+"""The maximum number of tokens in a merged tree, with the prefix. The limit holds if attention uses a mask, whose size
+is the square of this number."""
 
 MIN_MERGED = 16
-"""Two sequences are merged into a tree of tokens if at least this number of tokens at their beginning are equal.
+"""The minimum number of equal first tokens of two sequences that are merged into a tree.
 
-This limit is used if the attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). A merged
-tree has more of these parts. In a small model, the additional parts take about as long as this number of tokens.
+The limit holds if attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). In a small model,
+the additional parts take about as long as this number of tokens.
 """
 
 
@@ -41,16 +40,12 @@ tree has more of these parts. In a small model, the additional parts take about 
 class PrefixSharing:
     """The properties of the models that determine which prefixes can be shared, and whether sharing saves time.
 
-    Sequences that begin with equal tokens can be merged into a tree of tokens, which holds the equal tokens only once.
-
     Attributes:
-        width: the hidden size of the models. The width determines how much attention costs in comparison to the linear
-            layers.
-        across_micro_batches: whether micro-batches can read the keys and values of tokens that were computed before the
-            micro-batches. False with activation checkpointing.
-        by_parts: whether the models divide the attention over a tree into parts
-            (:mod:`agent_r1.model.tree_attention`). If so, a tree costs less than the separate sequences, and a
-            micro-batch is a single row.
+        width: the hidden size of the models.
+        across_micro_batches: whether micro-batches can read keys and values that were computed before them. False with
+            activation checkpointing.
+        by_parts: whether the models divide the attention over a tree into parts (:mod:`agent_r1.model.tree_attention`).
+            A micro-batch is then a single row.
     """
 
     width: int
@@ -58,12 +53,10 @@ class PrefixSharing:
     by_parts: bool = False
 
     def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
-        """Return (shared prefix, blocks): the tokens with which all sequences begin, and blocks of the other tokens.
+        """Return (prefix, blocks): the tokens with which all sequences begin (S,), and blocks of the other tokens.
 
-        The prefix (S,) is read before the blocks. A block is a tuple of sequences that must be in the same micro-batch.
-        In the returned blocks, sequences that begin with equal tokens are merged if this saves time. A merged sequence
-        holds the equal tokens only once (:func:`merge_sequences`). It has at most ``max_tokens`` tokens, including the
-        S tokens of the prefix.
+        In the returned blocks, sequences that begin with equal tokens are merged if this saves time
+        (:func:`merge_sequences`). A merged sequence has at most ``max_tokens`` tokens, including the prefix.
         """
         sequences = [sequence for block in blocks for sequence in block]
         prefix = torch.zeros(0, dtype=torch.int64)
@@ -82,7 +75,7 @@ class PrefixSharing:
         return prefix, [*((merge_sequences(part),) for part in self._divide(single, max_tokens, len(prefix))), *others]
 
     def _divide(self, sequences: Sequence[TokenSequence], max_tokens: int, prefix: int) -> list[list[TokenSequence]]:
-        """Return the sequences, divided into parts. :func:`merge_sequences` will merge each part into one sequence.
+        """Return the sequences, divided into parts. Each part will be merged into one sequence.
 
         Sequences are in the same part if merging them saves time. A merged sequence has at most ``max_tokens`` tokens,
         including the ``prefix`` tokens before it.
@@ -112,23 +105,21 @@ class PrefixSharing:
         """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
 
         The cost is the number of multiplications in one layer, divided by 2 E, with E = ``width``. For each token, the
-        linear maps of a layer take 12 E^2 multiplications. The attention of a token takes 2 E multiplications for each
-        token with which it is compared.
+        linear maps take 12 E^2 multiplications, and attention takes 2 E for each token with which the token is
+        compared.
 
-        If ``causal`` is true, a token is compared with all ``prefix`` tokens and, on average, with half of the
-        ``tokens`` tokens. Otherwise the tokens are a tree, and each token is compared with all tokens, because the
-        mask of the tree hides tokens only after the comparison.
+        With ``causal``, a token is compared with the prefix and, on average, half of the ``tokens`` tokens. Otherwise
+        the tokens are a tree, and each is compared with all: the mask hides tokens only after the comparison.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
 
 
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
-    """Return the tokens with which all sequences begin, as token ids (S,).
+    """Return the ids of the tokens with which all sequences begin: (S,).
 
-    A sequence can be a tree of tokens with branches. The prefix then ends before the first branch. It also ends before
-    the first token whose hidden state predicts a token of the training batch. S is 0 if there is only one sequence, or
-    if fewer than ``MIN_COMMON_PREFIX`` tokens are common to all sequences.
+    The prefix ends before the first branch of a tree, and before the first token whose hidden state predicts a token of
+    the training batch. S is 0 for a single sequence, or if there are fewer than ``MIN_COMMON_PREFIX`` common tokens.
     """
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)
@@ -138,11 +129,10 @@ def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
 
 
 def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
-    """Return one sequence that replaces several sequences, and holds their common tokens only once.
+    """Return one sequence that replaces several sequences, and holds their common first tokens only once.
 
-    The result is a tree of tokens in depth-first order. Two tokens become one token if they and all tokens before them
-    are equal. The result has the predictions of all ``sequences``. If two predicted tokens become one token, both
-    predictions remain. The field ``trajectory`` is copied from the first sequence.
+    The result is a tree of tokens in depth-first order, with the predictions of all ``sequences``. Two tokens become
+    one token if they and all tokens before them are equal. The field ``trajectory`` is copied from the first sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """

@@ -1,9 +1,8 @@
 """Packing: the conversion of a trajectory to token sequences for the model.
 
-If every turn continues the turn before, the trajectory becomes one causal sequence: each token attends to all tokens
-before it. If several turns continue one turn, the turns form a tree. The tree becomes one sequence in depth-first
-order, so that tokens that several turns have in common are computed only once. In this sequence, an attention mask lets
-each token attend only to the tokens on its path in the tree.
+If every turn continues the turn before, the trajectory becomes one causal sequence. If several turns continue one turn,
+the turns form a tree. The tree becomes one sequence in depth-first order, in which common tokens are computed only
+once. An attention mask then lets each token attend only to the tokens on its path in the tree.
 """
 
 from __future__ import annotations
@@ -22,43 +21,43 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    n is the number of predicted tokens: the tokens of the training batch among the T tokens. Usually the predicted
-    tokens are the tokens of actions. s is the number of actions.
+    n is the number of predicted tokens: the tokens of the training batch among the T tokens. s is the number of
+    actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids                 5 6 7 3 8 4 9   (T)
-        position_ids        0 1 2 3 4 3 4   (T) the position of each token on its branch
-        subtree_end         7 7 7 5 5 7 7   (T) only the tokens before this index attend to the token
-        token_positions     2 4 6           (n) the indices of the actions' tokens 7 8 9 in ids
-        logit_positions     1 3 5           (n) the indices of the tokens from which 7 8 9 are predicted
-        tokens              0 1 2           (n) the indices of 7 8 9 in the batch
-        post_action_states  2 4 6           (s) the index of the last token of each action
-        turns               0 1 2           (s) the index of each action's turn in the batch
+        position_ids        0 1 2 3 4 3 4   (T)
+        subtree_end         7 7 7 5 5 7 7   (T)
+        token_positions     2 4 6           (n)
+        logit_positions     1 3 5           (n)
+        tokens              0 1 2           (n)
+        post_action_states  2 4 6           (s)
+        turns               0 1 2           (s)
     """
 
     trajectory: int
-    """Number, within the batch, of the trajectory to which the sequence belongs."""
+    """Index of the trajectory in the batch."""
     ids: Tensor
     """(T,) token ids."""
     position_ids: Tensor
-    """(T,) for each token, the number of tokens before it on the path from the root of the tree to this token."""
+    """(T,) for each token, the number of tokens before it on its path from the root of the tree."""
     subtree_end: Tensor
-    """(T,) for each token j, the end of its subtree: the tokens j .. subtree_end[j] - 1 are token j and its descendants
-    in the tree. Only these tokens attend to token j."""
+    """(T,) only the tokens j .. subtree_end[j] - 1 attend to token j. They are token j and its descendants in the
+    tree."""
     logit_positions: Tensor
-    """(n,) for each predicted token, the position in the sequence at which the logits predict the token."""
+    """(n,) index, in the sequence, of the logits that predict each token."""
     token_positions: Tensor
-    """(n,) for each predicted token, its position in the sequence."""
+    """(n,) index of each predicted token in the sequence."""
     tokens: Tensor
-    """(n,) the predicted tokens as indices: for each predicted token, its index among all tokens of the batch."""
+    """(n,) index of each predicted token in the batch."""
     post_action_states: Tensor
-    """(s,) for each action, the position of its last token in the sequence: the state after the action."""
+    """(s,) index of each action's last token in the sequence."""
     turns: Tensor
-    """(s,) for each action, the index of its turn in the batch."""
+    """(s,) index of each action's turn in the batch."""
     has_branches: bool
-    """Whether the sequence is a tree with branches, and so needs a tree attention mask."""
+    """Whether the sequence is a tree with branches, which needs a tree attention mask."""
     media: tuple[PromptMedia, ...] = ()
-    """The images in the sequence, at their placeholder tokens in ``ids``."""
+    """The images in the sequence, at their placeholder tokens."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -86,10 +85,10 @@ class TurnPlace:
     """Where the tokens of one turn are in the training batch.
 
     Attributes:
-        turn: the index of the turn among the turns of the batch.
-        action: the index of the turn's first action token among the tokens of the batch.
-        observation: the index, among the tokens of the batch, of the first token of the observation before the turn.
-            None if the batch does not contain this observation.
+        turn: the index of the turn in the batch.
+        action: the index in the batch at which the action tokens of the turn begin.
+        observation: the index in the batch at which the observation before the turn begins; None if the batch does not
+            contain this observation.
     """
 
     turn: int
@@ -98,23 +97,20 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""Three positions that describe the prediction of a token: the position of the logits in the sequence, the position of
-the token in the sequence, and the position of the token in the batch."""
+"""The prediction of a token: (index of its logits in the sequence, index in the sequence, index in the batch)."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """A function that returns the token sequences of a trajectory. Its arguments are the trajectory, the index of the
-trajectory in the batch, and the positions in the batch of the tokens of each turn."""
+trajectory in the batch, and the place of each turn in the batch."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one token sequence for each tree of turns in the trajectory.
 
-    A tree consists of a first turn and all turns that continue it, directly or through other turns. If several turns of
-    a tree begin with the same tokens, the sequence holds these tokens only once. A tree without action tokens is left
-    out.
+    A tree consists of a first turn and all turns that continue it, directly or through other turns. Common tokens of
+    its turns are in the sequence only once. A tree without action tokens is left out.
 
-    ``number`` is the index of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
-    positions of its tokens in the batch.
+    ``number`` is the index of the trajectory in the batch.
     """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -132,8 +128,7 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action.
 
-    ``number`` is the index of the trajectory in the batch. ``places`` holds, for each turn of the trajectory, the
-    positions of its tokens in the batch.
+    ``number`` is the index of the trajectory in the batch.
     """
     return [
         _pack_turn(trajectory, turn, number, place)
@@ -145,9 +140,7 @@ def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlac
 def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return only causal token sequences, for models that ignore a custom attention mask.
 
-    A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`). Any other trajectory is packed by
-    :func:`pack_prefix_tree`, which then returns causal sequences. The arguments are the same as for these two
-    functions.
+    A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`).
     """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)
@@ -157,9 +150,8 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
     """Return a packing function like ``packing``, but with a maximum length for sequences with branches.
 
-    A sequence has branches if it holds several turns that continue one turn. If ``packing`` returns such a sequence
-    with more than ``max_tokens()`` tokens, the trajectory is packed by :func:`pack_per_turn` instead. This does not
-    change the loss or the gradient.
+    If a sequence with branches has more than ``max_tokens()`` tokens, the trajectory is packed by :func:`pack_per_turn`
+    instead. This does not change the loss or the gradient.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -171,7 +163,7 @@ def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packin
 
 
 def _pack_tree(turns: Sequence[Turn], order: Sequence[int], number: int, places: Sequence[TurnPlace]) -> TokenSequence:
-    """Return the token sequence of one tree of turns. ``order`` holds the indices of its turns in depth-first order."""
+    """Return the token sequence of a tree of turns. ``order`` holds the indices of the turns in depth-first order."""
     ids: list[int] = []
     position_ids: list[int] = []
     media: list[PromptMedia] = []
@@ -250,14 +242,10 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
     """Return the predictions of ``count`` consecutive tokens of a sequence.
 
-    Each prediction is a tuple of three positions: the position of the logits in the sequence, the position of the
-    predicted token in the sequence, and the position of this token in the batch.
-
     Args:
-        before: the position of the logits that predict the first token, in the sequence.
-        start: the position of the first token in the sequence.
-        count: the number of tokens.
-        batch_position: the position of the first token in the batch.
+        before: the index in the sequence of the logits that predict the first token.
+        start: the index of the first token in the sequence.
+        batch_position: the index of the first token in the batch.
 
     Example:
         _predictions(1, 2, 3, 0) is [(1, 2, 0), (2, 3, 1), (3, 4, 2)]

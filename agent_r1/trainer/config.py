@@ -42,7 +42,7 @@ class ScheduleConfig(BaseModel):
     """Learning rate at which the warm-up begins and the decay ends, as a share of the configured learning rate."""
 
     def lengths(self, steps: int) -> tuple[int, int]:
-        """Return the numbers of steps of (warm-up, decay) in a run of ``steps`` steps."""
+        """Return the lengths of (warm-up, decay) in a run of ``steps`` steps."""
         warmup = self.warmup_steps or round(self.warmup_ratio * steps)
         if self.decay_ratio is None:
             return warmup, steps - warmup

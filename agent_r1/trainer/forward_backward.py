@@ -36,19 +36,14 @@ Work = Callable[Concatenate[PreTrainedModel, P], T]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSet:
-    """The models that an algorithm uses, on one device.
+    """The models that an algorithm uses, on one device. A model that the algorithm does not need is None.
 
     Attributes:
-        policy: the trained policy.
         temperature: the temperature at which the engine sampled. All log-probabilities are computed at this
             temperature.
         micro_tokens: the maximum number of tokens in a micro-batch.
-        critic: the critic; None if the algorithm needs no critic.
-        reference: the reference policy; None if the algorithm needs no reference.
-        teacher: the teacher; None if the algorithm needs no teacher.
-        sharing: determines which prefixes of several sequences are computed only once. None: each sequence is computed
-            by itself. The results differ only by rounding errors.
-        profiler: measures the time of packing, and of forward and backward passes.
+        sharing: determines which common prefixes of sequences are computed only once. None: no prefix is shared. The
+            results differ only by rounding errors.
         images: the image processor of the models; None if the models cannot read images.
     """
 
@@ -66,7 +61,7 @@ class ModelSet:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 
-        Tokens that are in none of the batch's sequences get 0, here and in the other methods.
+        Tokens that are in no sequence of the batch get 0, here and in the other methods.
         """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:
@@ -92,7 +87,7 @@ class ModelSet:
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
         """Return the teacher's k most likely tokens at the position of each token of the batch: tensors (N, k).
 
-        k is the smallest of three numbers: ``count`` and the vocabulary sizes of policy and teacher.
+        k is ``count``, but at most the vocabulary size of policy and of teacher.
         """
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")
@@ -119,7 +114,6 @@ class ModelSet:
         return StateValues(before_token, after_action)
 
     def read_images(self, micro: MicroBatch) -> PassImages | None:
-        """Return the images of a micro-batch; None if it has no images."""
         if not micro.media:
             return None
         if self.images is None:
@@ -131,16 +125,12 @@ class ModelSet:
         return work(model, *arguments, **options)
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
-        """Return the common prefix of all sequences in ``blocks``, and micro-batches of the tokens after the prefix.
-
-        A block is a tuple of sequences that must be in the same micro-batch. The tensors are on the models' device.
-        """
+        """Return the common prefix of all sequences in ``blocks``, and micro-batches of the tokens after the prefix."""
         with self.profiler.measure(Part.PACKING):
             plan = plan_passes(blocks, self.micro_tokens, self.sharing)
         return PassPlan(plan.prefix.to(self.policy.device), self._on_device(plan.micro_batches))
 
     def _on_device(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """Yield each micro-batch on the device of the models. A micro-batch is made only when it is needed."""
         while True:
             with self.profiler.measure(Part.PACKING):
                 micro = next(micro_batches, None)
@@ -174,20 +164,15 @@ def score_tokens(
     others: Tensor | None = None,
     images: PassImages | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats.
+    """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats: (n,) each.
 
-    The entropies have the shape (n,). The log-probabilities have the shape (n,), or (n, 1 + k) if ``others`` is given.
-    Column 0 is for the batch's own token. Columns 1 to k are for the k tokens in ``others`` at the same position.
+    With ``others``, the log-probabilities have the shape (n, 1 + k). Column 0 is for the batch's own token, and the
+    other columns are for the tokens in ``others``.
 
     Args:
-        model: the model that scores the tokens.
-        batch: the training batch.
-        micro: a micro-batch with some sequences of the batch.
-        temperature: the temperature at which the log-probabilities are computed.
-        prefix: the states of the tokens that precede every sequence of the micro-batch; None without such tokens.
+        prefix: the states of the tokens before every sequence of the micro-batch; None without such tokens.
         entropy_gradient: whether the entropies have a gradient.
-        others: (N, k) for each of the N tokens of the batch, the ids of k tokens to score at its position.
-        images: the images of the micro-batch.
+        others: (N, k) for each token of the batch, the ids of k other tokens to score at its position.
     """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     hidden = hidden[micro.logit_positions]  # (n, H)
@@ -220,8 +205,8 @@ def forward_backward(
 ) -> PassStats:
     """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
 
-    The loss is the sum over all sequences of ``prepared.batch``, which must have at least one sequence. ``modules`` is
-    a set with "policy", "critic" or both. Without "policy", only the value loss is computed.
+    The loss is the sum over the sequences of ``prepared.batch``, at least one. Without "policy" in ``modules``, only
+    the value loss is computed.
     """
     plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
     backbones = {POLICY: backbone_of(models.policy)}
@@ -245,7 +230,7 @@ def _critic_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's value loss to the critic, without a pass of the policy. Return statistics."""
+    """Add the gradient of a micro-batch's value loss to the critic. The policy does not run. Return statistics."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -313,10 +298,9 @@ def _token_outputs(
     micro: MicroBatch,
     prefixes: Mapping[Module, PrefixStates],
 ) -> TokenOutputs:
-    """Return the models' outputs for the n tokens of a micro-batch.
+    """Return the models' outputs for the n tokens of a micro-batch. The critic runs only if ``prefixes`` has "critic".
 
-    ``prefixes`` holds, by module, the states of the tokens that precede every sequence of the micro-batch. "policy" is
-    always a key. The critic runs only if "critic" is a key.
+    ``prefixes`` holds, by module, the states of the tokens before every sequence of the micro-batch.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
     reference = outputs.reference_logprobs
@@ -369,12 +353,10 @@ def _token_outputs(
 def _critic_values(
     critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, prefix: PrefixStates, images: PassImages | None
 ) -> StateValues:
-    """Return the critic's values of the states of a micro-batch. The values have a gradient.
+    """Return the critic's values of the states before the n tokens and after the s actions of a micro-batch.
 
-    There is a value for the state before each of the n tokens, and a value for the state after each of the s actions.
-
-    A critic with ``logprob_input`` also reads the sampler's log-probability of each token. The value of the state
-    before a token depends only on earlier tokens and their log-probabilities.
+    The values have a gradient. If the critic reads log-probabilities, the value before a token depends only on the
+    log-probabilities of earlier tokens.
     """
     logprobs = None
     if critic.logprob_input is not None:
@@ -385,15 +367,14 @@ def _critic_values(
 
 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
-    """Return the values of the states of a micro-batch, in the dtype and on the device of ``like``.
-
-    ``values`` has a number for each state of the whole batch.
-    """
+    """Return the values of the states of a micro-batch, in the dtype and on the device of ``like``."""
     return StateValues(micro.gather(values.before_token, like), values.after_action[micro.turns].to(like))
 
 
 def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return a micro-batch's value targets, like the tensor ``like``. All weights are multiplied by ``scale``."""
+    """Return a micro-batch's value targets, in the dtype and on the device of ``like``. Weights are multiplied by
+    ``scale``.
+    """
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(_state_values_at(targets.target, micro, like), scaled)

@@ -18,17 +18,14 @@ from agent_r1.core.errors import AgentR1Error
 T = TypeVar("T")
 
 OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Parts of error messages that mean that memory ran out. In this case, PyTorch's CPU allocator and cuBLAS raise a plain
-RuntimeError whose message contains one of these parts. The allocator of a GPU raises torch.OutOfMemoryError."""
+"""Parts of the messages of a RuntimeError that PyTorch's CPU allocator or cuBLAS raises if memory runs out."""
 
 STATM = Path("/proc/self/statm")
 
 KEPT = 2**30
-"""The number of bytes by which the process may grow before it returns freed memory to the operating system.
+"""The number of bytes by which the process may grow before it gives freed memory back to the operating system.
 
-The next pass needs most of the returned memory again, and the operating system fills each page with zeros first. With a
-model of 14 million parameters, returning the memory after each pass takes an eighth of a training step. The passes of
-such a model usually need less than ``KEPT`` bytes, so the process returns memory in few steps.
+With a model of 14 million parameters, giving memory back after each pass would take an eighth of a training step.
 """
 
 
@@ -37,10 +34,10 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of tokens in a micro-batch (``tokens``). The maximum is reduced when memory runs out.
+    """The maximum number of tokens in a micro-batch (``tokens``). It is reduced when memory runs out, and never
+    increased.
 
-    A reduced maximum is not increased again. The maximum changes the loss of a batch only by rounding errors, because
-    loss weights are normalized over the whole batch.
+    The maximum changes the loss of a batch only by rounding errors.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -48,21 +45,19 @@ class TokenBudget:
         self._freed_memory = FreedMemory()
 
     def run(self, work: Callable[[int], T | RanOut], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
-        """Return the result of ``work(self.tokens)``.
+        """Return ``work(self.tokens)``. Each time memory runs out, repeat the work with a smaller ``self.tokens``.
 
-        Each time memory runs out, set ``self.tokens`` to half the size of the largest micro-batch of the failed pass,
-        and repeat the work.
+        The new maximum is half the size of the largest micro-batch of the failed pass.
 
         Args:
-            work: runs a pass over the sequences. Its argument is the maximum number of tokens in a micro-batch. If
-                memory runs out, it raises the error of torch, or returns RanOut.
-            largest: takes the same argument as ``work``, and returns the number of tokens in the pass's largest
-                micro-batch. This number can be above the argument, because a block (sequences that must be in the same
-                micro-batch) is never divided.
+            work: runs a pass in micro-batches of at most the given number of tokens. If memory runs out, it raises the
+                error of torch, or returns RanOut.
+            largest: returns the size of the largest micro-batch of the same pass. It can be above the maximum, because
+                a block of sequences is never divided.
             undo: clears the gradients of a failed pass.
 
         Raises:
-            OutOfMemory: memory ran out, although the largest micro-batch was a single block and cannot become smaller.
+            OutOfMemory: memory ran out, and the largest micro-batch was a single block.
         """
         while True:
             try:
@@ -88,13 +83,7 @@ class TokenBudget:
 
 @contextmanager
 def explain_oom(work: str) -> Iterator[None]:
-    """Return a context manager that raises OutOfMemory if memory runs out in its ``with`` block.
-
-    An OutOfMemory error that the ``with`` block raises is not changed.
-
-    Args:
-        work: a name for the work in the ``with`` block, for the message of the error.
-    """
+    """Raise OutOfMemory if memory runs out in the ``with`` block. The message of the error contains ``work``."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -108,8 +97,7 @@ def explain_oom(work: str) -> Iterator[None]:
 class RanOut:
     """The result of work in which memory ran out.
 
-    The result is a value and not an exception, because the traceback of an exception would keep the tensors of the
-    work in memory.
+    It is no exception, because the traceback of an exception would keep the tensors of the work in memory.
     """
 
     message: str
@@ -121,17 +109,15 @@ def first_line(error: BaseException) -> str:
 
 
 def is_oom(error: RuntimeError | MemoryError) -> bool:
-    """Return whether ``error`` was raised because memory ran out."""
     known = any(message in str(error) for message in OOM_MESSAGES)
     return known or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 class FreedMemory:
-    """Gives memory that the process has freed back to the operating system, if the C library is glibc.
+    """Gives freed memory of the process back to the operating system, if the C library is glibc.
 
-    PyTorch allocates tensors on the CPU with ``malloc``. glibc keeps freed tensors of up to 32 MB for each thread, to
-    use the memory again. Micro-batches have almost any number of tokens, so a new tensor often fits into none of the
-    freed places, and the process grows with each optimizer step: a run of SmolLM2-135M held 20 GB after 16 steps.
+    glibc keeps freed tensors of up to 32 MB for each thread. A tensor of a new size often fits into none of the freed
+    places, so the process would grow with each step: a run of SmolLM2-135M held 20 GB after 16 steps.
     """
 
     def __init__(self) -> None:
@@ -139,9 +125,9 @@ class FreedMemory:
         self._resident = 0 if _malloc_trim() is None else _resident_bytes()
 
     def give_back(self) -> None:
-        """Give freed memory back to the operating system if the process has grown. Call this method after each pass.
+        """Give back freed memory if the process has grown by more than ``KEPT`` bytes since the last time.
 
-        Memory is given back only if the growth since memory was last given back is more than ``KEPT``.
+        Call this method after each pass.
         """
         trim = _malloc_trim()
         if trim is not None and _resident_bytes() > self._resident + KEPT:
@@ -150,13 +136,12 @@ class FreedMemory:
 
 
 def _resident_bytes() -> int:
-    """Return how many bytes of the process are in memory."""
     return int(STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Return glibc's ``malloc_trim``; None on other systems (macOS, musl), or if the size of the process is unknown."""
+    """Return glibc's ``malloc_trim``; None on systems without it, or if the size of the process is unknown."""
     try:
         return ctypes.CDLL(None).malloc_trim if STATM.exists() else None
     except (OSError, AttributeError):

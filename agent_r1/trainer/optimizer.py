@@ -1,4 +1,4 @@
-"""AdamW for several modules, with gradient clipping, a check for finite numbers, and learning-rate schedules."""
+"""AdamW for several modules, with gradient clipping and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from agent_r1.trainer.protocol import Module, OptimStats
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """A module to train, and its learning rate."""
-
     module: nn.Module
     learning_rate: float
 
@@ -32,13 +30,9 @@ class ParameterGroup:
 class Optimizer:
     """An AdamW optimizer (arXiv:1711.05101) for several modules. The gradient of each module is clipped separately.
 
-    Weight decay applies only to parameters with two or more dimensions. The moments are created before the first step,
-    so that the saved state always has the same tensors.
+    Weight decay applies only to parameters with two or more dimensions.
 
     Args:
-        groups: the modules to train.
-        betas: the decay rates of the first and second moments.
-        weight_decay: the decoupled weight decay.
         max_norm: the maximum norm of the gradient of a module.
         name: "adamw" for moments in float32, "adamw-8bit" for moments in 8 bits (arXiv:2110.02861).
 
@@ -71,8 +65,8 @@ class Optimizer:
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
         """Clip the gradients of ``modules``, and update their weights. Then clear the gradients of all modules.
 
-        If ``loss`` or a gradient is not finite, no weight and no moment changes. The learning rates of this step are
-        the configured learning rates times ``learning_rate_factor``.
+        If ``loss`` or a gradient is not finite, no weight and no moment changes. The configured learning rates are
+        multiplied by ``learning_rate_factor``.
         """
         for module, parameters in self._parameters.items():
             if module not in modules:
@@ -91,13 +85,13 @@ class Optimizer:
         return OptimStats(finite, gradient_norms)
 
     def clear_gradients(self) -> None:
-        """Set all gradients to None."""
         self._adamw.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the moments and step counters by name (``policy.lm_head.weight.exp_avg``), without copying them.
+        """Return the moments and step counters by name, such as ``policy.lm_head.weight.exp_avg``, without copying
+        them.
 
-        A moment in 8 bits is several tensors: ``policy.lm_head.weight.exp_avg.codes``, ``.scale`` and ``.qmap``.
+        A moment in 8 bits is several tensors, such as ``policy.lm_head.weight.exp_avg.codes``.
         """
         return {
             f"{module}.{name}.{key}": tensor
@@ -109,16 +103,10 @@ class Optimizer:
 
 
 def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """Return the factor by which all configured learning rates are multiplied in one update.
+    """Return the factor by which the configured learning rates are multiplied in update ``step`` (from 1) of ``steps``.
 
-    The factor depends only on the arguments, so a resumed run has exactly the learning rates of an uninterrupted run.
-    The decay is equal to the decay in the library transformers. The warm-up is one step ahead of the warm-up in
-    transformers, which begins with the factor 0.
-
-    Args:
-        config: the curve of the schedule, and the lengths of warm-up and decay.
-        step: the number of the update, from 1.
-        steps: the number of updates of the run.
+    The decay is equal to the decay in the library transformers. The warm-up is one step ahead: in transformers, the
+    first factor is 0.
 
     Example:
         learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=1, steps=12) == 0.5
@@ -144,13 +132,13 @@ def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole tensor if ``tensor`` is divided among ranks; otherwise ``tensor`` itself.
 
-    If the tensor is divided, all ranks must call this function together.
+    All ranks must call this function together.
     """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """Return AdamW. Its moments are in float32 and begin at 0."""
+    """Return AdamW. Its moments exist before the first step, so that a saved state always has the same tensors."""
     adamw = torch.optim.AdamW(groups, betas=betas, fused=True)
     for parameter in _parameters_of(adamw):
         adamw.state[parameter] = {
@@ -162,10 +150,9 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.op
 
 
 def _adamw_8bit(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """Return torchao's AdamW, which keeps the moments in 8 bits. The moments begin at 0.
+    """Return torchao's AdamW with moments in 8 bits. The moments exist before the first step.
 
-    256 successive moments share a scale in float32. A parameter has moments in float32 if it has fewer than 4,096
-    weights, or if its number of weights is not a multiple of 256.
+    A parameter has moments in float32 if its number of weights is below 4,096, or not a multiple of 256.
     """
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about kernels for other GPUs
     adamw: torch.optim.Optimizer = import_extra("torchao.optim", "8bit").AdamW8bit(groups, lr=0.0, betas=betas)
@@ -186,8 +173,8 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> None:
     """Take an optimizer step with one learning rate per parameter group.
 
-    The optimizer can be an optimizer of torchao, with two differences. Its learning rates are tensors, which are
-    changed in place. Its step is compiled, except on a CPU, because a C++ compiler can be missing there.
+    An optimizer of torchao has tensors as learning rates. It compiles its step, but not on a CPU, because a C++
+    compiler can be missing there.
     """
     on_cpu = True
     for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
@@ -201,11 +188,7 @@ def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> 
 
 
 def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the pair (``name``, ``value``), or several pairs if ``value`` consists of several tensors (is quantized).
-
-    Example:
-        The names "exp_avg.codes", "exp_avg.scale" and "exp_avg.qmap" for the name "exp_avg"
-    """
+    """Yield (``name``, ``value``), or a pair for each part of a quantized tensor, such as ("exp_avg.codes", tensor)."""
     if isinstance(value, DTensor) or not is_traceable_wrapper_subclass(value):
         yield name, value
         return

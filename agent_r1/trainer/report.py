@@ -1,4 +1,4 @@
-"""The report of an update: metrics, whether each attempt was trained, and for some attempts numbers of each token."""
+"""The report of an update: metrics, the outcome of each attempt, and numbers of the tokens of some attempts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ class OptimizerStep:
     """The data of one optimizer step.
 
     Attributes:
-        modules: the modules that the step trained, such as the policy.
+        modules: the modules that the step trained.
         trajectories: the indices, in the batch, of the trajectories that the step used.
-        passed: the statistics of the forward and backward pass.
-        optim: the result of the optimizer.
     """
 
     modules: frozenset[Module]
@@ -46,28 +44,20 @@ class OptimizerStep:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The outcome of an attempt that was trained.
-
-    An attempt is trained if an optimizer step of the policy used the attempt and was applied. If an update trains only
-    the critic, the steps of the critic count instead.
-
-    Attributes:
-        advantage_sum: the sum of the advantages of the attempt's tokens.
-    """
+    """The outcome of an attempt that was trained. ``advantage_sum`` is the sum of the advantages of its tokens."""
 
     attempt: AttemptId
     advantage_sum: float
 
 
 Outcome = Trained | Excluded
-"""The result of an update for one attempt: the attempt was trained, or excluded for a reason."""
+"""What an update did with an attempt: the attempt was trained, or excluded for a reason."""
 
 
 def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
     """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
 
-    ``prefix`` is the number of tokens that were read once for all passes. It is added to ``num_tokens`` and
-    ``num_padded_tokens``. No two passes may predict the same token of the batch.
+    ``prefix`` is the number of tokens that were read once for all passes. No two passes may predict the same token.
     """
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),
@@ -84,14 +74,14 @@ def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
 def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     """Return metrics of rewards and of excluded attempts. ``kept`` is ``selection`` after the filters of the algorithm.
 
-    - ``reward``: mean reward of all trainable attempts, including filtered attempts; NaN if no attempt is trainable.
+    - ``reward``: mean reward of the trainable attempts, including filtered attempts; NaN if no attempt is trainable.
     - ``reward_spread``: mean over the groups of the standard deviation of the rewards within a group.
     - ``constant_groups``: share of the groups in which all rewards are equal.
     - ``failed``: number of attempts that cannot be trained.
     - ``filtered``: number of trainable attempts that the algorithm's filters excluded.
 
-    Groups with fewer than two trainable attempts are left out of ``reward_spread`` and ``constant_groups``. If no group
-    remains, both are NaN.
+    ``reward_spread`` and ``constant_groups`` leave out groups with fewer than two trainable attempts. They are NaN if
+    no group remains.
     """
     rewards = [sample.total for sample in selection.samples]
     failed = len(selection.excluded)
@@ -114,20 +104,19 @@ def pass_metrics(
     """Return the metrics of the optimizer steps over a batch, such as:
 
     - ``staleness``: ``version`` minus the version of the oldest weights that sampled a token of the batch.
-    - ``model_tokens``: number of tokens that the models read in the first epoch, without padding. A prefix that several
-      sequences share, and that is computed once, counts once.
+    - ``model_tokens``: number of tokens that the models read in the first epoch, without padding. A prefix that is
+      computed once counts once.
     - ``padding``: share of padding among the tokens that the models read.
-    - ``skipped_steps``: number of steps that were not applied, because the loss or a gradient was not finite.
+    - ``skipped_steps``: number of steps in which the loss or a gradient was not finite.
     - ``policy_loss`` and the other terms of the loss: mean over the applied steps.
     - ``policy_gradient_norm``, ``critic_gradient_norm``: mean norm of the gradient over the applied steps.
 
     If the policy ran:
 
     - ``entropy``: mean entropy, in nats, over the action tokens that the policy read.
-    - ``first_ratio_deviation``: largest |pi / pi_old - 1| in the first pass, before any weight changes.
+    - ``first_ratio_deviation``: largest |pi / pi_old - 1| before any weight changes.
     - ``logprob_gap``: largest absolute difference between trainer and sampler in the log-probability of an action
-      token, before any weight changes. If older weights sampled the batch, the difference includes the change of the
-      policy since sampling.
+      token, before any weight changes. For a stale batch, this includes the change of the policy since sampling.
     - ``logprob_gap_mean``: mean of these absolute differences.
 
     ``version`` is the version of the policy's weights before the steps.
@@ -169,9 +158,9 @@ def pass_metrics(
 
 
 def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Tensor:
-    """Return the policy's entropy at each token of the batch, from the first pass that read the token: (N,).
+    """Return the policy's entropy at each token of the batch, from the first of ``passes`` that read the token: (N,).
 
-    ``passes`` are the passes of the update, in order. The entropy is NaN at tokens that no pass read.
+    The entropy is NaN at tokens that no pass read.
     """
     entropy = torch.full((len(prepared.batch.ids),), math.nan, dtype=torch.float64)
     for one in reversed(passes):
@@ -180,12 +169,10 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities that the policy gave to n tokens before the update.
+    """Return (tokens, log-probabilities) of the policy before the update, for n tokens: (n,) each.
 
-    The result is (tokens, log-probabilities), two tensors of the shape (n,). Tokens are given by their indices in the
-    batch. If ``prepared`` has log-probabilities from before the update, the result contains all tokens of the batch.
-    Otherwise the result contains the tokens of ``first``, the first pass of the update, which ran before any weight
-    changed.
+    ``tokens`` are indices in the batch. Usually they are the tokens of ``first``, the first pass of the update. If an
+    extra pass ran before the update, they are all tokens of the batch.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
@@ -197,13 +184,11 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
     - ``kl_reference``: mean KL divergence from the reference per token (see :func:`kl_reference`).
     - ``kl_coefficient``: coefficient of the KL penalty.
     - ``importance_weight``: mean importance weight of the action tokens; missing if every token has weight 1.
-    - ``correction/effective_share``: effective sample size of the action tokens divided by their number
-      (:func:`agent_r1.algorithms.ops.effective_share`). 1 if all importance weights of the correction are equal;
-      missing without a correction.
+    - ``correction/effective_share``: effective sample size of the action tokens under the correction, divided by their
+      number (:func:`agent_r1.algorithms.ops.effective_share`).
     - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
-    - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G; missing if all targets are
-      equal. V is the critic's value before the update, so the metric measures a prediction. The metric is 0 for a
-      critic that gives all tokens the same value.
+    - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G, with the critic's value V
+      before the update; missing if all targets are equal.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
@@ -239,13 +224,9 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
     """Return the outcome of each attempt of the batch.
 
     An attempt is ``Trained`` if one of its tokens has a policy loss, and an applied optimizer step used the attempt.
-    Other attempts are ``Excluded`` with a reason. Only steps of the policy count. If no step trained the policy, as in
-    the critic's warm-up, all steps count.
+    Steps that train only the critic count only if no step trained the policy.
 
-    Args:
-        prepared: the batch.
-        steps: the optimizer steps of the update.
-        without_loss: the reason for attempts in which no token has a policy loss.
+    ``without_loss`` is the reason for attempts in which no token has a policy loss.
     """
     batch, weights = prepared.batch, prepared.weights
     steps = [step for step in steps if POLICY in step.modules] or steps
@@ -268,10 +249,7 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
 
 
 def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return an :class:`Excluded`, with the reason, for each attempt that is never trained.
-
-    These attempts are the greedy attempts, and the failed attempts that were replaced by a new attempt.
-    """
+    """Return the outcomes of greedy attempts, and of failed attempts that were replaced by a new attempt."""
     outcomes = []
     for greedy in (group.greedy for group in groups if group.greedy is not None):
         failed = STATUS_POLICY[greedy.status] != "train"
@@ -284,16 +262,9 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return token records for the attempts of at most ``groups`` groups.
+    """Return token records for the attempts of the first ``groups`` groups that an optimizer step used.
 
-    Groups are taken in the order of the batch. A group is skipped if no optimizer step used any of its attempts. This
-    function runs no model: the update has already computed all numbers of the records.
-
-    Args:
-        samples: the samples of the batch, in the order of the batch's trajectories.
-        prepared: the batch.
-        steps: the optimizer steps of the update.
-        groups: the maximum number of groups.
+    ``samples`` are in the order of the batch's trajectories.
     """
     if not groups:
         return ()

@@ -1,4 +1,4 @@
-"""The policy update: it changes the weights, and reports for each attempt whether it was trained or excluded."""
+"""The policy update: it changes the weights, and reports which attempts were trained or excluded."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from agent_r1.trainer.report import (
 NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 
 ROLE_BASELINE = "role_baseline/"
-"""The prefix of some names in ``TrainerState.scalars``. The rest of such a name is the role of an agent in a game of
-several agents. The value is the baseline of this role: a running mean of its returns."""
+"""The prefix of the names in ``TrainerState.scalars`` for the baselines of roles (agents in a game of several
+agents)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,8 @@ class SelectedGroup:
 
     Attributes:
         group: the group as it was sampled.
-        selection: the trainable attempts with their rewards, and the excluded attempts with reasons. The algorithm's
-            filters have not been applied.
-        has_signal: whether the algorithm's filters keep at least one attempt of a batch that has only this group. From
-            such a batch, filters that compare groups with each other remove nothing.
+        selection: the trainable and the excluded attempts, before the filters of the algorithm.
+        has_signal: whether the algorithm's filters keep at least one attempt, if the batch has only this group.
     """
 
     group: Group
@@ -69,15 +67,13 @@ class UpdateReport:
     """The result of one update.
 
     Attributes:
-        step: the number of the update, from 1.
-        version: the version of the policy's weights after the update. If the policy was not trained, this is the
-            version from before the update.
-        metrics: the metrics of the update by name.
-        outcomes: for each attempt of the groups, whether it was trained on, or why it was left out. Greedy attempts,
-            and failed attempts that were tried again, are included.
+        step: the index of the update, from 1.
+        version: the version of the policy's weights after the update.
+        outcomes: the outcome of each attempt of the groups, including greedy attempts and failed attempts that were
+            tried again.
         micro_tokens: the maximum number of tokens in a micro-batch after the update.
-        token_records: the numbers that the update computed for the action tokens, one record for each turn with action
-            tokens. Only the attempts of a few groups have records (setting ``record_tokens``).
+        token_records: one record for each turn with action tokens, for the attempts of a few groups (setting
+            ``record_tokens``).
     """
 
     step: int
@@ -92,16 +88,11 @@ class PolicyUpdater:
     """A service that trains a policy on groups of trajectories, through a trainer.
 
     Args:
-        trainer: holds the models.
-        algorithm: defines the advantages, the loss, the filters and the number of epochs.
-        config: defines the number of minibatches and the schedule of the learning rates.
-        reward_weights: the weight of each reward by the reward's name. A reward without an entry has weight 1.
-        reward_schedules: a schedule for each reward, by the reward's name. In each step, the weight of the reward is
-            multiplied by the factor that the schedule has for this step.
+        reward_weights: the weight of each reward by name. A reward without an entry has weight 1.
+        reward_schedules: a schedule for each reward by name. In each step, it gives a factor for the reward's weight.
         seed: the seed of the random division of trajectories into minibatches.
-        steps: the number of updates of the whole run, for the schedule of the learning rates.
+        steps: the number of updates of the whole run.
         record_groups: the maximum number of groups per update whose attempts get token records.
-        profiler: measures how long the conversion of trajectories to batches takes.
     """
 
     def __init__(
@@ -136,18 +127,17 @@ class PolicyUpdater:
 
     @property
     def needs_greedy(self) -> bool:
-        """Whether the algorithm compares the attempts of each group with a greedy attempt."""
+        """Whether the algorithm compares the attempts of a group with a greedy attempt."""
         return "greedy" in self._algorithm.needs
 
     @property
     def micro_tokens(self) -> int:
-        """The maximum number of tokens in a micro-batch."""
         return self._trainer.micro_tokens
 
     def select(self, group: Group) -> SelectedGroup:
-        """Return the group with its attempts divided into trainable and excluded attempts.
+        """Divide the attempts of a group into trainable and excluded attempts.
 
-        Call this method once for each group, when the group arrives.
+        Call this method when the group arrives, because the weights of rewards depend on the step.
         """
         weights = weights_at(self._reward_weights, self._reward_schedules, self._step + 1)
         selection = select_trainable([group], weights)
@@ -205,7 +195,7 @@ class PolicyUpdater:
             return UpdateReport(self._step, version, metrics, tuple(outcomes), self._trainer.micro_tokens, records)
 
     def publish(self) -> WeightUpdate:
-        """Return a weight update with the policy's current weights, without copying the weights.
+        """Return the policy's current weights, without copying them.
 
         If a checksum is due (setting ``checksum_every``), the first call after a change of the weights computes the
         checksum.
@@ -215,16 +205,13 @@ class PolicyUpdater:
         return self._published
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's weights by ``weights``, and count them as a new version."""
+        """Replace the policy's weights, and count the new weights as a new version."""
         self._trainer.load_weights(weights)
         self._version += 1
         self._published = None
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the updater's and the trainer's state, without the policy's weights.
-
-        A trainer that runs in several processes writes its tensors to files in ``folder``. This folder need not exist.
-        """
+        """Return a copy of the state of updater and trainer, without the policy's weights (see ``Trainer.state``)."""
         state = self._trainer.state(folder)
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
         roles = {f"{ROLE_BASELINE}{role}": baseline for role, baseline in self._role_baselines.items()}
@@ -233,8 +220,7 @@ class PolicyUpdater:
     def load_state(self, state: TrainerState) -> None:
         """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``.
 
-        Raises:
-            InvalidInput: the state was saved for different weights, a different algorithm or a different model.
+        Raise InvalidInput if the state was saved for different weights, a different algorithm or a different model.
         """
         self._trainer.load_state(state)
         self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])
@@ -288,16 +274,14 @@ class PolicyUpdater:
         return PreparedBatch(batch, weights, outputs, old_logprobs)
 
     def _optimize(self, prepared: PreparedBatch, factor: float) -> list[OptimizerStep]:
-        """Take the optimizer steps of one update, and return these steps in order. ``factor`` multiplies the learning
-        rates.
+        """Take the optimizer steps of one update, one per minibatch and epoch. Return the steps in order.
 
-        Usually each step trains all modules that get a gradient. If ``critic_epochs`` is set, the policy takes all its
-        steps first, and then the critic takes its own steps. A module without a gradient takes no step, because
-        momentum would change its weights.
+        Usually each step trains all modules that get a gradient. If ``critic_epochs`` is set, the steps of the critic
+        follow the steps of the policy. A module without a gradient takes no step, because momentum would change its
+        weights.
 
-        There is one step per minibatch and epoch. Minibatches are random sets of whole trajectories. A trajectory that
-        contributes to no gradient, for example because all rewards of its group are equal, is in no minibatch: no model
-        reads this trajectory, which only counts in the denominators of the loss.
+        Minibatches are random sets of whole trajectories. A trajectory that contributes to no gradient is in no
+        minibatch. ``factor`` multiplies the learning rates.
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         gradients: dict[Module, set[int]] = {}  # the trajectories that contribute to the gradient of each module
