@@ -202,8 +202,7 @@ class EnginePool:
         return piece if member.fenced is None else None
 
     def _choose(self, session_id: str | None) -> _Member:
-        """Return the server of the session. A session without a working server gets the server with the fewest
-        requests.
+        """Return the server of the session, or for a session without a working server, the least busy one.
 
         Raise EngineError if all servers are fenced.
         """

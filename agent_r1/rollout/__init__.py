@@ -1,7 +1,6 @@
 """Rollouts: sessions, which make turns; the agent loop and other rollouts; context policies; and the collector.
 
-Each name is imported when it is first used. So an import of ``agent_r1.rollout.config`` does not load torch and
-transformers.
+Each name is imported on first use, so that ``agent_r1.rollout.config`` does not load torch.
 """
 
 from typing import TYPE_CHECKING

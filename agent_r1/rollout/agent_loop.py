@@ -1,7 +1,7 @@
 """The agent loop: one attempt of a policy in an environment.
 
-If the environment or the engine raises an exception, the trajectory gets a status and a reason that describe the
-failure. The agent loop itself raises an exception only if it is cancelled.
+A failure of the environment or the engine becomes the status and the reason of the trajectory. The agent loop raises an
+exception only if it is cancelled.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A policy and everything that it needs to act: an engine, a renderer, and sampling parameters.
+    """A policy and everything that it needs to act.
 
     Attributes:
         params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
         context_length: the largest number of tokens of a prompt and its action together.
-        seed: the root seed of the run. The seed of each turn is derived from the root seed.
+        seed: the root seed of the run, from which the seed of each turn is derived.
         context_policy: how much of a long episode the policy sees.
         profiler: measures how much time environments take.
     """
@@ -50,19 +50,16 @@ class Agent:
     profiler: Profiler = NO_PROFILER
 
     def open_session(self, attempt: AttemptId) -> Session:
-        """Return a new session, in which this agent can make the attempt ``attempt``."""
+        """Return a new session for the attempt ``attempt``."""
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
 
 
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
     """Return a client that answers a conversation with a message sampled from ``engine``.
 
-    ``renderer`` converts the conversation to tokens, and the sampled tokens to the message. ``params`` are the sampling
-    parameters of every message.
-
-    The seed of a sample depends only on ``params.seed`` and on the text and the images of the conversation. So if an
-    episode is repeated with the same weights, the client gives the same answers. For a frozen model, use an engine
-    whose weights are not updated. The client raises EngineError if the engine cannot answer.
+    The seed of an answer depends only on ``params.seed`` and on the text and the images of the conversation. So with
+    the same weights, a repeated conversation gets the same answer. The client raises EngineError if the engine cannot
+    answer.
     """
 
     async def complete(messages: tuple[Message, ...], /) -> Message:
@@ -89,9 +86,9 @@ class AgentLoop:
     env: Env
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task, and return a tuple that holds only the trajectory of this attempt.
+        """Make one attempt at the task, and return its trajectory, in a tuple.
 
-        If the attempt failed, the trajectory holds the turns that were completed before the failure.
+        The trajectory of a failed attempt holds the turns that were completed before the failure.
         """
         agent = self.agent
         policy = chat_client(agent.engine, agent.renderer, replace(agent.params, seed=context.seed))
@@ -129,7 +126,7 @@ _environment_failed = partial(_RolloutEnd, Status.ENVIRONMENT_FAILED)
 
 @dataclass(slots=True)
 class _AgentRollout:
-    """One attempt of an agent in an environment: its session, its episode and its history."""
+    """One attempt of an agent in an environment."""
 
     agent: Agent
     env: Env
@@ -142,7 +139,7 @@ class _AgentRollout:
     reason: str | None = None
 
     async def run(self) -> None:
-        """Run the episode: prompt -> action -> transition -> next prompt, until the environment ends the episode."""
+        """Repeat prompt -> action -> transition until the environment ends the episode."""
         with isolate(_environment_failed):
             with self.agent.profiler.measure(Part.TOOLS):
                 self.episode = await run_detached(self.env.open(self.task, self.context))
@@ -173,8 +170,7 @@ class _AgentRollout:
     async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
         """Return the prompt for the next action, after ``action`` and ``observation``.
 
-        The result continues ``prompt``, for which ``action`` was sampled. If the context policy rewrites the context,
-        the result starts a new branch of the trajectory.
+        The result continues ``prompt``, the prompt of ``action``, unless the context policy rewrites the context.
         """
         policy, session = self.agent.context_policy, self.session
         self.history = self.history.append(action.message, observation)
@@ -201,8 +197,7 @@ class _AgentRollout:
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
         """Return a prompt that asks the policy for a summary, or None if every possible prompt is too long.
 
-        The prompt with the whole history is tried first. If it leaves no room for the summary, prompts with the shorter
-        histories that the context policy proposes are tried.
+        The whole history is tried first, and then the shorter histories that the context policy proposes.
 
         Args:
             before: the messages up to and including the last action.
@@ -219,10 +214,9 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Sample a summary of the history from the policy with ``prompt``.
+        """Sample a summary from the policy, and replace the exchanges of the history by its text.
 
-        The text of the summary replaces the actions and observations in the history. If the summary has no text, the
-        history does not change.
+        If the summary has no text, the history does not change.
         """
         action = await self._sample(prompt, "summary")
         self.session.observe(Transition(()))
@@ -232,9 +226,6 @@ class _AgentRollout:
 
 @cache
 def _warn_about_long_opening(context_length: int) -> None:
-    """Log a warning that the opening messages of an episode leave no room for an action in the context.
-
-    The function is cached, so that one warning is logged for each context length, not one for each episode.
-    """
+    """Log a warning that opening messages leave no room for an action, once for each context length."""
     message = "the opening of an episode leaves no room in a context of %d tokens: such episodes cannot be trained"
     log.warning(message, context_length)

@@ -1,6 +1,4 @@
-"""The collector: a service that makes groups of attempts concurrently, scores and records the attempts, and yields the
-groups.
-"""
+"""The collector makes groups of attempts concurrently, scores and records the attempts, and yields the groups."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from agent_r1.tools.execution import run_detached
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A request for ``size`` attempts at ``task``. ``group_id`` is the number of the group in the run, from 0."""
+    """A request for ``size`` attempts at ``task``. ``group_id`` is the index of the group in the run."""
 
     group_id: int
     task: Task
@@ -35,11 +33,10 @@ class RolloutLimits:
 
     Attributes:
         concurrency: the largest number of attempts that run at the same time.
-        episode_seconds: the time limit of an attempt, in seconds.
-        score_seconds: the time limit of one scorer for one group, in seconds.
-        retries: the largest number of repetitions of a failed attempt. An attempt is repeated if ``STATUS_POLICY`` of
-            its status is "retry".
-        retry_seconds: the pause before the first repetition, in seconds. Each further pause is twice as long.
+        episode_seconds: the time limit of an attempt.
+        score_seconds: the time limit of one scorer for one group.
+        retries: the largest number of repetitions of a failed attempt, if ``STATUS_POLICY`` of its status is "retry".
+        retry_seconds: the pause before the first repetition. Each later pause is twice as long.
     """
 
     concurrency: int = 256
@@ -50,10 +47,7 @@ class RolloutLimits:
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
-"""The seconds that a rollout has after its deadline to release its session and close its episode.
-
-After these seconds, the rollout is cancelled.
-"""
+"""The time after its deadline in which a rollout can close its episode. Then the rollout is cancelled."""
 
 Acquire = Callable[[GroupRequest], Awaitable[int]]
 """A function that waits until a group is allowed to start, and returns the version of the weights at the start."""
@@ -68,10 +62,9 @@ class Collector:
         recorder: stores the start and the end of each attempt.
         run: the name of the run, which is a part of the id of each attempt.
         limits: the limits of the attempts.
-        seed: the root seed. The seed of each attempt is derived from the root seed.
-        greedy: a second rollout, which makes one additional attempt for each group, without random sampling. If None,
-            there is no additional attempt. The sample index of the additional attempt is the size of the group. This
-            attempt is scored separately, so that scorers do not compare it with the group.
+        seed: the root seed, from which the seed of each attempt is derived.
+        greedy: a second rollout, without random sampling, which makes one additional attempt for each group. This
+            attempt is scored separately. Its sample index is the size of the group.
         models: the models that environments can query, by role.
         profiler: measures the time of the scorers.
     """
@@ -97,9 +90,8 @@ class Collector:
     async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
         """Yield each group when all its attempts are complete, in the order of ``requests``.
 
-        Before a group starts, ``await acquire(request)`` waits until the group may start, and returns the version of
-        the weights. An attempt starts when fewer than ``limits.concurrency`` attempts run. If the caller closes the
-        iterator, the running attempts are cancelled.
+        Before a group starts, ``acquire(request)`` is awaited. If the caller closes the iterator, running attempts are
+        cancelled.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
         starter = asyncio.create_task(self._start_groups(requests, acquire, started))
@@ -119,10 +111,7 @@ class Collector:
         acquire: Acquire,
         started: asyncio.Queue[asyncio.Task[Group] | None],
     ) -> None:
-        """Start the groups in the order of ``requests``, and put each started group into the queue ``started``.
-
-        A group starts when ``acquire`` allows it. If the queue is full, wait until the consumer takes a group.
-        """
+        """Start the groups in the order of ``requests``, and put them into the queue ``started``."""
         try:
             for request in requests:
                 version = await acquire(request)
@@ -151,11 +140,9 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt. While the last attempt has failed, make a new attempt, at most ``limits.retries`` times.
+        """Make an attempt, and repeat it if its status demands this. Return the trajectories of all attempts, in order.
 
-        Only a status that ``STATUS_POLICY`` maps to "retry" counts as a failure here. Return the trajectories of all
-        these attempts, in order. This method records the end of each attempt except the last. The caller scores and
-        records the last trajectory.
+        This method records the end of each attempt except the last. The caller scores and records the last attempt.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -166,10 +153,7 @@ class Collector:
         return trajectories
 
     async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
-        """Wait until fewer than ``limits.concurrency`` attempts run, and then make an attempt.
-
-        The trajectory holds the start time, the seconds of waiting before the start, and the seconds of the attempt.
-        """
+        """Wait for a free slot, and make an attempt. The trajectory holds its start time, waiting time and duration."""
         arrival = time.perf_counter()
         async with self._slots:
             start_time, start = time.time(), time.perf_counter()
@@ -194,9 +178,9 @@ class Collector:
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return all of ``trajectories``, in their order. The trajectories that can be trained on get rewards.
+        """Return ``trajectories`` in their order. Trajectories that can be trained on get rewards.
 
-        If a scorer fails, the trajectories that can be trained on get the status REWARD_FAILED instead.
+        If a scorer fails, these trajectories get the status REWARD_FAILED instead.
         """
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
@@ -210,7 +194,7 @@ class Collector:
         return tuple(scored.get(t.attempt, t) for t in trajectories)
 
     async def _compute_rewards(self, trajectories: tuple[Trajectory, ...], task: Task) -> list[Scores]:
-        """Return one mapping for each trajectory: the rewards of all scorers by the name of the reward."""
+        """Return the rewards of all scorers for each trajectory, by the name of the reward."""
         merged: list[dict[str, RewardValue | Unscored]] = [{} for _ in trajectories]
         for scorer in self._scorers:
             limit = asyncio.timeout(self._limits.score_seconds)
@@ -231,15 +215,13 @@ class _UserCodeFailure(Exception):
 
 
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
-    """Return the trajectory with the rewards ``scores``, or with the status REWARD_FAILED if these rewards are invalid.
+    """Return the trajectory with the rewards ``scores``, or with the status REWARD_FAILED if the rewards are invalid.
 
-    The rewards are invalid in each of these cases:
+    Rewards are invalid in three cases:
 
     - A reward is not valid (:func:`~agent_r1.rollout.user_code.validate_rewards`).
-    - The same name is used at two levels (call, turn, trajectory). A name has one weight, so it must belong to one
-      level.
-    - A reward per turn has a wrong number of values. It must have one for each turn, or one for each turn that is not a
-      summary.
+    - A name is used at two of the levels call, turn and trajectory.
+    - A tuple has neither one number for each turn, nor one for each turn that is not a summary.
     """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too

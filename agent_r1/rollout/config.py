@@ -19,20 +19,17 @@ class ContextPolicyConfig(BaseModel):
     docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
-    """Number of latest turns that the policy sees unchanged (fewer if the context has no room for all of these turns).
-
-    With the policy summary, the meaning is different: if an episode has more than ``keep_turns`` turns, a summary
-    replaces all of them.
-    """
+    """Number of latest turns that the policy sees unchanged, if the context has room. With summary: if an episode has
+    more turns than this, a summary replaces all of them."""
 
     after_tokens: int = Field(default=0, ge=0)
     """The context is not rewritten until it is longer than this number of tokens, or leaves no room for an action."""
 
     max_characters: int = Field(default=200, ge=1)
-    """With truncate: number of characters that are kept of each tool result, except in the latest keep_turns turns."""
+    """With truncate: number of characters that are kept of each tool result before the latest keep_turns turns."""
 
     max_lines: int = Field(default=3, ge=1)
-    """With evidence: number of lines that are kept in total of the tool results before the latest keep_turns turns."""
+    """With evidence: number of lines that are kept of all tool results before the latest keep_turns turns."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:

@@ -1,9 +1,8 @@
 """Context policies: how much of an episode the policy sees before each action.
 
-A context policy proposes contexts for the history of the episode, the most complete context first. The agent loop uses
-the first context that leaves room for a whole action. If this context does not begin with all messages of the previous
-context, a new branch of the trajectory begins. All tokens in the first prompt of a branch are observations, also the
-tokens of the policy's own earlier messages.
+A context policy proposes contexts, the most complete context first. The agent loop uses the first one that leaves room
+for a whole action. If this context does not continue the previous context, a new branch of the trajectory begins. All
+tokens in the first prompt of a branch are observations.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Messages = tuple[Message, ...]
 class Exchange:
     """An action of the policy, and the messages of the observation that followed the action.
 
-    Do not confuse this class with the protocol :class:`agent_r1.gateway.dialect.Exchange`.
+    Not the protocol :class:`agent_r1.gateway.dialect.Exchange`.
     """
 
     action: Message
@@ -37,8 +36,7 @@ class Exchange:
 class History:
     """An unfinished episode: its opening messages, its exchanges, and the policy's notes on earlier exchanges.
 
-    An exchange is an action of the policy with the observation that followed it. The notes are the text of the last
-    summary. ``messages`` are the opening messages with the notes at the end, followed by the messages of the exchanges.
+    The notes are the text of the last summary. They stand at the end of the opening messages.
 
     Example:
         History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.")
@@ -53,15 +51,11 @@ class History:
         return self.with_exchanges(self.exchanges)
 
     def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
-        """Return the messages of this history, but with ``exchanges`` in place of its own exchanges.
-
-        The opening messages, with the notes at the end, come first.
-        """
+        """Return the opening messages and the notes, followed by the messages of ``exchanges``."""
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for one in exchanges for message in (one.action, *one.observation)))
 
     def append(self, action: Message, observation: Messages) -> History:
-        """Return the history with one more exchange at the end: ``action``, followed by ``observation``."""
         return replace(self, exchanges=(*self.exchanges, Exchange(action, observation)))
 
 
@@ -70,7 +64,7 @@ class ContextPolicy(ABC):
     """Base class of context policies.
 
     Attributes:
-        keep_turns: how many of the latest exchanges are not rewritten, if the context has room for these exchanges.
+        keep_turns: the number of latest exchanges that are not rewritten, if the context has room.
         after_tokens: the context is not rewritten until it is longer than this number of tokens, or leaves no room for
             an action.
     """
@@ -80,17 +74,12 @@ class ContextPolicy(ABC):
 
     @abstractmethod
     def candidates(self, history: History) -> Iterator[Messages]:
-        """Yield contexts for the next action, the most complete context first. At least one context is yielded.
-
-        The first context that leaves room for an action is used.
-        """
+        """Yield contexts for the next action, the most complete context first. At least one context is yielded."""
 
     def summary_request(self, history: History, fits: bool) -> Message | None:
         """Return a message that asks the policy to summarize the history, or None if no summary is needed.
 
-        Args:
-            history: the history before the next action.
-            fits: whether the whole history leaves room for an action.
+        ``fits`` says whether the whole history leaves room for an action.
         """
         return None
 
@@ -107,10 +96,7 @@ class Append(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(ContextPolicy):
-    """A context policy that keeps the opening messages and the latest ``keep_turns`` exchanges.
-
-    An exchange is an action of the policy with the observation that followed it.
-    """
+    """A context policy that keeps the opening messages and the latest ``keep_turns`` exchanges."""
 
     def candidates(self, history: History) -> Iterator[Messages]:
         for count in _countdown(min(self.keep_turns, len(history.exchanges))):
@@ -121,9 +107,8 @@ class Window(ContextPolicy):
 class Truncate(ContextPolicy):
     """A context policy that cuts old observations to ``max_characters`` characters, and leaves out their images.
 
-    An exchange is an action and the observation that follows it. First, the observations of the latest ``keep_turns``
-    exchanges stay whole, and all older observations are cut. If the context then has no room for an action, further
-    observations are cut, the oldest first; the latest observation is never cut. If this is not enough, the oldest
+    At first, the observations of the latest ``keep_turns`` exchanges stay whole. If the context has no room for an
+    action, more observations are cut, the oldest first, but never the latest one. If this is not enough, the oldest
     exchanges are dropped.
     """
 
@@ -148,12 +133,10 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """A context policy that replaces the exchanges of the history by a summary, written by the policy itself.
+    """A context policy that replaces the exchanges of the history by a summary, which the policy itself writes.
 
-    An exchange is an action of the policy with the observation that followed it. A summary is written when the history
-    has more than ``keep_turns`` exchanges, or leaves no room for an action. The episode continues from the opening
-    messages and the summary. A summary is sampled, recorded and trained like other actions. If a summary contains only
-    reasoning and tool calls, and no other text, the history does not change.
+    A summary is written when the history has more than ``keep_turns`` exchanges, or leaves no room for an action. The
+    summary is sampled, recorded and trained like an action. A summary without text changes nothing.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:
@@ -175,11 +158,8 @@ SUMMARY_REQUEST = Message.user(
 class Evidence(ContextPolicy):
     """A context policy that keeps the latest exchanges, and the most relevant lines of older observations.
 
-    An exchange is an action of the policy with the observation that followed it. The latest ``keep_turns`` exchanges
-    and ``max_lines`` lines of all older observations together are kept. All other text of older exchanges is dropped.
-
-    A line is more relevant if it shares more words with the task and the latest exchanges. A rare word has a larger
-    weight than a frequent word (see :func:`best_lines`).
+    The latest ``keep_turns`` exchanges and ``max_lines`` lines of all older observations together are kept. The
+    relevance of a line is its score in :func:`best_lines`, with the task and the latest exchanges as the query.
     """
 
     max_lines: int = 3
@@ -203,11 +183,10 @@ class Evidence(ContextPolicy):
 
 
 def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
-    r"""Return the ``count`` lines of ``texts`` with the highest scores, in the order in which they occur in ``texts``.
+    r"""Return the ``count`` lines of ``texts`` with the highest scores, in the order of ``texts``.
 
-    The score of a line is a sum over the words that occur both in the line and in ``query``. A word that occurs in m of
-    n lines adds log(1 + n / m) to the score. If two lines have equal scores, the later line is chosen first. A line
-    that occurs several times is used once.
+    The score of a line is the sum of log(1 + n / m) over the words that the line shares with ``query``. n is the number
+    of lines, and m the number of lines with the word. Of two equal scores, the later line wins. Equal lines count once.
 
     Example:
         >>> best_lines(["Alba: mayor Bruno.\nIt rains."], "Who is mayor of Alba?", 1)
@@ -230,8 +209,7 @@ def _words(text: str) -> frozenset[str]:
 def with_notes(start: Messages, notes: str) -> Messages:
     """Return the opening messages ``start`` with ``notes`` at the end of the last user message.
 
-    The notes are not a message of their own, because some chat templates refuse two adjacent user messages. If there is
-    no user message, the notes become a user message at the end.
+    If there is no user message, the notes become one. Some chat templates refuse two adjacent user messages.
     """
     last = max((index for index, message in enumerate(start) if message.role == "user"), default=None)
     if last is None:
@@ -240,10 +218,9 @@ def with_notes(start: Messages, notes: str) -> Messages:
 
 
 def with_request(messages: Messages, request: Message) -> Messages:
-    """Return the messages with a user's request at the end.
+    """Return the messages with a user's request at the end. A user message at the end is extended by the request.
 
-    Some chat templates refuse two adjacent user messages. So if the last message is a user message, the text of the
-    request is added to the last message.
+    Some chat templates refuse two adjacent user messages.
     """
     if messages and messages[-1].role == "user":
         return (*messages[:-1], _with_text(messages[-1], request.text))
@@ -263,7 +240,6 @@ def _shortened(message: Message, max_characters: int) -> Message:
 
 
 def _countdown(count: int) -> range:
-    """Return the range from ``count`` down to 1."""
     return range(count, 0, -1)
 
 

@@ -13,7 +13,7 @@ from agent_r1.envs.multi_agent import GAME_SECONDS, Game, Match, PlayerEnv
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 
 RETURN = "return"
-"""The name of the reward that holds the score of a player in the game."""
+"""The name of the reward that holds the score of a player."""
 
 
 async def play_game(
@@ -26,20 +26,19 @@ async def play_game(
 ) -> tuple[Trajectory, ...]:
     """Play one match and return one trajectory for each player, in the order of ``agents``.
 
-    Each trajectory has a reward with the name ``return``: the score that the game gives to the player. The episode of
-    each player begins with ``task.messages``, followed by the first question of the game to the player. A player
-    that gets no question has a score but no turns.
+    The reward ``return`` of a trajectory is the player's score. A player's episode begins with ``task.messages`` and
+    the first question of the game to the player. A player without a question has a score but no turns.
 
-    The game has no result if it fails or takes more than ``seconds``. Then no trajectory has a reward, and each
-    trajectory whose status allows training gets the status REWARD_FAILED.
+    If the game fails or takes more than ``seconds``, no trajectory has a reward, and each trajectory whose status
+    allows training gets the status REWARD_FAILED.
 
     Args:
         game: asks the players questions, and returns their scores.
         agents: the players. One agent can be several players (self-play).
         task: the task that the game and all players get.
-        contexts: one context for each player, each with an attempt id of its own.
-        seed: the seed of the random numbers of the game.
-        seconds: the time limit of the game, in seconds.
+        contexts: one context for each player, each with its own attempt id.
+        seed: the seed of the game.
+        seconds: the time limit of the game.
     """
     match = Match(game, task, seed, len(agents), seconds)
     episodes = (
@@ -56,10 +55,7 @@ async def play_game(
 
 
 async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
-    """Play the episode of one player and return its trajectory.
-
-    When the episode ends or fails, report to the game that the player has left.
-    """
+    """Play the episode of one player and return its trajectory. At the end, the player leaves the game."""
     try:
         (trajectory,) = await AgentLoop(agent, env).run(task, context)
         return trajectory

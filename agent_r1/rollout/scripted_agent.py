@@ -1,4 +1,4 @@
-"""A scripted agent: a callback, and not a model, chooses each message."""
+"""A scripted agent: a function, and not a model, writes each message."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from agent_r1.rollout.scripted_engine import completion_of
 from agent_r1.rollout.user_code import validate_messages, validate_transition
 
 UNLIMITED_TOKENS = 10**9
-"""The limit on tokens for scripted agents. It is so large that no episode reaches it."""
+"""The limit on tokens for scripted agents, which no episode reaches."""
 
 
 class ScriptedAgent:
-    """A rollout in which a Python function (the responder) writes the assistant's messages, instead of a model.
+    """A rollout in which a Python function, the responder, writes the assistant's messages.
 
-    For each attempt, ``policy_for(attempt_id)`` returns a responder. Each message of the responder is converted to
-    tokens and parsed again, like a message of a model. If the responder raises an exception, the attempt ends with the
-    status ENGINE_FAILED.
+    For each attempt, ``policy_for(attempt_id)`` returns a responder. Its messages are converted to tokens and parsed
+    again, like messages of a model. If the responder raises an exception, the attempt gets the status ENGINE_FAILED.
 
     Example:
         ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))
@@ -47,8 +46,7 @@ class ScriptedAgent:
 class _ScriptedEpisode:
     """The environment, the episode and the engine of one attempt, in one object.
 
-    The object stores the conversation as messages, because messages are the input of the responder: the function that
-    writes the assistant's messages instead of a model.
+    The object stores the conversation as messages, because messages are the input of the responder.
     """
 
     capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
@@ -80,10 +78,7 @@ class _ScriptedEpisode:
             await self._episode.close()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return the next message of the responder (the function that replaces the model) as a completion.
-
-        The chat template converts the message to text.
-        """
+        """Return the next message of the responder as a completion."""
         assert self._respond is not None
         await asyncio.sleep(0)
         before, tools, renderer = self._conversation, self.tools, self._renderer
@@ -94,7 +89,7 @@ class _ScriptedEpisode:
         return completion_of(renderer, whole.removeprefix(opening).rpartition(end)[0], params, 0)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Return the version of the update. A scripted agent has no weights to replace."""
+        """Return the version of the update. A scripted agent has no weights."""
         return update.version
 
     async def release(self, session_id: str) -> None:

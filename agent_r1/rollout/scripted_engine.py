@@ -19,20 +19,14 @@ from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 LOGPROB = math.log(0.5)
-"""The log-probability that ``ScriptedEngine`` reports for every token."""
+"""The log-probability of every token."""
 
 
 def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
-    """Return a completion, as if a model had generated ``text``.
+    """Return a completion, as if a model had generated ``text`` and then the end token.
 
-    The completion has the tokens of ``text`` and the end token. It ends early at the first token that meets the stop
-    condition of ``params``, or after ``params.max_tokens`` tokens.
-
-    Args:
-        renderer: converts the text to tokens.
-        text: the generated text.
-        params: the stop condition and the largest number of tokens.
-        version: the version of the weights that is recorded in the completion.
+    The completion ends early at the first token that meets the stop condition of ``params``, or after
+    ``params.max_tokens`` tokens. ``version`` is the version of the weights to record.
     """
     ids = (*renderer.encode(text), renderer.end_token_id)
     if params.stop_condition is not None:
@@ -43,7 +37,7 @@ def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams,
 
 
 def _up_to_stop(condition: StopCondition, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tokens up to and including the first one that meets the stop condition, or all tokens."""
+    """Return the tokens up to the first one that meets the stop condition, or all tokens."""
     count = next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))
     return ids[:count]
 
@@ -51,9 +45,7 @@ def _up_to_stop(condition: StopCondition, ids: tuple[int, ...]) -> tuple[int, ..
 class ScriptedEngine:
     """A fake InferenceEngine for tests: ``reply(prompt)`` returns the text of the completion for the text of a prompt.
 
-    The prompt and the reply are converted with the tokenizer and the chat template of ``renderer``. Every token has the
-    log-probability log 0.5. A completion ends early after ``max_tokens`` tokens, or at the first token that meets the
-    stop condition of the request.
+    Prompt and reply are converted with ``renderer``. Every token has the log-probability log 0.5.
 
     Example:
         ScriptedEngine(renderer, lambda prompt: "<answer>Bruno</answer>")

@@ -1,8 +1,7 @@
 """Sessions: the only code that makes turns.
 
 A session converts conversations to tokens, samples actions from an engine, and stores the exact tokens,
-log-probabilities and policy versions of each turn. The caller of a session, such as the agent loop, handles only
-messages.
+log-probabilities and policy versions of each turn. The caller of a session handles only messages.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from agent_r1.tools.execution import run_detached
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-"""The time limit for releasing a session, and for closing an episode, in seconds. After this time, the call is
-cancelled."""
+"""The time limit for releasing a session, and for closing an episode, in seconds."""
 
 
 class Rollout(Protocol):
@@ -40,12 +38,11 @@ class Rollout(Protocol):
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
         """Make one attempt at the task. Return a sequence with one trajectory, which has the attempt id ``context.id``.
 
-        If several trajectories are returned, the attempt fails, because the other trajectories (for example, of an
-        opponent in a game) belong to no group. To train both players of a game, give each player groups of its own, as
-        ``examples/self_play.py`` does.
+        With several trajectories, the attempt fails, because the others belong to no group. To train both players of a
+        game, give each player groups of its own, as ``examples/self_play.py`` does.
 
-        An attempt that does not end by ``context.deadline`` is cancelled. A failed attempt returns a trajectory with a
-        status that names the failure, and raises no exception.
+        An attempt is cancelled soon after ``context.deadline``. A failed attempt raises no exception, but returns a
+        trajectory with a status that names the failure.
         """
         ...
 
@@ -58,7 +55,7 @@ class Session:
         renderer: converts messages to tokens, and tokens to messages.
         params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
         context_length: the largest number of tokens of a prompt and its action together.
-        attempt: the id of the attempt. The engine uses the id as the name of the session.
+        attempt: the id of the attempt, which is also the name of the session in the engine.
         seed: the root seed of the run. The seed of each turn is derived from the root seed and the id of the attempt.
 
     Example:
@@ -97,8 +94,8 @@ class Session:
     async def respond(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> Action | Stopped:
         """Return the policy's next action in a conversation, or Stopped if there is no action.
 
-        If the conversation begins with the messages of an earlier turn, the new turn continues the earlier turn.
-        Otherwise the new turn starts a new branch. An exception is raised only if the call is cancelled.
+        The new turn continues an earlier turn or starts a new branch (see :meth:`prompt`). An exception is raised only
+        if the call is cancelled.
         """
         try:
             with isolate(_RenderError):
@@ -110,12 +107,11 @@ class Session:
     def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
         """Return the prompt for a conversation. The prompt continues an earlier turn or starts a new branch.
 
-        A turn matches if ``messages`` begin with its conversation, up to and including its action. The prompt continues
-        the matching turn with the longest conversation, and contains the exact tokens of this turn. If no turn matches,
-        or if the chat template changes earlier text, the prompt starts a new branch.
+        A turn matches if ``messages`` begin with its conversation, including its action. The prompt continues the
+        longest match, and contains the exact tokens of this turn. Without a match, or if the chat template changes
+        earlier text, the prompt starts a new branch.
 
-        Raises:
-            UnsupportedChat: the conversation cannot be rendered.
+        Raise UnsupportedChat if the conversation cannot be rendered.
         """
         self._complete_pending()
         longest, parent = (0, 0), None
@@ -139,7 +135,7 @@ class Session:
         return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:], media)
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt of a conversation that continues no earlier turn, with all tokens of the conversation.
+        """Return the prompt of a conversation that continues no earlier turn.
 
         Raise UnsupportedChat if the conversation cannot be rendered.
         """
@@ -153,9 +149,8 @@ class Session:
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
         """Sample an action for the prompt. Return the action, or Stopped if there is no action.
 
-        A later call of :meth:`observe` completes the turn with the outcome of the action. If :meth:`prompt` or
-        :meth:`sample` is called before :meth:`observe`, the turn is completed without an observation. An exception is
-        raised only if the call is cancelled.
+        :meth:`observe` later completes the turn with the outcome. If :meth:`prompt` or :meth:`sample` is called before,
+        the turn has no observation. An exception is raised only if the call is cancelled.
         """
         self._complete_pending()
         sample = await self.generate(prompt, kind)
@@ -171,13 +166,11 @@ class Session:
     ) -> Sample | Stopped:
         """Sample an action for the prompt without recording it. Return the sample, or Stopped if there is no action.
 
-        :meth:`accept` records a sample. Several calls can run at the same time. Each call has a different seed, which
-        depends on the number of calls before it.
+        :meth:`accept` records a sample. Several calls can run at the same time. Each call has its own seed.
 
         Args:
             kind: "act" for an action in the environment, "summary" for a summary of the context.
-            max_tokens: a limit on the tokens of this action; None, or a limit above the session's own limit, has no
-                effect.
+            max_tokens: a limit on the tokens of this action, in addition to the session's own limit.
             stop_strings: texts that end the action, in addition to the stop strings of the tool format.
         """
         room = self._context_length - len(prompt.token_ids)
@@ -226,9 +219,8 @@ class Session:
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
-        ``tools`` are the tools that an agent program named for this turn; None without an agent program.
-
-        Raise RuntimeError if no sampled action waits for its outcome.
+        ``tools`` are the tools that an agent program named for this turn. Raise RuntimeError if no sampled action waits
+        for its outcome.
         """
         sample = self._pending
         if sample is None:
@@ -258,10 +250,10 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Add an observation to the turn that ``prompt`` continues: all messages of ``prompt`` after the turn's action.
+        """Add the messages of ``prompt`` after the parent turn's action to the parent turn, as its observation.
 
         Call this method if the outcome of an action becomes known only with the next prompt. Tool messages become the
-        results of the turn. Do nothing if the turn already has an observation, or if the prompt is a new branch.
+        results of the turn. Do nothing if the turn has an observation, or if the prompt is a new branch.
         """
         if prompt.parent is not None and not self._turns[prompt.parent].observation:
             observation = prompt.messages[len(self._known[prompt.parent].messages) :]
@@ -274,7 +266,7 @@ class Session:
     ) -> Trajectory:
         """Return the completed turns as a trajectory with the given status. ``start`` are the opening messages.
 
-        The last action is left out if its outcome was not observed.
+        An action whose outcome was not observed is left out.
         """
         return Trajectory(
             attempt=self._attempt,
@@ -298,7 +290,7 @@ class Session:
     def _parse(
         self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind, timing: TurnTiming
     ) -> Sample:
-        """Return the parsed action as a Sample, without the tokens that were sampled after the end of the action."""
+        """Return the parsed action as a Sample, without tokens after the end of the action."""
         renderer, tools = self._renderer, prompt.tools
         length = renderer.action_length(completion.token_ids, tools)
         if length < len(completion.token_ids):
@@ -319,10 +311,10 @@ class Session:
             self.observe(Transition(()))
 
     def _state_after(self, index: int) -> tuple[RenderedPrompt, tuple[int, ...], tuple[PromptMedia, ...]]:
-        """Return (prompt, tokens, images) of turn ``index``.
+        """Return (rendered prompt, tokens, images) of turn ``index``.
 
-        ``prompt`` has the text of the conversation before the action. The tokens and images are all those from the
-        beginning of the branch to the end of the action.
+        The rendered prompt ends before the action. The tokens and images go from the beginning of the branch to the end
+        of the action.
         """
         action_ids = self._turns[index].action_ids
         if index == len(self._known) - 1 and self._newest is not None:
@@ -343,7 +335,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _KnownConversation:
-    """A conversation that ends with an action of this attempt, so that later requests can continue from the action.
+    """A conversation that ends with an action of this attempt, from which later requests can continue.
 
     ``has_end`` is true if the action ends with an end token.
     """
@@ -355,18 +347,13 @@ class _KnownConversation:
 
     @property
     def length(self) -> tuple[int, int]:
-        """(number of messages, number of characters of ``action``), a tuple by which two conversations are compared.
-
-        The conversation with more messages is the longer one. If both have equally many messages, the conversation
-        with the longer ``action`` is the longer one.
-        """
+        """(number of messages, number of characters of the action), by which conversations are compared."""
         return len(self.messages), len(self.action.text)
 
     def begins(self, messages: Messages) -> bool:
-        """Return whether ``messages`` begin with the messages of this conversation, which ends with an action.
+        """Return whether ``messages`` begin with the messages of this conversation.
 
-        If ``has_end`` is False, the action was cut off. Then the text of the action may be longer in ``messages`` than
-        in this conversation.
+        If the action was cut off (``has_end`` is False), its text may be longer in ``messages``.
         """
         given = messages[: len(self.messages)]
         if given and not self.has_end and given[-1].text.startswith(self.action.text):
@@ -383,11 +370,7 @@ class _RenderError(Exception):
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:
-    """Await the coroutine ``closing`` for at most CLOSE_SECONDS.
-
-    If ``closing`` fails or takes longer, log a warning and raise nothing. The text ``action`` names the action in the
-    warning.
-    """
+    """Await ``closing`` for at most CLOSE_SECONDS. A failure is logged as a warning that names the ``action``."""
     try:
         with isolate(RuntimeError):
             async with asyncio.timeout(CLOSE_SECONDS):

@@ -1,4 +1,4 @@
-"""Arguments and results of a session's methods: a prompt, a sampled action, and the reason why there is no action."""
+"""Arguments and results of a session's methods."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ class Stopped:
 class SessionPrompt:
     """A conversation, with its text and its tokens as the policy sees them.
 
-    If the conversation continues an earlier turn, this turn is the parent turn. Otherwise the conversation starts a new
-    branch.
+    The conversation continues an earlier turn, the parent turn, or starts a new branch.
 
     Attributes:
         messages: the conversation.
         tools: the tools that the prompt describes.
-        rendered: the text of the conversation, and the tokens that follow the action of the parent turn. In a new
-            branch, ``rendered`` has all tokens of the conversation.
+        rendered: the text of the conversation, and the tokens after the action of the parent turn. In a new branch, all
+            tokens.
         token_ids: all tokens of the conversation.
         parent: the index of the parent turn; None for a new branch.
         new_messages: the messages after the action of the parent turn. In a new branch, all messages.
@@ -50,7 +49,7 @@ class SessionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sampled action with its prompt, tokens and timing. The observation after the action is not known yet."""
+    """A sampled action with its prompt, tokens and timing. Its outcome is not known yet."""
 
     prompt: SessionPrompt
     completion: Completion

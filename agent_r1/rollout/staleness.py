@@ -10,15 +10,13 @@ from agent_r1.rollout.collector import GroupRequest
 class StalenessController:
     """A controller that starts groups so that the staleness of each attempt is at most ``max_staleness``.
 
-    Staleness is the number of optimizer steps between an attempt's oldest token and its update. Each optimizer step
-    takes the next ``groups_wanted`` groups, in the order of ``group_id``. ``groups_wanted`` is ``groups_per_step`` at
-    the beginning of a step. Each group without a training signal increases ``groups_wanted`` by 1, up to
-    ``groups_per_step * (1 + refill)`` (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training signal if the
-    algorithm's filters keep none of its attempts, for example because their rewards are equal.
+    Staleness is the number of optimizer steps between an attempt's oldest token and its update. Each step takes the
+    next ``groups_wanted`` groups, in the order of ``group_id``. Each group without a training signal increases
+    ``groups_wanted`` by 1 (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training signal if the algorithm's
+    filters keep none of its attempts, for example because their rewards are equal.
 
     A group starts when it is certain that the current step, or one of the next ``max_staleness`` steps, takes the
-    group. So each group that is sampled is also used. If ``max_staleness`` is 0, training is synchronous: only groups
-    of the current step are sampled.
+    group. So each sampled group is used. If ``max_staleness`` is 0, training is synchronous.
 
     Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start immediately. If group 2 has no
     training signal, group 4 starts. If group 4 has no training signal, group 5 starts. The last group that this step
@@ -53,47 +51,34 @@ class StalenessController:
 
     @property
     def groups_wanted(self) -> int:
-        """The number of groups that the current step takes.
-
-        The number is ``groups_per_step``, plus 1 for each group of the step that had no training signal so far, up
-        to a limit.
-        """
+        """The number of groups that the current step takes."""
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:
         """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights.
 
-        Calls of ``request_refill`` and ``on_step_end`` can end the wait. If the run needs no further group, the wait
-        lasts until it is cancelled.
+        If the run needs no more groups, the wait lasts until it is cancelled.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return how many groups, counted from the beginning of the run, are certain to be taken by a step.
+        """Return how many groups, counted from the beginning of the run, a step is certain to take.
 
-        The count includes the groups of all earlier steps, of the current step and of the next ``max_staleness`` steps.
-        A further group that a step takes because a group had no training signal (a refill) is counted only after
-        :meth:`request_refill` was called for it.
+        These are the groups of all earlier steps, of the current step and of the next ``max_staleness`` steps.
         """
         ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step
 
     async def request_refill(self) -> None:
-        """Let the current step take one more group, because a group had no training signal.
-
-        If the step already takes the largest allowed number of groups, nothing changes.
-        """
+        """Let the current step take one more group, up to the limit, because a group had no training signal."""
         async with self._changed:
             self._wanted = min(self._wanted + 1, self._max_groups)
             self._changed.notify_all()
 
     async def on_step_end(self, version: int) -> None:
-        """End the current step, which took ``groups_wanted`` groups, and begin the next step.
-
-        ``version`` is the version of the weights with which the engine samples from now on.
-        """
+        """Begin the next step. From now on, the engine samples with the weights of version ``version``."""
         async with self._changed:
             self._taken += self._wanted
             self._wanted = self._groups_per_step

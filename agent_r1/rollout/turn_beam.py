@@ -1,11 +1,11 @@
 """Beam search over turns: the conversations with the largest predicted values are continued.
 
-In each turn, the policy samples several actions for every conversation that was kept, and the environment answers each
-action. The conversation up to such an answer is a state s. A value function predicts V(s), the sum of the rewards that
-follow s. The B conversations with the largest values are kept.
+In each turn, the policy samples several actions for every kept conversation, and the environment answers each action. A
+value function predicts V(s), the sum of the rewards that follow the state s after an answer. The B conversations with
+the largest values are kept.
 
-An episode cannot be copied. So for each new action, a new episode is opened, and the earlier actions of the
-conversation are repeated in the new episode. The environment has to give the same answers to the earlier actions again.
+An episode cannot be copied. So for each new action, a new episode is opened, and the earlier actions are repeated. The
+environment has to give the same answers again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RecordedAction:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One of the conversations among which the beam search chooses.
+    """A conversation of the beam search.
 
     Attributes:
         actions: the actions of the conversation.
@@ -58,23 +58,22 @@ class Conversation:
 
 
 class _TurnEnd(Exception):
-    """Raised by a :class:`RepeatingEngine` if the agent loop requests a second new action. The attempt then ends."""
+    """Raised by a :class:`RepeatingEngine` to end the attempt when the agent loop requests a second new action."""
 
 
 @dataclass(slots=True)
 class RepeatingEngine:
     """An engine that returns the recorded actions in order, then samples one new action, and then ends the attempt.
 
-    So the attempt is a continuation: the recorded actions and one new action. In each turn, a beam search makes several
-    continuations, each with an engine of its own.
+    The recorded actions and the new action are a continuation. In each turn, a beam search makes several continuations,
+    each with an engine of its own.
 
     Attributes:
         engine: samples the new action.
-        number: the index, from 0, of the continuation among all continuations in this turn of the search. Continuation
-            0 uses the sampling parameters of the policy. Every other continuation has a seed of its own.
-        temperature: replaces a temperature of 0 in all continuations except continuation 0, so that these continuations
-            differ.
-        actions: the recorded actions. When the new action is sampled, it is added at the end.
+        number: the index of the continuation in this turn. Continuation 0 uses the sampling parameters of the policy.
+            Every other continuation has a seed of its own.
+        temperature: replaces a temperature of 0 in all continuations except continuation 0.
+        actions: the recorded actions. The new action is added at the end.
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.
         is_sampled: whether the new action was sampled.
@@ -124,7 +123,7 @@ class RepeatingEngine:
         raise EngineError("the weights do not change during an attempt")
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: actions are sampled without a session."""
+        """Do nothing, because actions are sampled without a session."""
 
     async def close(self) -> None:
         """Do nothing, because other attempts use the same engine."""
@@ -134,15 +133,11 @@ class RepeatingEngine:
 class BeamSearch:
     """The settings of a beam search over turns.
 
-    In each turn, the search samples continuations: a continuation is a kept conversation with one new action.
-
     Attributes:
         values: predicts the sum of the rewards that follow a state.
         beams: B, the number of conversations that are kept after each turn.
-        candidates: the number of continuations that are sampled in a turn, for all kept conversations together; a
-            multiple of ``beams``.
-        temperature: if the policy samples with temperature 0, the temperature of all continuations of a turn except the
-            first.
+        candidates: the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``.
+        temperature: if the policy is greedy, the temperature of all new actions except the first.
     """
 
     values: ValueFunction
@@ -155,7 +150,7 @@ class BeamSearch:
 class TurnBeam:
     """A rollout that searches for the conversation with the largest predicted sum of rewards.
 
-    The prediction does not include rewards that the environment has already given.
+    Rewards that the environment has already given are not included.
     """
 
     agent: Agent
@@ -163,11 +158,7 @@ class TurnBeam:
     search: BeamSearch
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task. Return the trajectory of the best conversation that the beam search has found.
-
-        The best conversation is the conversation with the largest value, as the value function of the search predicts
-        it.
-        """
+        """Make one attempt at the task. Return the trajectory of the conversation with the largest predicted value."""
         kept: list[Conversation] = [Conversation()]
         try:
             while any(one.trajectory is None for one in kept):
@@ -189,10 +180,9 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return ``conversation`` with one more turn. If the attempt fails, the returned value is minus infinity.
+        """Return ``conversation`` with one more turn. If the attempt fails, its value is minus infinity.
 
-        The search makes several such conversations at the same time. ``number`` is the index of the returned
-        conversation among them, from 0.
+        ``number`` is the index of this continuation in the turn.
         """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)

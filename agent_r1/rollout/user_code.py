@@ -1,4 +1,4 @@
-"""Isolation of user code: exceptions of this code are converted, and the values that it returns are validated."""
+"""Isolation of user code: its exceptions are converted, and its return values are validated."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from agent_r1.tools.tool_errors import describe_type, part_errors, validation_er
 ENDS, ROLES = (None, "terminal", "truncated"), get_args(RoleName)
 
 MAX_ERROR_CHARACTERS = 500
-"""The maximum number of characters of an exception's text. Longer text is cut, because each failed attempt stores the
-text."""
+"""The maximum number of characters of an exception's text, which is stored with each failed attempt."""
 
 
 def format_error(error: BaseException) -> str:
-    """Return one line with the type of an exception, its text, and the line of code that raised it.
+    """Return one line with the type of an exception, its text, and the innermost line of user code that raised it.
 
-    The line of code is the innermost line of the user's own code in the traceback. Of an exception group, only the
-    first exception is formatted.
+    Of an exception group, only the first exception is formatted.
 
     Example:
         ValueError: no such page (env.py:12, in find)
@@ -43,9 +41,8 @@ def format_error(error: BaseException) -> str:
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
     """Return a context manager that converts each exception of its ``with`` block to the exception ``failure(reason)``.
 
-    Every BaseException is converted, because some native libraries raise BaseExceptions (a panic of Rust, for example).
-    Two kinds of exceptions are not converted: interrupts by a signal, and the cancellation of the current task. If the
-    user's code raises CancelledError although the current task was not cancelled, this error is converted.
+    BaseExceptions are converted too, because some native libraries raise them. Only interrupts by a signal and the
+    cancellation of the current task are not converted.
     """
     task = current_task()
     try:
@@ -59,9 +56,7 @@ def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
 def validate_transition(given: object) -> Transition:
     """Return ``given``, the result of an environment's step, as a valid Transition with float rewards.
 
-    Raises:
-        TypeError: a value in the result cannot be shown to a policy, used for training, or stored. If such a value were
-            accepted, a later error would end the whole run and not only the episode.
+    Raise TypeError if a value in the result cannot be shown to a policy, used for training, or stored.
     """
     if not isinstance(given, Transition):
         raise TypeError(f"the step returned {describe_type(given)}, not a Transition")
@@ -84,8 +79,7 @@ def validate_transition(given: object) -> Transition:
 def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
     """Return ``given``, the messages of an environment, as valid Messages. OpenAI-style dictionaries are converted.
 
-    Raises:
-        TypeError: an element is not a message, or has a value of a wrong type.
+    Raise TypeError if an element is not a message, or has a value of a wrong type.
     """
     messages = []
     for item in given:
@@ -104,10 +98,8 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
     """Return ``given``, the rewards of one trajectory by name, with numbers as floats.
 
-    A tuple of numbers becomes a tuple of floats. A reward that is Unscored becomes None.
-
-    Raises:
-        TypeError: a reward is neither a number, nor a tuple of numbers, nor Unscored, nor None.
+    Tuples of numbers become tuples of floats, and Unscored becomes None. Raise TypeError for any other value except
+    None.
     """
     rewards: dict[str, RewardValue] = {}
     for name, value in given.items():
