@@ -293,9 +293,9 @@ class Algorithm(Component):
     def _compute_advantages(
         self, batch: TrainingBatch, outputs: ModelOutputs, kl_coef: float
     ) -> tuple[Tensor, ValueTargets | None]:
-        """Return (advantage of each token (N,), targets of the critic). Without a critic, the targets are None.
+        """Return (advantage of each token (N,), targets of the critic or None).
 
-        Usually the estimator gets only the action tokens, and observation tokens have advantage 0 and no target. If
+        Usually the estimator gets only the action tokens. Then observation tokens have advantage 0 and no target. If
         ``masks.advantage`` or ``masks.loss`` is off, the estimator gets all tokens.
         """
         # Time steps for the advantage: a summary turn and the turn after it are one time step. Ratios and aggregation

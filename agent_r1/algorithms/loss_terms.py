@@ -46,7 +46,7 @@ class Kl(Component):
     """A penalty on the KL divergence of the policy from the reference policy (initially the policy before training)."""
 
     coefficient: float = Field(default=0.001, gt=0)
-    """Weight of the penalty. With ``target``, only the initial weight."""
+    """Weight of the penalty. If ``target`` is set, this is only the initial weight."""
 
     estimator: KlEstimator = "k3_plus"
     """Estimator of KL(pi || ref) (see kl_k1, kl_k2, .. in algorithms/ops.py). The expected gradient is 0 for k1, the
@@ -156,8 +156,8 @@ class Distillation(Component):
 
     tail: Literal["bucket", "ignored"] = "bucket"
     """Treatment of all tokens outside the teacher's top k. bucket: they count as one token (``forward_kl_topk_tail`` in
-    verl, ``loss_add_tail`` in TRL). ignored: they have no term (``forward_kl_topk`` in verl). Then the divergence can
-    be negative, and is replaced by 0 without a gradient."""
+    verl, ``loss_add_tail`` in TRL). ignored: they have no term (``forward_kl_topk`` in verl). A negative divergence is
+    then replaced by 0, without gradient."""
 
     bound: float | None = Field(default=None, gt=0)
     """Largest divergence at a token (``loss_max_clamp`` in verl). A token above the bound has no gradient. none: no

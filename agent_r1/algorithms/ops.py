@@ -107,8 +107,8 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
     The sum is over all subsets S of the group that have k elements and contain i. This is PKPO with the baseline of k -
     1 elements (arXiv:2505.15201, equation 33).
 
-    If k is None or above the size of the group, k is this size. Then A_i is the lead of the best element over the
-    second best, and 0 for all others (arXiv:2503.19595).
+    If k is None or above the size of the group, k is this size. Then A_i of the best element is its lead over the
+    second best, and all other A_i are 0 (arXiv:2503.19595).
 
     Example:
         marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
@@ -132,7 +132,7 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 # Discounted returns and GAE. The elements of a unit are contiguous and in the order of time.
 
 RETURN_TOLERANCE = 1e-9
-"""A return this far below a threshold still reaches the threshold, so that rounding errors do not decide about
+"""A return up to this number below a threshold still reaches it, so that rounding errors do not decide about
 success."""
 
 
@@ -227,7 +227,7 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
 def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
     """Return the estimate k1 = log(pi / q) of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Unbiased; its expected gradient is 0.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased. Its expected gradient is 0.
     """
     return logprobs - other
 
@@ -235,8 +235,8 @@ def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
     """Return the estimate k2 = log(pi / q)^2 / 2 of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Biased; its expected gradient is the gradient of KL(pi
-    || q).
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is biased. Its expected gradient is the
+    gradient of KL(pi || q).
     """
     return (logprobs - other).square() / 2
 
@@ -244,8 +244,8 @@ def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Unbiased, and never negative; its expected gradient is
-    the gradient of KL(q || pi). A value above ``bound`` becomes ``bound``, without gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
+    expected gradient is the gradient of KL(q || pi). A value above ``bound`` becomes ``bound``, without gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -255,8 +255,8 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return an estimate of KL(pi || q) at each token, with the value of k3 and the gradient of k2: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. Unbiased, and never negative; its expected gradient is
-    the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
+    expected gradient is the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
     """
     k2 = kl_k2(logprobs, other)
     # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2

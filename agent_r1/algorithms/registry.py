@@ -37,8 +37,8 @@ NAMED = (Advantage, PolicyLoss, TokenMask)
 def as_algorithm(value: object, default: str) -> Algorithm:
     """Return the algorithm that ``value`` describes: a name, a table of parameters, or an Algorithm.
 
-    A table changes the algorithm with the name in its key ``name``, or else ``default``. All other keys are as in
-    :func:`build_algorithm`.
+    The key ``name`` of a table names the algorithm that the table changes; without this key, ``default`` is changed.
+    All other keys are parameters, as in :func:`build_algorithm`.
 
     Raises:
         InvalidInput: ``value`` has none of these types, or describes no valid algorithm.
@@ -235,7 +235,7 @@ def name_of(component: type[Component]) -> str:
 
 
 def own_classes(component: Component) -> Iterator[type[Component]]:
-    """Yield the classes of the component and of the components in it that are defined outside this package."""
+    """Yield the classes that are defined outside this package: of the component, and of the components in it."""
     if not type(component).__module__.startswith("agent_r1."):
         yield type(component)
     for _, value in component:

@@ -34,11 +34,11 @@ class Filters(Component):
     """Remove all attempts of a group without a greedy attempt that could be scored."""
 
     overlong: bool = False
-    """Exclude attempts that reached the limit of turns or tokens from the loss (overlong filtering of DAPO,
+    """Exclude from the loss attempts that reached the limit of turns or tokens (overlong filtering of DAPO,
     arXiv:2503.14476, section 3.4)."""
 
     empty_turn: bool = False
-    """Exclude attempts with an empty turn from the loss (SimpleTIR, arXiv:2509.02479). A turn is empty if all its calls
+    """Exclude from the loss attempts with an empty turn (SimpleTIR, arXiv:2509.02479). A turn is empty if all its calls
     are unreadable, or if it has no calls and its text is empty or cut off."""
 
     success: float | None = None
@@ -128,8 +128,8 @@ class RewardShaping(Component):
     negative."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. none: not at all. largest: they are divided by the largest absolute value in the
-    batch of their sum from a token to the end of its trajectory (Agent-R1)."""
+    """How process rewards are scaled. none: not at all. largest: they are divided by the largest absolute return to go
+    of process rewards in the batch (Agent-R1)."""
 
     overlong: SoftOverlong | None = None
 

@@ -95,7 +95,7 @@ class TokenWeights:
     """The weights of the N tokens of a batch in the loss: float64 tensors on the CPU.
 
     The weights are divided by the denominators of the whole batch. So the loss of a batch is the sum over its
-    micro-batches, however it is divided.
+    micro-batches, for every division into micro-batches.
     """
 
     advantage: Tensor
@@ -108,11 +108,11 @@ class TokenWeights:
     """(N,) weight of the term -log pi, which imitates successful trajectories and predicts observations. None if the
     loss has no such term."""
     value_targets: ValueTargets | None = None
-    """None without a critic."""
+    """The critic's targets; None without a critic."""
     kl_coef: float = 0.0
     drift_weight: Tensor | None = None
-    """(N,) weight of the term |log(pi / pi_old)| of KL-Cov, to be multiplied by ``loss_weight``. None without KL-
-    Cov."""
+    """(N,) weight of the term |log(pi / pi_old)| of KL-Cov, to be multiplied by ``loss_weight``. None without
+    KL-Cov."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

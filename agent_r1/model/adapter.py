@@ -169,7 +169,10 @@ def copy_sharing_frozen(module: M) -> M:
 
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of the model without its adapter: the model before training. Frozen weights share their memory."""
+    """Return a copy of the model without its adapter: the model before training.
+
+    The copy and the model share the memory of frozen weights.
+    """
     plain = copy_sharing_frozen(model)
     for name, layer in _adapted_layers(plain):
         plain.set_submodule(name, layer.base_layer)

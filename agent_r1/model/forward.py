@@ -39,8 +39,8 @@ LOGITS_PER_CHUNK = 1 << 26
 class PrefixStates:
     """The keys and values of a prefix: S tokens that stand before the first token of every row.
 
-    They are computed once, and can be used in several passes. Each pass reads copies (:meth:`cache`), which collect
-    gradients in its backward pass. At the end, :meth:`backward` propagates the sum of these gradients to the weights.
+    They are computed once, and can be used in several passes. Each pass reads copies (:meth:`cache`). The backward
+    passes add up gradients in the copies. At the end, :meth:`backward` propagates the sums to the weights.
 
     Args:
         backbone: the model without its head. If S is above 0, activation checkpointing of the model must be off.
@@ -96,7 +96,7 @@ class CachedPrefix:
         return len(self.token_ids)
 
     def cache(self, rows: int) -> DynamicCache:
-        """Return the KV cache for a pass. Raise ValueError if the pass has more or fewer ``rows`` than 1."""
+        """Return the KV cache for a pass. Raise ValueError if ``rows`` is not 1."""
         if rows != 1:
             raise ValueError(f"a cached prefix is for one row, got {rows}")
         return self._cache
@@ -132,14 +132,12 @@ def hidden_states(
     Args:
         model: a causal language model, with or without its head.
         ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
-        positions: (B, T) position of each token. Default: S .. S + T - 1, with S the number of tokens in ``prefix``.
-        subtree_end: (B, T) for each token, the index after the last token of its subtree. Each row holds trees of
-            tokens in depth-first order. A token attends to the tokens above it, and to itself. Default: causal
-            attention.
-        prefix: the keys and values of S tokens before each row, to which all tokens attend. Default: no prefix, S = 0.
+        positions: (B, T) position of each token. Default: S .. S + T - 1 after a ``prefix`` of S tokens.
+        subtree_end: (B, T) the index after the last token of each token's subtree, if each row holds trees of tokens in
+            depth-first order. A token attends to itself and to the tokens above it. Default: causal attention.
+        prefix: the keys and values of S tokens before each row, to which all tokens attend.
         images: the images in ``ids``. They also determine the positions if each token of the model has three positions.
-            Default: no images.
-        added: (B, T, H) a vector that is added to the embedding of each token. Default: none.
+        added: (B, T, H) a vector that is added to the embedding of each token.
     """
     backbone, tokens = backbone_of(model), ids.shape[1]
     decoder = text_decoder(backbone)
@@ -173,10 +171,9 @@ def hidden_states(
 def _pad_row(
     ids: Tensor, positions: Tensor | None, subtree_end: Tensor | None, added: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the arguments of :func:`hidden_states` for a single row, with tokens that no other token attends to.
+    """Return the arguments of :func:`hidden_states` for a single row, with padding that no other token attends to.
 
-    The result has as many tokens as oneDNN multiplies at once. Otherwise each linear layer would copy its inputs into
-    a larger matrix (see ``padded_length``).
+    Otherwise each linear layer would copy its inputs into a larger matrix for oneDNN (see ``padded_length``).
     """
     tokens = ids.shape[1]
     missing = padded_length(tokens) - tokens
@@ -240,8 +237,8 @@ def top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state, each (N, k).
 
-    ``hidden`` is (N, H). k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``. Only tokens
-    with an id below ``vocabulary`` are returned, for example the tokens of a second model. The logits are computed in
+    ``hidden`` is (N, H). k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``. Only token
+    ids below ``vocabulary`` are returned, for example because a second model has no others. The logits are computed in
     chunks, as in :func:`token_logprobs`, without gradient.
     """
     head = model.get_output_embeddings()
@@ -255,7 +252,7 @@ def top_tokens(
 def has_dynamic_rope(model: PreTrainedModel) -> bool:
     """Return whether the position embedding of a token depends on the largest position in the same pass.
 
-    If so ("dynamic" and "longrope"), the states of a token depend on the length of the sequence.
+    This is so for the RoPE types "dynamic" and "longrope".
     """
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]
@@ -304,8 +301,8 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 def use_tree_attention(model: PreTrainedModel) -> bool:
     """Let the model compute the attention over trees of tokens in parts, if possible. Return whether it is possible.
 
-    See :mod:`agent_r1.model.tree_attention`. The model must be on a CPU. The hidden states of a tree, computed in parts
-    and with a mask, must be equal up to rounding errors. Passes without a tree are computed as before.
+    See :mod:`agent_r1.model.tree_attention`. The model must be on a CPU, and must compute the same hidden states of a
+    tree in parts as with a mask, up to rounding errors. Passes without a tree do not change.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

@@ -144,6 +144,6 @@ def _tokenizer(metadata: Metadata, token_type: Any) -> PreTrainedTokenizerFast:
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
-    """Return the pre-tokenizer ``name``: the pattern of GPT-2, for "smollm" after separating each digit."""
+    """Return the pre-tokenizer ``name``: the pattern of GPT-2. "smollm" separates each digit first."""
     byte_level = ByteLevel(add_prefix_space=False)
     return Sequence([Digits(individual_digits=True), byte_level]) if name == "smollm" else byte_level

@@ -126,7 +126,7 @@ def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
-    """Return the end-of-sequence tokens in generation_config.json of the model ``name``; () if there are none.
+    """Return the ids of the end-of-sequence tokens in generation_config.json of a model; () if there are none.
 
     Raise InvalidInput if the file or its tokens cannot be read.
     """
@@ -149,8 +149,8 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
     """Return ``tokenizer``, or a new tokenizer if ``tokenizer`` does not split text as ``tokenizer.json`` describes.
 
-    For some model types, such as qwen2, transformers 5 ignores the file's normalizer, pre-tokenizer and decoder. It
-    then splits text differently than in the training of the model (docs/decisions/0004). The new tokenizer is loaded
+    For some model types, such as qwen2, transformers 5 ignores the file's normalizer, pre-tokenizer and decoder. Then
+    the text is split differently than in the model's training (docs/decisions/0004). The new tokenizer is loaded
     without its model type, so it follows the file.
     """
     file = folder / "tokenizer.json"

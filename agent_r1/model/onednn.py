@@ -1,7 +1,7 @@
 """Linear layers whose matrix products are computed by oneDNN, on processors on which it is faster than MKL.
 
 By default, PyTorch multiplies float32 matrices on a CPU with MKL, which uses no AVX-512 on AMD processors. oneDNN, a
-part of PyTorch, does, and is about twice as fast there. The results differ by rounding errors.
+part of PyTorch, uses AVX-512, and is about twice as fast there. The results differ by rounding errors.
 
 Shapes: N tokens (any leading dimensions), I inputs, O outputs.
 """
@@ -109,7 +109,7 @@ class _Product(torch.autograd.Function):
 
 
 def pad_rows(rows: Tensor) -> Tensor:
-    """Return the matrix (N, C) with rows of zeros at the end: (:func:`padded_length` (N), C)."""
+    """Return the matrix (N, C) with rows of zeros at the end, so that it has ``padded_length(N)`` rows."""
     missing = padded_length(len(rows)) - len(rows)
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 

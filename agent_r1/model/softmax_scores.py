@@ -1,8 +1,8 @@
 """Log-probabilities and entropies from logits, computed in parts that fit into a processor's cache.
 
-The logits are the largest tensor of an update. Each operation on all logits at once reads and writes main memory. So
-this module computes everything that needs the logits of a row while the row is in the cache. Only one table (N, V) is
-in memory. It holds first the logits, then their log-probabilities, and at the end the gradient of the logits.
+The logits are the largest tensor of an update. So everything that needs a row of logits is computed while the row is in
+the cache. Only one table (N, V) is in memory: first the logits, then their log-probabilities, at the end the gradient
+of the logits.
 
 Shapes: N positions, H hidden size, m target tokens at a position, V vocabulary.
 """
@@ -31,11 +31,11 @@ def softmax_scores(
 ) -> SoftmaxScores:
     """Return the log-probabilities of the target tokens (N, m), and the entropies, for hidden states (N, H).
 
-    ``head`` computes the logits (N, V). Log-probabilities are log-softmax(logits / temperature). All scores are in fp32
-    or a more precise type. The entropies have a gradient only if ``entropy_gradient`` is true.
+    ``head`` computes the logits (N, V). Log-probabilities are log-softmax(logits / temperature), in fp32 or a more
+    precise type. Entropies have a gradient only if ``entropy_gradient`` is true.
 
-    The tensor of the logits is overwritten, so the backward pass of ``head`` must not need its output. The backward
-    pass of this function overwrites the tensor again, so it can run only once.
+    The logits are overwritten, so the backward pass of ``head`` must not need its output. The backward pass of this
+    function can run only once.
     """
     scores = cast(Any, _Scores).apply(head(hidden), targets, temperature, entropy_gradient)
     return SoftmaxScores(*scores)

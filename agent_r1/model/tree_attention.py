@@ -26,7 +26,7 @@ USUAL_ATTENTION = "sdpa"
 """transformers' name of the usual attention, which ``TREE_ATTENTION`` replaces for trees."""
 
 SMALL_TREE = 64
-"""Largest number of tokens of a tree that is not divided into parts. Masked scores then cost less than the division."""
+"""Largest number of tokens of a tree that is not divided into parts. For a small tree, a mask takes less time."""
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -53,7 +53,7 @@ class AttentionPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeParts:
-    """The attention over trees of tokens, divided into parts. Each part is one call of the kernel.
+    """The attention over trees of tokens, divided into parts (see this module). Each part is one call of the kernel.
 
     Attributes:
         own: the parts whose keys are the queries' own chain, or a small tree that contains the queries. Each token is a

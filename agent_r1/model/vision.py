@@ -215,7 +215,7 @@ class ImageFeatures:
 def compute_features(backbone: PreTrainedModel, images: Sequence[Pixels]) -> ImageFeatures:
     """Return the features of one or more images, one image after another.
 
-    Each image is computed separately, so that the other images change its features not even by rounding errors.
+    Each image is computed separately, so that rounding errors do not depend on the other images.
     """
     parts = [_features_of(backbone, pixels) for pixels in images]
     return ImageFeatures(

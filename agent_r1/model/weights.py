@@ -38,8 +38,8 @@ class MixedPrecision(Generic[M]):
     """Two modules: the optimizer trains ``weights`` in float32, and passes use ``compute``.
 
     ``compute`` is ``weights`` itself, or a copy in lower precision. With a copy, each backward pass adds the copy's
-    gradient to the float32 gradient of ``weights``, so no small change is lost by rounding. Frozen weights in the lower
-    precision share their memory.
+    gradient to the float32 gradient of ``weights``, so no small change is lost by rounding. Frozen weights that already
+    have the lower precision are shared.
     """
 
     weights: M
@@ -77,8 +77,8 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
 def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
     """Return a gradient hook for the copy of the parameter ``weight``.
 
-    The hook moves the copy's gradient to ``weight``, in the data type of ``weight``: it adds the gradient there, and
-    frees it in the copy.
+    The hook adds the copy's gradient to the gradient of ``weight``, in the data type of ``weight``. Then it frees the
+    copy's gradient.
     """
 
     def hand_over(own: Tensor) -> None:

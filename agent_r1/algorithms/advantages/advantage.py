@@ -45,7 +45,7 @@ class Advantage(Component, ABC):
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         """Return the advantage of each of the N tokens of the batch: (N,), of any numeric data type.
 
-        ``outputs`` were computed before the update.
+        ``outputs`` are the models' outputs before the update.
         """
 
 

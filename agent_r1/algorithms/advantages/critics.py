@@ -70,14 +70,14 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the critic's targets and their weights, with those for the states after actions added.
+        """Return the critic's targets and weights for all states.
 
-        ``target`` (N,) and ``weight`` (N,) are for the states before tokens.
+        ``target`` and ``weight`` (N,) are for the states before tokens. Added for the state after each of the S
+        actions:
 
-        - After an action, the target is the next turn's return from ``turn_returns`` (S,). After the last turn, it is
-          0.
-        - After the last turn of a truncated trajectory, the target is not known and has weight 0. All other weights are
-          equal and sum to 1. Without ``bootstrap``, every weight is 0.
+        - Target: the return of the next turn, from ``turn_returns`` (S,), or 0 after the last turn of a trajectory.
+        - Weight: 0 after the last turn of a truncated trajectory, whose target is not known. All other weights are
+          equal, and sum to 1. If ``bootstrap`` is off, all weights are 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)

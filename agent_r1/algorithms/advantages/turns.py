@@ -149,11 +149,11 @@ class SameState(TurnRelative):
 class SameHistory(TurnRelative):
     """The advantage of HGPO (arXiv:2602.22817): A_t is a weighted mean of A_k(G_t) over k = 1, 2, ..
 
-    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G, over the group's turns with the same
-    last k states. The last state is the one just before the turn. std has no Bessel correction. The computation follows
-    verl-agent.
+    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G, over the turns of the group with the
+    same last k states as turn t. The last state is the state just before the turn. std has no Bessel correction. The
+    computation follows verl-agent.
 
-    The weight of k is (k + 1)^alpha, or 0 if turn t has fewer than k states, or if all compared turns have equal G.
+    The weight of k is (k + 1)^alpha. It is 0 if turn t has fewer than k states, or if all compared turns have equal G.
     """
 
     name: Literal["same_history"] = "same_history"
