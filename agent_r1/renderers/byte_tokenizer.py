@@ -53,8 +53,7 @@ class OneTokenImages:
 def byte_tokenizer(images: bool = False) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per byte. Decoding the tokens of any text gives the same text.
 
-    ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens. With ``images``, ``<|image|>`` is also a
-    special token, for a renderer with :class:`OneTokenImages`.
+    ``<|im_start|>``, ``<|im_end|>`` and ``<|endoftext|>`` are special tokens; with ``images`` also ``<|image|>``.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))

@@ -25,7 +25,7 @@ KEPT_TEXTS = 512
 """The number of rendered conversations that a template caches."""
 
 KEPT_CHARACTERS = 16_384
-"""The largest number of characters of a conversation, written as JSON, whose rendered text is cached."""
+"""The largest number of characters of a conversation, as JSON, whose rendered text is cached."""
 
 
 def apply_chat_template(
@@ -83,7 +83,7 @@ class ChatTemplate:
     """A compiled chat template.
 
     Attributes:
-        locality: how far the text of a message can depend on other messages; None if this is not known.
+        locality: how far the text of a message can depend on other messages; None if unknown.
 
     Raises:
         UnsupportedChat: the template cannot be compiled.
@@ -125,7 +125,6 @@ class ChatTemplate:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as one line of text, with its line in the template if the line is known."""
     message = " ".join(str(error).split())[:300]
     name = "" if isinstance(error, TemplateError | BudgetExceeded) else f"{type(error).__name__}: "
     line = error.lineno if isinstance(error, TemplateSyntaxError) else _template_line(error)

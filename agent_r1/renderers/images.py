@@ -7,8 +7,8 @@ The conversion has four steps:
 3. A mark replaces each of these placeholders again. The result is called a marked text.
 4. Placeholders replace the marks: one placeholder for each feature of the image.
 
-The policy can write the text of a placeholder too. A second mark replaces this text before step 2. The marks are
-random, because a web page or the policy could write a known mark.
+A second mark protects placeholders that the policy wrote as text. The marks are random, so that no text contains them
+by chance.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ from agent_r1.renderers.special_tokens import change_texts
 
 
 def _random_mark() -> str:
-    """Return a mark: 16 random private-use characters of Unicode. No template and no tool format changes a mark."""
+    """Return 16 random private-use characters of Unicode, which no template and no tool format changes."""
     return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(16))
 
 
 class PromptEncoder:
     """An encoder that prepares messages with images for a chat template, and converts rendered text to tokens.
 
-    A marked text is a rendered text with a mark in place of each image.
-
-    Args:
-        tokenizer: the tokenizer.
-        images: the tokens of images; None if the model has no vision.
+    A marked text is a rendered text with a mark in place of each image. ``images`` is None if the model has no vision.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None) -> None:
@@ -63,7 +59,7 @@ class PromptEncoder:
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
         """Return a message for a chat template. A content with marks of images becomes a list of texts and images.
 
-        With ``always``, a content without marks becomes a list too. Some vision models require lists.
+        With ``always``, any content becomes a list, as some vision models require.
 
         Example:
             {"role": "user", "content": "Look: MARK"} becomes
@@ -146,9 +142,8 @@ def locate_images(
     """Return each image with the positions of its placeholder tokens in ``ids``.
 
     Args:
-        ids: the tokens of a text, image 1, a text, image 2, .., a text. A placeholder token in a text stands for no
-            image.
-        token: the placeholder token.
+        ids: the tokens of a text, image 1, a text, image 2, .., a text.
+        token: the placeholder token. In a text, the token stands for no image.
         images: the images.
         counts: the number of placeholder tokens in each text and image.
     """

@@ -16,12 +16,9 @@ CHARACTER_TOKENS = 4
 class IncrementalDecoder:
     """A decoder that converts the tokens of a generation to text, part by part.
 
-    All parts together are the text of all tokens. A part ends only after a complete character, because several tokens
-    can encode one character. Tokens whose text was not returned yet are called pending. Bytes that complete no
-    character are returned as U+FFFD after a few more tokens.
-
-    Attributes:
-        num_pending: the number of pending tokens.
+    A part ends only after a complete character, because several tokens can encode one character. Tokens whose text was
+    not returned yet are called pending. Bytes that complete no character are returned as U+FFFD after a few more
+    tokens.
 
     Example:
         >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))

@@ -28,9 +28,8 @@ class TemplateBehavior:
     """The behavior of a chat template when a message is added after an action.
 
     Attributes:
-        kind: "append" if the new text begins with the prompt and the action, unchanged; "rewrite" if the template
-            changes earlier text; "unsupported" if the messages cannot be rendered, or the rendered calls cannot be
-            parsed.
+        kind: "append" if the earlier text stays unchanged; "rewrite" if the template changes earlier text;
+            "unsupported" if the messages cannot be rendered, or the rendered calls cannot be parsed.
         reason: an explanation of ``kind`` for users.
     """
 
@@ -47,11 +46,9 @@ def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_rea
     """Return the action of a conversation with which a chat template is tested.
 
     Args:
-        boundary: the role of the message after the action. The action is a call before "tool", and an answer before
-            "user".
+        boundary: the role of the message after the action: "tool" after a call, "user" after an answer.
         thinking: whether the action has reasoning.
-        renders_reasoning: whether the template renders the reasoning of a message. If not, the reasoning is written
-            into the text of the action.
+        renders_reasoning: whether the template renders reasoning. If not, the reasoning becomes part of the text.
     """
     reasoning = "I see." if thinking and renders_reasoning else None
     inline = "<think>\nI see.\n</think>\n\n" if thinking and not renders_reasoning else ""
@@ -61,10 +58,7 @@ def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_rea
 
 
 def comparable(message: Message) -> tuple[object, ...]:
-    """Return (calls, reasoning, text) of a message. Messages with equal results have the same content.
-
-    Ids of calls and spaces around the text are ignored.
-    """
+    """Return (calls, reasoning, text) of a message, without the ids of calls and the spaces around the text."""
     calls = [(call.name, call.arguments) for call in message.calls]
     return calls, message.reasoning or "", message.text.strip()
 
@@ -78,13 +72,10 @@ class RenderText(Protocol):
 
 
 def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, ...]:
-    """Return the special token that the template writes after an answer, and the special token after a call.
+    """Return the special tokens that the template writes after an answer and after a call.
 
-    If the tokens are equal, or no token follows a call, return a single token.
-
-    Args:
-        render: renders a conversation as text with the chat template.
-        special: the texts of the tokenizer's special tokens.
+    If the tokens are equal, or no token follows a call, return a single token. ``special`` are the texts of the
+    tokenizer's special tokens.
 
     Raises:
         UnsupportedChat: the template writes no special token after an answer.
@@ -117,10 +108,7 @@ def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
 
 
 def find_result_tags(render: RenderText) -> tuple[str, ...]:
-    """Return the tags before and after a tool result in the text of the template, or () if there are no tags.
-
-    The tags are texts in angle brackets, such as ``<tool_response>``, and are not always special tokens.
-    """
+    """Return the tags around a tool result in the text of the template, such as ``<tool_response>``, or ()."""
     messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
     try:
         text = render(messages, (PROBE_TOOL,))

@@ -1,5 +1,3 @@
-"""A renderer that measures the time of another renderer."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

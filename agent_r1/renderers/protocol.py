@@ -17,8 +17,8 @@ class RenderedPrompt:
 
     Attributes:
         text: the text of the whole conversation.
-        token_ids: the tokens of the whole conversation. A prompt from :meth:`Renderer.bridge_to_next_turn` has only the
-            tokens after the last action.
+        token_ids: the tokens of the whole conversation; from :meth:`Renderer.bridge_to_next_turn` only the tokens after
+            the last action.
         media: the images at their placeholder tokens in ``token_ids``.
 
     Example:
@@ -94,7 +94,7 @@ class Renderer(Protocol):
 
         Returns:
             The text of the whole conversation, and the tokens that follow the sampled tokens. None if the template
-            changes earlier text. Then the whole conversation has to be rendered with :meth:`render`.
+            changes earlier text, so that the whole conversation has to be rendered again.
         """
         ...
 

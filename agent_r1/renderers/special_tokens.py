@@ -17,7 +17,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
 
 
 def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the longest of ``tokens`` at the end of ``text``, or None. White space after the token is ignored."""
+    """Return the longest of ``tokens`` at the end of ``text``, or None. White space at the end of ``text`` is ignored."""
     return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
 
 
@@ -41,9 +41,9 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
-    """Return a copy of a tool's description in which all of ``tokens`` are broken as in :func:`break_tokens`.
+    """Return a copy of a tool's description in which :func:`break_tokens` was applied to all texts.
 
-    The texts of a tool can come from a source that is not trusted, such as an MCP server.
+    The texts can come from a source that is not trusted, such as an MCP server.
     """
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
     return ToolSpec(name, description, change_texts(tool.parameters, lambda text: break_tokens(text, tokens)))

@@ -1,4 +1,4 @@
-"""Detection of stop strings. The detection runs after every sampled token, so the cheap checks run first."""
+"""Detection of stop strings, after every sampled token."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ class StopStringMatcher:
     """A matcher that checks whether the last token of a generation completes one of ``strings``.
 
     Only the last ``window`` tokens are decoded, so the cost of a check does not grow with the length of the generation.
-
-    Example:
-        StopStringMatcher(("</search>",), decode).matches(token_ids)
     """
 
     def __init__(self, strings: tuple[str, ...], decode: Decode) -> None:
@@ -54,9 +51,7 @@ def with_stop_strings(
 class GrowingText:
     """A decoder of a growing generation. It passes each new part of the text to a check.
 
-    Args:
-        decode: returns the text of tokens.
-        make_check: returns a new check for a generation. A check is a function that gets text and returns a bool.
+    A check is a function that gets text and returns a bool. ``make_check`` returns a new check for a generation.
     """
 
     def __init__(self, decode: Decode, make_check: Callable[[], Callable[[str], bool]]) -> None:

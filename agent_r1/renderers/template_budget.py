@@ -14,8 +14,7 @@ from jinja2.utils import Namespace
 STEPS, STEPS_PER_CHARACTER = 100_000, 100
 """The limit on the steps of a render is STEPS + STEPS_PER_CHARACTER * (characters of the conversation).
 
-A step is an iteration of a loop, a call, an operator or an output. Templates of current models take fewer than 5 steps
-per character.
+A step is an iteration of a loop, a call, an operator or an output.
 """
 
 CHARACTERS, CHARACTERS_PER_CHARACTER = 10_000_000, 1000
@@ -25,10 +24,7 @@ SECONDS = 5.0
 """The largest processor time of the rendering thread in one render, in seconds. A render usually takes milliseconds."""
 
 MAX_INTEGER_BITS = 2**14
-"""The largest number of bits of an integer that a template computes.
-
-Integers from JSON are always smaller, because Python reads at most 4300 digits (14,285 bits).
-"""
+"""The largest number of bits of an integer that a template computes. Integers from JSON always have fewer bits."""
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
 """The processor time is checked after this number of steps, or when this number of characters is spent at once."""
@@ -96,12 +92,10 @@ class Budget:
                 raise BudgetExceeded(f"it takes more than {SECONDS:g} s")
 
     def require(self, characters: int) -> None:
-        """Raise BudgetExceeded if fewer than ``characters`` characters are left."""
         if characters > self._characters:
             raise BudgetExceeded(f"it could produce {float(characters):.2g} characters at once")
 
     def require_small(self, *integers: int) -> None:
-        """Raise BudgetExceeded if an integer has more than MAX_INTEGER_BITS bits."""
         if max(integer.bit_length() for integer in integers) > MAX_INTEGER_BITS:
             raise BudgetExceeded("it computes an integer that is too large")
 
@@ -142,7 +136,7 @@ class Budget:
 
 
 def check_percent_format(text: str) -> None:
-    """Raise SecurityError if a format string of the operator ``%`` has a large or a computed width or precision.
+    """Raise SecurityError if a format of the operator ``%`` has a large or computed width or precision.
 
     ``"%999999999d"`` has a large width, and ``"%*d"`` a computed width.
     """
@@ -173,10 +167,11 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Count the values in nested containers, or the characters that these values have as text.
+    """Return the number of values in nested containers, if ``characters`` is 0, otherwise the number of their
+    characters.
 
-    If ``characters`` is 0, return the number of values. Otherwise return the sum of len(value as text) + ``characters``
-    over all values, approximately. The count stops when it reaches ``limit``.
+    The number of characters is approximate: the sum of len(value as text) + ``characters`` over all values. The count
+    stops when it reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

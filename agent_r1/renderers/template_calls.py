@@ -32,7 +32,7 @@ METHODS: dict[type, frozenset[str]] = {
 }
 """The methods that templates can call, by the type of their object.
 
-No method returns a value of a type that is not in this table, such as bytes: the budget cannot count its characters.
+No method returns a value of a type that is not in this table, because the budget cannot count its characters.
 """
 
 _LINEAR = frozenset({
@@ -69,7 +69,7 @@ _MAX_DIGITS = 100
 """The largest precision of the filter ``round``."""
 
 _CHARACTERS_PER_STEP = 64
-"""The number of characters that can be searched or split for one step of the budget."""
+"""The number of characters that can be searched or split for one step."""
 
 
 def require_method(function: Any) -> Any:
@@ -86,10 +86,9 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a call of the filter or method ``name``, with an iterator as first argument as a list.
+    """Return the arguments of a call, with an iterator as a list if the filter or method ``name`` reads all its values.
 
-    Only a list has a known length, on which the cost of the call depends. An iterator of which the call does not read
-    all values stays an iterator.
+    The cost of the call depends on the length, and an iterator has no length.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])
@@ -129,13 +128,13 @@ def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwa
 
 
 def spend_scan(budget: Budget, value: Any) -> None:
-    """Subtract the cost of one pass over ``value``, such as a search or a comparison, from the budget."""
+    """Subtract the cost of one pass over ``value`` from the budget."""
     characters = size_of(value, budget.limit_characters) if isinstance(value, str | list | tuple) else 0
     budget.spend(steps_through(value), characters)
 
 
 def spend_result(budget: Budget, result: Any) -> None:
-    """Subtract the cost of the result of a filter, function or method from the budget.
+    """Subtract the cost of the result of a call from the budget.
 
     Raises BudgetExceeded if the cost is larger than the remaining budget, or if the result is a very large integer.
     """

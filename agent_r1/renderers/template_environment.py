@@ -31,7 +31,6 @@ _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmla
 """Filters that templates cannot use: ``random``, and formatting filters whose cost is not linear."""
 
 _MAX_DATE_FORMAT = 1000
-"""The largest number of characters of a date format."""
 
 _NODES_PER_STEP = 8
 """The number of syntax nodes in the body of a loop or macro that cost one step each time the body runs."""
@@ -65,7 +64,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def budget(self) -> Budget:
-        """The budget of the render that runs in this thread."""
         budget: Budget = self._state.budget
         return budget
 
@@ -210,7 +208,6 @@ def _count_iterations(context: Any, iterable: Any, steps: int) -> _CountedIterab
 
 @pass_context
 def _concat(context: Any, values: list[Any]) -> str:
-    """Return the concatenation of values as one text, like the operator ``~``."""
     budget = context.environment.budget
     budget.spend(1, size_of(values, budget.limit_characters))
     return "".join(map(str, values))
@@ -218,7 +215,7 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Subtract one step for each value in a container, inner containers included. Return the container."""
+    """Return a container, and spend one step for each value in the container and in inner containers."""
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
     return value
@@ -226,7 +223,6 @@ def _container(context: Any, value: Any) -> Any:
 
 @pass_context
 def _scanned(context: Any, value: Any) -> Any:
-    """Return ``value``, and subtract the cost of one pass over it from the budget."""
     spend_scan(context.environment.budget, value)
     return value
 
@@ -291,8 +287,6 @@ class _Generation(Extension):
 
 
 class _TemplateDict:
-    """The function ``dict`` of templates. Its only attribute is ``fromkeys``."""
-
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 

@@ -9,8 +9,7 @@ text for new messages if the middle of the conversation is left out. So the time
 of turns.
 
 The proof reads the syntax tree. One loop over the messages has to write the text. The body of this loop may read only
-the message, its neighbors, fixed messages at the beginning, and whether the message is the first or the last. A
-template with anything else, such as a variable that keeps a value from one message to the next, is not local.
+the message, its neighbors, fixed messages at the beginning, and whether the message is the first or the last.
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ class Locality:
     near: int
 
     def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return ``messages`` without a part in the middle. The text of messages that are added later stays the same.
+        """Return ``messages`` without their middle, or ``messages`` if less than two thirds would be left out.
 
-        If less than two thirds would be left out, return ``messages``.
+        The text of messages that are added later stays the same.
         """
         # The texts of the last ``near`` messages can change, and depend on ``near`` messages before them. The middle
         # begins and ends before an action, because a tool format can join adjacent messages of the user.
@@ -135,7 +134,6 @@ class _Proof:
         self._names: set[str] = set()  # the names that were checked as names of other values
 
     def visit(self, node: nodes.Node, place: _Place) -> None:
-        """Check a node and the nodes below it."""
         match node:
             case nodes.If():
                 self._visit_if(node, place)
@@ -252,7 +250,6 @@ class _Proof:
         return None
 
     def _is_length(self, node: nodes.Node) -> bool:
-        """Return whether an expression is ``messages | length``."""
         match node:
             case nodes.Filter(node=nodes.Name(name=name), name="length" | "count"):
                 return name in self._conversations

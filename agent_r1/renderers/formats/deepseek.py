@@ -34,7 +34,6 @@ class DeepSeek(ToolFormat):
         return ParsedOutput(content, tuple(_parse_call(block) for block in split_blocks(text, OPEN, CLOSE)))
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages with the arguments of calls as JSON text, because the templates expect text."""
         return [_to_template(message) for message in messages]
 
     def tool_instructions(self, tools: Tools) -> str:

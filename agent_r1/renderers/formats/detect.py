@@ -75,7 +75,7 @@ def open_renderer(
 def detect_format(tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None = None) -> ToolFormat:
     """Return the first format that can parse the tool calls of the tokenizer's chat template.
 
-    If no format can, return Hermes, which works for an agent without tools.
+    If there is none, return Hermes, which works for an agent without tools.
 
     Raises:
         UnsupportedChat: no renderer can use the template, for example because it writes no special token after a turn.
@@ -123,7 +123,6 @@ def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
 
 
 def _header(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text with which the chat template begins the assistant's next message."""
     messages = [{"role": "user", "content": "question"}]
     with_header, without = (
         apply_chat_template(tokenizer, messages, (), add_generation_prompt=added) for added in (True, False)

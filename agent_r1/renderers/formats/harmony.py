@@ -40,17 +40,12 @@ class Harmony(ToolFormat):
         return ParsedOutput("" if calls else "".join(contents), tuple(calls))
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages for the template, with the text of malformed calls as their arguments.
-
-        A malformed call stays a call, because the template requires a call before each tool result.
-        """
         return [_to_template(message) for message in messages]
 
 
 def _split_messages(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (header, body, end) for each message in a text. ``end`` is the index after the message.
-
-    The header is the text before ``<|message|>``, and the body is the text after it.
+    """Yield (header, body, end) for each message in a text: the text before ``<|message|>``, the text after it, and the
+    index after the message.
     """
     end = 0
     for piece in text.split(START):
@@ -70,6 +65,7 @@ def _to_template(message: Message) -> dict[str, Any]:
         data["thinking"] = _escape_channel(reasoning)
     if message.role == "assistant":
         data["content"] = _escape_channel(data["content"])
+    # a malformed call stays a call, because the template requires a call before each tool result
     if any(call.arguments is None for call in message.calls):
         data |= {"content": "", "tool_calls": [_as_written(call) for call in message.calls]}
     return data

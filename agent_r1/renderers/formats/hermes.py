@@ -64,10 +64,9 @@ def _parse_call(text: str, start: int, value: int) -> ParsedCall:
 
 
 def _with_arguments(data: Any) -> Any:
-    """Return the JSON value of a call with an object under the key "arguments".
+    """Return the JSON value of a call with an object under the key "arguments": empty if the key is missing.
 
-    If the key is missing, add an empty object. If the arguments are a string, as in the format of OpenAI, parse the
-    string as JSON. Return other values unchanged.
+    Arguments that are a string, as in the format of OpenAI, are parsed as JSON. Other values are returned unchanged.
     """
     if not isinstance(data, dict):
         return data

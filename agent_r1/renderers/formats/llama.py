@@ -27,7 +27,7 @@ class Llama(ToolFormat):
 
     The tag ``<|python_tag|>`` can come before the object. Without the tag, a JSON object is a call only if it has a
     name and parameters, or the name of a known tool. Several calls are separated by ``;``. Text after the calls is
-    dropped. A text without calls, or any text if there are no tools, is an answer.
+    dropped. Without tools, every text is an answer.
 
     Example: {"name": "add", "parameters": {"a": 1}}
     """
@@ -42,13 +42,12 @@ class Llama(ToolFormat):
         return ParsedOutput("" if calls else text, calls)
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages for the template, which refuses several calls in one message. Such calls become text."""
         return [_to_template(message) for message in messages]
 
 
 def _to_template(message: Message) -> dict[str, Any]:
     data = to_openai(message)
-    if len(data.get("tool_calls", ())) > 1:
+    if len(data.get("tool_calls", ())) > 1:  # the template refuses several calls in one message
         del data["tool_calls"]
         data["content"] = "; ".join(call.raw for call in message.calls)
     return data

@@ -26,8 +26,7 @@ class Response(ToolFormat):
 
     Args:
         template: the ``response_template`` of the tokenizer.
-        header: the text that ends every prompt, after the last message. The header can open the reasoning of the
-            assistant's message, so the parser reads the header before the action.
+        header: the text that ends every prompt, after the last message. It can open the reasoning of the assistant.
     """
 
     name: ClassVar[str] = "response"
@@ -36,10 +35,8 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, ``text`` unchanged). The reasoning is None if the text has no reasoning.
-
-        The reasoning stays in the text, because :meth:`parse` skips it. ``opened`` is ignored, because the parser reads
-        the end of the prompt itself.
+        """Return (reasoning or None, ``text`` unchanged). The reasoning stays in the text, because :meth:`parse` skips
+        it.
         """
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text
@@ -51,8 +48,7 @@ class Response(ToolFormat):
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
         """Return (message, calls) for the text of an action. The message is a mapping with keys such as "content".
 
-        If the text does not follow the response template, return an empty message and, after the calls that were read,
-        a malformed call.
+        If the text does not follow the response template, the message is empty, and the last call is malformed.
         """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
@@ -73,12 +69,7 @@ class Response(ToolFormat):
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
     """Append the calls that the parser has just completed to ``calls``. Return the index after the last call.
 
-    Args:
-        events: the new events of the parser.
-        text: the text of the action.
-        start: the index after the previous call; 0 if there is none.
-        end: the number of characters that the parser has read.
-        calls: the calls so far.
+    ``start`` is the index after the previous call. ``end`` is the number of characters that the parser has read.
     """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:

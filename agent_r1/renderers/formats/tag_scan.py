@@ -19,7 +19,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class ElementPatterns:
-    """The patterns that find an answer, or the calls of one tool.
+    """The patterns of an answer, or of the calls of one tool.
 
     Attributes:
         opening: the pattern of the opening delimiter.

@@ -51,10 +51,8 @@ class _Delimiters:
     """The delimiters of a call or an answer in the text of an action.
 
     Attributes:
-        opening: the opening delimiter, as a policy should write it.
-        closing: the closing delimiter, as a policy should write it.
-        open_pattern: the pattern that finds the opening delimiter in a text.
-        close_pattern: the pattern that finds the closing delimiter in a text.
+        opening, closing: the delimiters, as a policy should write them.
+        open_pattern, close_pattern: the patterns that find the delimiters in a text.
         stops: the stop strings that can end the call or the answer.
 
     Example:
@@ -82,8 +80,7 @@ class _Delimiters:
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
         """Return the patterns that find these delimiters in the text of an action that is still being sampled.
 
-        A closing fence is found only after its line has ended, because more text on the line would make it no closing
-        fence.
+        A closing fence is found only after its line has ended, because a closing fence stands alone on its line.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
@@ -103,9 +100,9 @@ class _Element:
     """A call or an answer in a text.
 
     Attributes:
-        start: the index at which the opening delimiter begins.
+        start: the index of the opening delimiter.
         inside: the text between the delimiters.
-        end: the index after the closing delimiter; None if there is no closing delimiter.
+        end: the index after the closing delimiter; None without a closing delimiter.
     """
 
     start: int
@@ -177,10 +174,6 @@ class Tags(ToolFormat):
         return self._config.names.get(tool.name, _PYTHON_FENCE if tool.name == "python" else tool.name)
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return messages of plain text, with roles that every template supports.
-
-        A tool result becomes a user message. Adjacent user messages become one message.
-        """
         by_name = {tool.name: tool for tool in tools}
         converted: list[dict[str, Any]] = []
         for message in messages:
@@ -223,9 +216,9 @@ class Tags(ToolFormat):
 
 
 def _bare_parameter(tool: ToolSpec) -> str | None:
-    """Return the name of the parameter whose value is written between the tags without JSON; None if there is none.
+    """Return the tool's only required parameter, or its only parameter if none is required; None unless it is a text.
 
-    This parameter must be a text, and the tool's only required parameter, or its only parameter if none is required.
+    The value of this parameter is written between the tags without JSON.
     """
     properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
     names = required or list(properties)
@@ -235,7 +228,7 @@ def _bare_parameter(tool: ToolSpec) -> str | None:
 def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
     """Return the arguments of the tool if ``text`` is a JSON object, otherwise None.
 
-    Also return None if the object is not empty and none of its keys is a parameter of the tool.
+    Return None too if the object has keys, but no parameter of the tool.
     """
     try:
         data = parse_json(text)

@@ -29,7 +29,7 @@ class ParsedCall:
         arguments: the arguments of the call; None if the call could not be read.
         raw: the text of the call, as the policy wrote it.
         end: the index in the text after the call.
-        error: the reason why the call could not be read; None if the call could be read.
+        error: the reason why the call could not be read, or None.
 
     Example:
         ParsedCall("add", {"a": 1}, '{"name": "add", "arguments": {"a": 1}}', end=61)
@@ -81,18 +81,14 @@ class ToolFormat(ABC):
         """
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, rest): the reasoning at the beginning of a text, and the text after the reasoning.
+        """Return (reasoning, rest) of the text of an action, or (None, text) without reasoning.
 
-        If the text has no reasoning, return (None, text). With ``opened``, the prompt ended inside the reasoning, so
-        the text begins with reasoning.
+        With ``opened``, the prompt ended inside the reasoning, so the text begins with reasoning.
         """
         return split_reasoning(text, opened)
 
     def check_writable(self, messages: Iterable[Message]) -> None:
-        """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``.
-
-        If such a call were rendered, the text would be parsed as a different call.
-        """
+        """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``."""
         for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
             if found := find_delimiter(call.arguments or {}, self.delimiters):
                 problem = f"a call of {call.name!r} cannot be written as {self.name}: an argument holds {found}"
@@ -108,11 +104,10 @@ class ToolFormat(ABC):
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a fast check whether an action may be complete, to save calls of :meth:`is_complete`.
+        """Return a function that says whether an action may be complete, to save calls of :meth:`is_complete`.
 
-        The check is a function for one action. Each time a stop string occurs in the sampled text, the check gets the
-        text that is new since the previous check. If it returns False, the action is not complete. If it returns True,
-        :meth:`is_complete` decides. The default check always returns True.
+        Each time a stop string occurs in the sampled text, the function gets the text that is new since the previous
+        call. If the function returns False, the action is not complete. The default function always returns True.
 
         Args:
             tools: the tools of the prompt.
@@ -124,24 +119,22 @@ class ToolFormat(ABC):
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Return the messages as the dictionaries that chat templates of this format expect.
 
-        Each message of the assistant becomes one dictionary. An action must not change the dictionaries of earlier
-        messages, and the dictionaries of later messages must not depend on messages before the action.
+        Each message of the assistant becomes one dictionary. Messages before an action and messages after the action
+        must not change the dictionaries of each other.
         """
         return [to_openai(message) for message in messages]
 
     def tool_instructions(self, tools: Tools) -> str | None:
-        """Return the system message that describes the tools, or None if the format has no such text.
-
-        The text is used only if the chat template does not describe the tools.
+        """Return a system message that describes the tools, for chat templates that do not; None if there is no such
+        text.
         """
         return None
 
 
 def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
-    """Return (reasoning, rest) of a text that can begin with ``<think>``.
+    """Return (reasoning, rest) of a text that can begin with ``<think>``, or (None, text) without reasoning.
 
-    If the text has no reasoning, return (None, text). If the reasoning is not closed, the rest is empty. With
-    ``opened``, the text begins inside the reasoning.
+    If the reasoning is not closed, the rest is empty. With ``opened``, the text begins inside the reasoning.
 
     Example:
         >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes."), split_reasoning("So I", opened=True)
@@ -242,12 +235,12 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a :class:`ParsedCall` without arguments for a call that could not be read because of ``error``."""
+    """Return a call without arguments, which could not be read because of ``error``."""
     return ParsedCall(name, None, raw, end, error)
 
 
 def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
-    """Return the call that a JSON value describes: an object with a "name" and an object of arguments under ``key``.
+    """Return the call that a JSON object with a "name" and with an object of arguments under ``key`` describes.
 
     For any other value, return a malformed call.
 
@@ -268,7 +261,7 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
 def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
     """Return the call of the tool ``name`` with the JSON object in ``text`` as arguments.
 
-    If ``text`` is not a JSON object, return a malformed call.
+    For any other text, return a malformed call.
     """
     try:
         arguments = parse_json(text)
