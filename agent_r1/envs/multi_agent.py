@@ -154,7 +154,10 @@ class PlayerEnv:
         return self
 
     async def step(self, action: Action) -> Transition:
-        """Answer with the policy's action, and return the next question. The episode ends with the game."""
+        """Send the policy's action to the game as the player's answer. Return the next question.
+
+        If the game has ended, the episode ends.
+        """
         self.player.answers.put_nowait(action)
         question = await self._next_question()
         return Transition(question, end=None if question else "terminal")

@@ -23,7 +23,7 @@ from agent_r1.tools.function_tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the user. With ``end``, the conversation ends, and the agent does not see the text.
+    """A reply of the user. If ``end`` is True, the conversation ends, and the agent does not see the text.
 
     Example:
         Reply("The order is A17.")
@@ -171,10 +171,7 @@ class ModelUser:
 
 
 def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
-    """Yield the texts of the user as assistant messages, and the texts of the agent as user messages.
-
-    Other messages and messages with tool calls are left out.
-    """
+    """Yield the texts of the user as assistant messages, and the texts of the agent as user messages."""
     for message in messages:
         if message.role == "user" and message.text:
             yield Message.assistant(message.text)

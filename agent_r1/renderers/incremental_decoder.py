@@ -17,8 +17,7 @@ class IncrementalDecoder:
     """A decoder that converts the tokens of a generation to text, part by part.
 
     A part ends only after a complete character, because several tokens can encode one character. Tokens whose text was
-    not returned yet are called pending. Bytes that complete no character are returned as U+FFFD after a few more
-    tokens.
+    not returned yet are called pending. Invalid bytes are returned as U+FFFD after a few more tokens.
 
     Example:
         >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))

@@ -17,7 +17,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
 
 
 def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the longest of ``tokens`` at the end of ``text``, or None. White space at the end of ``text`` is ignored."""
+    """Return the longest of ``tokens`` at the end of ``text``, or None. White space at the end is ignored."""
     return max((token for token in tokens if text.rstrip().endswith(token)), key=len, default=None)
 
 

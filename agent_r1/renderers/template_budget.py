@@ -167,11 +167,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in nested containers, if ``characters`` is 0, otherwise the number of their
-    characters.
+    """Return the number of values in nested containers, if ``characters`` is 0, otherwise their length as text.
 
-    The number of characters is approximate: the sum of len(value as text) + ``characters`` over all values. The count
-    stops when it reaches ``limit``.
+    The length is approximate: the sum of len(value as text) + ``characters`` over all values. The count stops when it
+    reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

@@ -31,9 +31,7 @@ def exact_match(trajectory: Trajectory, task: Task) -> float:
 
 
 def f1(trajectory: Trajectory, task: Task) -> float:
-    """Return the highest F1 over words between the final answer and a gold answer, in [0, 1]; 0.0 without a final
-    answer.
-    """
+    """Return the highest F1 over words between the final answer and a gold answer, in [0, 1]; 0.0 without an answer."""
     answer = final_answer(trajectory)
     return 0.0 if answer is None else f1_score(answer, gold_answers(task))
 

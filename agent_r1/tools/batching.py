@@ -24,8 +24,6 @@ MAX_BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A call that waits for its execution. ``outcome`` receives the result."""
-
     order: tuple[int, ...]
     arguments: dict[str, Any]
     timeout: float
@@ -34,8 +32,6 @@ class _PendingCall:
 
 @dataclass(slots=True)
 class _Queue:
-    """The pending calls of one event loop, and the asyncio task that executes the calls."""
-
     pending: list[_PendingCall] = field(default_factory=list)
     consumer: asyncio.Task[None] | None = None
 
@@ -68,7 +64,6 @@ class CallBatcher:
         return await call.outcome
 
     async def _consume(self, queue: _Queue) -> None:
-        """Execute the pending calls in batches until no call is pending."""
         batch: list[_PendingCall] = []
         try:
             while queue.pending:
@@ -105,7 +100,6 @@ class CallBatcher:
 
 
 def _resolve(calls: Sequence[_PendingCall], outcomes: Sequence[CallOutcome]) -> None:
-    """Give each call its outcome, except calls that were cancelled or already have an outcome."""
     for call, outcome in zip(calls, outcomes, strict=True):
         if not call.outcome.done():
             call.outcome.set_result(outcome)

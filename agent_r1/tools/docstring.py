@@ -50,7 +50,6 @@ def parse_docstring(text: str) -> Docstring:
 
 
 def _join_paragraphs(lines: list[str]) -> str:
-    """Join the lines of each paragraph with spaces, and the paragraphs with an empty line."""
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines))
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
 

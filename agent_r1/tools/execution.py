@@ -63,8 +63,6 @@ class CallFailure:
 
 @dataclass(frozen=True, slots=True)
 class CallTimeout:
-    """The outcome of a function that did not return within ``seconds``."""
-
     seconds: float
 
 
@@ -72,15 +70,11 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 
 
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
-    """Run ``work`` and return its outcome. An exception of ``work`` and a timeout are also returned as outcomes.
+    """Run ``work``, a sync or async function, and return its outcome. Exceptions and timeouts are outcomes too.
 
     Three exceptions are raised to the caller: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
-    GeneratorExit at the end of the event loop. The time limit begins when ``work`` starts. An async function that
-    blocks the event loop cannot be stopped.
-
-    Args:
-        work: a sync or an async function without arguments.
-        timeout: the time limit in seconds.
+    GeneratorExit at the end of the event loop. The time limit of ``timeout`` seconds begins when ``work`` starts. An
+    async function that blocks the event loop cannot be stopped.
     """
     # Each event loop has a semaphore of its own, because event loops cannot share an asyncio semaphore.
     slots = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS))
@@ -96,7 +90,7 @@ async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOu
 
 
 def current_task() -> asyncio.Task[object] | None:
-    """Return the asyncio task that is running, or None if no task or no event loop is running."""
+    """Return the running asyncio task, or None."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -106,11 +100,8 @@ def current_task() -> asyncio.Task[object] | None:
 def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bool:
     """Return whether user code raised ``error`` on its own. ``error`` was caught in the asyncio task ``task``.
 
-    The result is False in three cases:
-
-    - ``error`` is the cancellation of ``task``.
-    - ``error`` is a KeyboardInterrupt that a signal caused.
-    - ``error`` is a GeneratorExit that the event loop raises at its end.
+    The result is False for the cancellation of ``task``, a KeyboardInterrupt that a signal caused, and a GeneratorExit
+    that the event loop raises at its end.
     """
     match error:
         case asyncio.CancelledError():

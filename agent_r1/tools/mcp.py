@@ -224,7 +224,6 @@ class _Connection:
                     self._client.set_exception(ConnectionError(f"no connection to {self._server}: {why}"))
 
     async def list_tools(self) -> list[Any]:
-        """Return the descriptions of the server's tools, as objects of the SDK."""
         client, descriptions, cursor = await self._client, [], None
         for _ in range(_MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
@@ -235,7 +234,7 @@ class _Connection:
         return descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call the tool ``name`` and return its result. Without an answer of the server, return a failed result."""
+        """Call the tool ``name`` and return its result. If the server gives no result, return a failed result."""
         client = await self._client
         try:
             return _convert_result(await client.call_tool(name, dict(arguments)))
@@ -273,7 +272,7 @@ def _redact(text: str, values: Iterable[str]) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the message of an error in one line. For a group of exceptions, use the first exception in the group."""
+    """Return the message of an error, or of the first error in a group, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -292,8 +291,6 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PerEpisode:
-    """An :class:`~agent_r1.tools.resources.Opener` of a separate connection for each episode."""
-
     server: Server
 
     async def open(self, task: Task, context: RolloutContext) -> _Lease:
@@ -302,12 +299,7 @@ class _PerEpisode:
 
 @dataclass(slots=True)
 class _SharedState:
-    """The shared connections of one event loop.
-
-    Attributes:
-        connection: the connection for new episodes; None before the first episode.
-        num_users: the number of episodes that use each open connection.
-    """
+    """The shared connections of one event loop. ``num_users`` counts the episodes that use each open connection."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: _Connection | None = None
@@ -371,7 +363,6 @@ def _convert_result(result: Any) -> ToolResult:
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:
-    """Convert a content block of an MCP result to content parts. Raise InvalidInput if an image cannot be used."""
     match block.type:
         case "text":
             return (Text(block.text),)

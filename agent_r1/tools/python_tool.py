@@ -53,8 +53,6 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InterpreterOpener:
-    """An :class:`~agent_r1.tools.resources.Opener` that opens a new interpreter for each episode."""
-
     sandbox: Sandbox
 
     async def open(self, task: Task, context: RolloutContext) -> Interpreter:

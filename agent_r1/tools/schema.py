@@ -40,7 +40,7 @@ class Signature(Protocol):
     ) -> dict[str, Any] | InvalidArguments:
         """Return the keyword arguments for the tool's function, or InvalidArguments if ``arguments`` are not valid.
 
-        ``arguments`` come from the policy. ``task``, ``context`` and ``resources`` belong to the running episode.
+        ``arguments`` come from the policy, and the other values from the running episode.
         """
         ...
 
@@ -65,7 +65,7 @@ class FunctionSignature:
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the validated keyword arguments, or InvalidArguments if ``arguments`` is not valid.
+        """Return the validated keyword arguments, or InvalidArguments.
 
         Missing arguments get their defaults. Safe conversions, such as "3" to 3, are made.
         """

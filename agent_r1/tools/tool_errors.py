@@ -32,7 +32,6 @@ INVALID_CALL_KINDS = frozenset(
 
 
 def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
-    """Return a failed result. ``text`` explains the error to the agent."""
     return ToolResult((Text(text),), ok=False, error=kind)
 
 
@@ -111,7 +110,7 @@ def validation_errors(result: ToolResult) -> Iterator[str]:
 
 
 def part_errors(parts: Sequence[object]) -> Iterator[str]:
-    """Yield a reason for each element of ``parts`` that is not a valid content part."""
+    """Yield a reason for each element of ``parts`` that is no valid content part."""
     for part in parts:
         if not isinstance(part, Image) and not (isinstance(part, Text) and isinstance(part.text, str)):
             yield f"it has {describe_type(part.text if isinstance(part, Text) else part)} where text belongs"

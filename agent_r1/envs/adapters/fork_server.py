@@ -61,7 +61,7 @@ def _import(module: str) -> str | None:
 
 
 def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return (the next request, its attached file descriptors), such as ({"fork": True}, [7]), or None."""
+    """Return (the next request, its attached file descriptors), such as ({"fork": True}, [7]), or None at the end."""
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     return (json.loads(message), descriptors) if message else None
 
@@ -91,7 +91,7 @@ def _kill(pid: int, children: set[int]) -> None:
 
 
 def _reap_ended(children: set[int]) -> None:
-    """Collect the exit status of each child that has ended, and kill the processes that these children started."""
+    """Collect each child that has ended, and kill the processes that these children started."""
     while children and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         _kill(ended.si_pid, children)
 

@@ -133,7 +133,7 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 def to_transition(observation: Observation) -> Transition:
     """Convert an observation of a game to a transition.
 
-    The text becomes a user message if the game continues. The reward becomes ``data`` of the only result.
+    The text becomes a user message if the game continues. The transition has one result, with the reward as ``data``.
     """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS

@@ -20,14 +20,14 @@ class Gymnasium:
     The policy writes a ``Discrete`` action as its name or its index, from 0. If the policy's text is not an action, the
     policy gets an explanation. The environment then makes no step, but the turn counts towards ``max_turns``.
 
-    An observation that is text is shown to the policy unchanged. For any other observation, the policy sees the
-    rendered environment if ``render_mode`` is "ansi", otherwise the observation as JSON.
+    Observations that are text are shown unchanged. For any other observation, the policy sees the rendered environment
+    if ``render_mode`` is "ansi", otherwise the observation as JSON.
 
     Args:
         name: the name for ``gymnasium.make``. With ``module:Name-v0``, the module is imported first.
         actions: names for the actions of a ``Discrete`` action space, by index.
         options: arguments for ``gymnasium.make`` and the environment, e.g. ``{"render_mode": "ansi"}``.
-        max_turns: the largest number of actions per episode. The environment can end the episode earlier.
+        max_turns: the largest number of actions per episode.
         timeout: the time limit of an action in seconds.
 
     Raises:
@@ -52,16 +52,14 @@ class Gymnasium:
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The environment has a different seed in each task, and different seeds for a different ``seed``. ``instruction``
-        is the first message of each episode. By default, this message lists the names of the actions.
+        Each task has its own seed of the environment. Different values of ``seed`` give different tasks.
+        ``instruction`` is the first message of each episode. By default, this message lists the names of the actions.
         """
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)
 
 
 class GymnasiumGame:
-    """An environment of Gymnasium as a :class:`Game`, in a worker process."""
-
     def __init__(self, name: str, actions: Sequence[str], options: Mapping[str, Any]) -> None:
         self._gymnasium = import_extra("gymnasium", extra="gymnasium")
         try:

@@ -42,8 +42,8 @@ def as_text(observation: Mapping[str, Any]) -> str:
 class OpenEnv:
     """The environment of an OpenEnv server.
 
-    The server's environment is reset with the seed in the task's ``data["seed"]``, or with the seed of the attempt if
-    the task has no seed. ``data["reset"]`` can hold further arguments of the reset.
+    The server's environment is reset with the seed ``task.data["seed"]``, or with the seed of the attempt if the task
+    has no seed. ``data["reset"]`` can hold further arguments of the reset.
 
     If the server rejects an action, or ``action`` raises ValueError, the policy gets an explanation, and the turn
     counts towards ``max_turns``. If the server fails or times out, the episode fails.
@@ -54,7 +54,7 @@ class OpenEnv:
         show: converts an observation to the text that the policy sees.
         sessions: the largest number of concurrent episodes, at most the limit of the server (``max_concurrent_envs``, 1
             by default). Further episodes wait.
-        max_turns: the largest number of actions per episode. The server can end the episode earlier.
+        max_turns: the largest number of actions per episode.
         timeout: the time limit of a server response in seconds.
 
     Raises:
@@ -84,7 +84,7 @@ class OpenEnv:
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The environment has a different seed in each task, and different seeds for a different ``seed``.
+        Each task has its own seed of the environment. Different values of ``seed`` give different tasks.
         ``instruction``, if given, is the first message of each episode.
         """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)

@@ -3,8 +3,8 @@
 In a worker process, an object can hang, crash or change global state without harm to this process. A worker process is
 not a sandbox: it has all rights of this process.
 
-Each package has one server process (:mod:`agent_r1.envs.adapters.fork_server`). The server process imports the package
-once, and can then fork a worker process within a few milliseconds.
+Each package has one server process (:mod:`agent_r1.envs.adapters.fork_server`), which imports the package once and
+forks the worker processes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ MAX_ANSWER = 16 * 2**20
 
 
 class WorkerProcess:
-    """A worker process that holds one object and handles one call at a time. :func:`start_process` makes such a
-    process.
-    """
+    """A worker process that holds one object and handles one call at a time (see :func:`start_process`)."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server, self._pid = server, pid
@@ -49,10 +47,7 @@ class WorkerProcess:
         self._streams = await asyncio.open_connection(sock=connection)
 
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
-        """Create the object in the worker process, and return the outcome: success, failure or timeout.
-
-        ``name`` is ``module:class`` of the object. ``timeout`` is the time limit in seconds.
-        """
+        """Create the object of the class ``module:class`` in the worker process, and return the outcome."""
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:

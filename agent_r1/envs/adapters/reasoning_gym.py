@@ -75,7 +75,7 @@ def reasoning_gym_tasks(
 
 
 def _unique_questions(entries: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (index, entry) of each entry whose question did not occur in an earlier entry."""
+    """Yield (index, entry) of each entry whose question did not occur earlier."""
     seen: set[str] = set()
     for index in range(len(entries)):
         entry = entries[index]
@@ -93,9 +93,7 @@ def _create_dataset(name: str, options: dict[str, Any]) -> Any:
 
 
 async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
-    """Return the score of the final answer, from 0 to 1; 0.0 if the trajectory has no final answer.
-
-    The dataset's own scorer computes the score, in a worker process.
+    """Return the dataset's score of the final answer, from 0 to 1; 0.0 if the trajectory has no final answer.
 
     Raises:
         AgentR1Error: if the scorer fails or exceeds its time limit. The attempt then has no score.
@@ -109,8 +107,6 @@ async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
 
 
 class DatasetScorer:
-    """A scorer of answers to the questions of any dataset. It runs in a worker process."""
-
     def score(self, dataset: str, options: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
         return float(_create_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))
 

@@ -61,7 +61,7 @@ class TextArena:
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
         """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
 
-        The game has a different seed in each task, and different seeds for a different ``seed``.
+        Each task has its own seed of the game. Different values of ``seed`` give different tasks.
         """
         return seeded_tasks(self.game, (), train, test, seed)
 
@@ -136,7 +136,7 @@ class TextArenaGame:
 def random_move(observation: str, rng: random.Random) -> str:
     """Return a random move among the moves that the game lists, with its brackets, such as ``[3]``.
 
-    The moves are the texts in brackets in the last line that contains "available", "valid" or "legal".
+    The moves are in the last line that contains "available", "valid" or "legal".
 
     Raises:
         ValueError: if the observation contains no such moves.

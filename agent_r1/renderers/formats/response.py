@@ -35,9 +35,7 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning or None, ``text`` unchanged). The reasoning stays in the text, because :meth:`parse` skips
-        it.
-        """
+        """Return (reasoning or None, ``text`` unchanged). :meth:`parse` skips the reasoning in the text."""
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text
 

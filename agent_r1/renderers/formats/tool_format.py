@@ -125,8 +125,9 @@ class ToolFormat(ABC):
         return [to_openai(message) for message in messages]
 
     def tool_instructions(self, tools: Tools) -> str | None:
-        """Return a system message that describes the tools, for chat templates that do not; None if there is no such
-        text.
+        """Return a system message that describes the tools, or None.
+
+        The message is used only if the chat template does not describe the tools.
         """
         return None
 
