@@ -1,8 +1,8 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-The tokens between two actions are found as the difference between two texts that the template writes: before and after
-the new messages are added. Some templates then change earlier text, for example drop earlier reasoning. In this case
-there is no difference, and the next turn starts a new branch of the trajectory.
+The tokens between two actions are the difference between two texts that the template writes, before and after new
+messages are added. If the template also changes earlier text, there is no difference, and the next turn starts a new
+branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class TemplateRenderer:
     Args:
         tokenizer: the tokenizer, with its chat template.
         tool_format: parses tool calls, and converts messages for the template. The default is Hermes.
-        stop_token_ids: additional tokens that end an action. The tokens that the template writes after an answer or a
-            call, and the end-of-sequence token of the tokenizer, always end an action.
+        stop_token_ids: tokens that end an action, in addition to the end tokens of the chat template and the tokenizer.
         images: the tokens of images; None if the model has no vision.
 
     Raises:
@@ -176,9 +175,8 @@ class TemplateRenderer:
     ) -> RenderedPrompt | None:
         """Return the prompt after an action and its observation: the whole text, but only the tokens after the action.
 
-        If the policy sampled no end token, the new tokens begin with the rest of the turn: the end token, or text of
-        the action's message that was not sampled. Return None if the template changes earlier text, or does not write
-        the end token that was sampled.
+        If the policy sampled no end token, the new tokens begin with text of the action's message that was not sampled,
+        and the end token. Return None if the template changes earlier text, or omits the end token that was sampled.
         """
         # To save time, the middle of the conversation is left out if this does not change the new tokens.
         locality = chat_template(self.tokenizer, with_tools=bool(tools)).locality
@@ -200,10 +198,7 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools,
     ) -> RenderedPrompt | None:
-        """Return the result of :meth:`bridge_to_next_turn` for a prompt with the text ``before``.
-
-        ``wording`` is the text that the template writes for the action when messages follow the action.
-        """
+        """Return the result of :meth:`bridge_to_next_turn` for a prompt with the text ``before``."""
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
@@ -215,7 +210,7 @@ class TemplateRenderer:
             is_written = not sampled_end and rest.startswith(action.message.text)
             end = rest.removeprefix(action.text)
             return self._encoder.prompt(marked, end, observation, messages) if is_written else None
-        wording = action.text
+        wording = action.text  # the text that the template writes for the action if messages follow
         if not self._is_written(wording, rest):  # the template can drop text after the end of the action
             start, output = self._parse_output(action_ids, tools)
             wording = action.text if output.end is None else action.text[: start + output.end]
@@ -245,9 +240,8 @@ class TemplateRenderer:
         """Return the action that the text of sampled tokens forms.
 
         If a call cannot be read, the content of the message is the whole text, so that the next prompt contains all
-        text that the policy wrote.
-
-        ``opened`` says whether the text begins inside the reasoning; None: it does if the prompts of the template do.
+        text that the policy wrote. ``opened`` says whether the text begins inside the reasoning; by default, the end of
+        the template's prompts decides.
         """
         reasoning, rest = self._split_reasoning(text, self._opens_reasoning if opened is None else opened)
         output = self.tool_format.parse(rest, tools)
@@ -264,10 +258,6 @@ class TemplateRenderer:
         return self._token_indices(self._without_end(action_ids), [start + call.end for call in output.calls])
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
-        """Return how many tokens at the beginning of ``sampled_ids`` belong to the action.
-
-        The tool format can end an action before the last sampled token. The later tokens can then be dropped.
-        """
         start, output = self._parse_output(sampled_ids, tools)
         if output.end is None:
             return len(sampled_ids)
@@ -280,7 +270,6 @@ class TemplateRenderer:
         return self.tool_format.parse(text, tools).content.strip()
 
     def _parse_output(self, action_ids: tuple[int, ...], tools: Tools) -> tuple[int, ParsedOutput]:
-        """Return (length of the reasoning in characters, parsed text after the reasoning) for an action."""
         text = self.decode(self._without_end(action_ids))
         _, rest = self._split_reasoning(text, self._opens_reasoning)
         return len(text) - len(rest), self.tool_format.parse(rest, tools)
@@ -292,10 +281,7 @@ class TemplateRenderer:
         return self._decode(tuple(ids))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Return (reasoning, rest of the text). Return (None, text) if the template does not render reasoning.
-
-        If the prompt ended inside the reasoning, the reasoning is always separated.
-        """
+        """Return (reasoning, rest), or (None, text) if the template renders no reasoning and the prompt opened none."""
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
     def _token_indices(self, ids: tuple[int, ...], lengths: Iterable[int]) -> tuple[int, ...]:
@@ -350,10 +336,10 @@ class TemplateRenderer:
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
         """Return the tokens of the action ``probe`` in ``text``, a conversation in which ``probe`` follows ``prompt``.
 
-        Return None if ``text`` does not begin with the prompt, or if parsing the tokens does not give ``probe``. A
-        ``<think>`` at the end of the prompt may be missing in ``text``.
+        Return None if ``text`` does not begin with the prompt, or if parsing the tokens does not give ``probe``.
         """
         appended = text.startswith(prompt.text)
+        # if the prompt ends with <think>, this tag may be missing in the text
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)
         if not text.startswith(opening):
             return None
