@@ -62,7 +62,7 @@ class IndexConfig(BaseModel):
 
 
 class SearchConfig(IndexConfig):
-    """The settings of a search in this process."""
+    """The settings of an index, and the file of its passages."""
 
     corpus: Path
     """The file of passages. Each row has the fields ``title`` and ``text``."""
@@ -79,7 +79,8 @@ class RetrieverConfig(SearchConfig):
     """Port on which the server listens. 0: any free port."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that the server accepts in requests. Empty: loopback names on a loopback address, else any name."""
+    """Host names that the server accepts in requests. Empty: all names or, if ``host`` is a loopback address, only
+    loopback names."""
 
     threads: int = Field(default=1, ge=1, le=256)
     """Number of torch threads. More threads help only if as many CPU cores are idle."""

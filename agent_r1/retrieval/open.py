@@ -60,7 +60,7 @@ def _indexed(corpus: Path) -> BM25Index:
 
 
 def open_search(config: SearchConfig) -> Retriever:
-    """Return a search in this process. Raises InvalidInput if the settings or the files cannot be used."""
+    """Return an index with the settings ``config``. Raises InvalidInput if the settings or the files cannot be used."""
     check(config)
     return build_index(config, read_corpus(config.corpus)) if config.encoder else _indexed(config.corpus)
 

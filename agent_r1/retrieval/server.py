@@ -144,8 +144,8 @@ def _passage_text(passage: Passage) -> PassageText:
 class RetrievalServer(ThreadedServer):
     """A server for a retriever at (host, port). Raises InvalidInput if the server cannot listen there.
 
-    Port 0 means any free port. ``health`` answers requests for ``/health``. An empty ``allowed_hosts`` accepts loopback
-    names on a loopback address, else any name.
+    Port 0 means any free port. ``health`` answers requests for ``/health``. If ``allowed_hosts`` is empty, the server
+    accepts all host names or, on a loopback address, only loopback names.
     """
 
     def __init__(

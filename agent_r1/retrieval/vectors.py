@@ -26,7 +26,7 @@ class Vectors(Protocol):
 
 
 class TorchVectors:
-    """An exact search over the rows of ``matrix``: float32, (vectors, width); a memory map is possible.
+    """An exact search over the rows of ``matrix``. The matrix is float32, (vectors, width), and can be a memory map.
 
     Vectors of equal score come in the order of their indices.
     """

@@ -33,7 +33,7 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""The distances of each split, in turn: the training tasks have the distances 1, 2, 3, 1, 2, .."""
+"""How many facts come between the first fact and the question, by split. The numbers repeat: 1, 2, 3, 1, 2, .."""
 
 TASKS = 400
 """The number of tasks per split. ``train`` has four times as many."""
@@ -45,7 +45,7 @@ MAX_TURNS = 16
 class Facts:
     """The messages of the user: one fact per turn, then a question about the first fact.
 
-    No entity and no relation occurs in two facts. The distance of the example is 1.
+    No entity and no relation occurs in two facts.
 
     Example:
         Facts(("Alba: mayor Bruno.", "Corin: river Dovra.", "What is the mayor of Alba?"), answer="Bruno")

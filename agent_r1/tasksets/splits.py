@@ -35,10 +35,10 @@ Read = Callable[[Path], tuple[Question, ...]]
 """A function that reads the questions of a file or of a split on the hub. A bad row raises InvalidInput."""
 
 HELD_BACK = ("validation", "dev", "test")
-"""The splits with test questions, in order of preference, if the answers of the split "test" are not public."""
+"""If the answers of the split "test" are not public, the first of these splits that exists has the test questions."""
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""The splits with test questions, in order of preference, if the answers of the split "test" are public."""
+"""If the answers of the split "test" are public, the first of these splits that exists has the test questions."""
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
@@ -94,8 +94,9 @@ def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequ
 def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     """Divide the questions of one file into test, validation and training.
 
-    Test gets a fifth of the distinct questions, but 1 to 1000. Validation gets a tenth, but 1 to 128. A hash of the
-    text decides the split, so the test questions depend on no seed, and equal questions are in one split.
+    Test gets a fifth of the distinct questions, at least 1 and at most 1000. Validation gets a tenth, at least 1 and at
+    most 128. A hash of the text decides the split, so the test questions depend on no seed, and equal questions are in
+    one split.
 
     Raises InvalidInput, which names ``source``, if there are fewer than three distinct questions.
     """

@@ -142,7 +142,11 @@ def search_outcome(task: Task, title: str, time: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return the number of the certain search (see ``FRESH``) in the block that contains search ``time``."""
+    """Return which search is certain to return the true page, in the block of search ``time`` (see ``FRESH``).
+
+    Example:
+        4, 5 or 6 for ``time`` 5, because the searches 4 to 6 are one block
+    """
     three = (time - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
 
@@ -152,9 +156,9 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, time: int) -> Wiki:
-    """Return the outdated edition of a page that search ``time`` can return, as a wiki with only this page.
+    """Return a wiki whose only page is an outdated edition of ``title``: the edition for search ``time``.
 
-    The edition has the values of the true page, each at another relation. The first 66 searches for a page have
+    The edition has the values of the true page, each at a wrong relation. The first 66 searches for a page have
     different editions. Any two of the first four editions differ in the value of every relation.
 
     Example:

@@ -15,13 +15,13 @@ from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4
-"""The number of open files that are reserved per connection. A client in this process needs a second file."""
+"""The number of open files that are reserved per connection. If the client runs in this process, two are used."""
 
 KEEP_ALIVE_SECONDS = 75
 """Seconds after which an idle connection is closed. Clients close idle connections earlier."""
 
 CLOSE_SECONDS = 5.0
-"""Seconds that requests in progress have after the server is closed."""
+"""Seconds that a closed server waits for the requests in progress."""
 
 
 class HttpServer:

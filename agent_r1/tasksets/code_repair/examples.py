@@ -23,10 +23,12 @@ CHOOSING = (
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """A solved task in the prompt: the agent tries edits until the test passes.
+    """A solved task in the prompt: the agent tries lines until the test passes.
 
     Attributes:
-        tries: a pair (line, result of the tool) per edit. The last line passes the test.
+        text: the request, the test and the function with the wrong line.
+        proposals: the lines that the agent can choose from.
+        tries: a pair (line, result of the tool) per try. The last line passes the test.
     """
 
     text: str

@@ -52,8 +52,8 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare the answer ``said`` with the gold answer.
 
-        If the comparison fails or takes too long, ``gold`` is compared with itself. If this works, ``said`` is wrong.
-        Otherwise ``correct`` is None.
+        If the comparison raises an error or takes too long, ``correct`` depends on the gold answer: False if
+        math-verify can compute the gold answer, else None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
@@ -75,7 +75,7 @@ class MathScorer:
     """A scorer with two rewards.
 
     - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see the module
-      ``form``); else 0. None if the gold answer cannot be computed.
+      ``form``); else 0. None if math-verify cannot compute the gold answer.
     - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0.
     """
 

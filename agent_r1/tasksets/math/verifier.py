@@ -38,7 +38,10 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify finds ``gold`` equal to itself, in the notation of ``said``."""
+        """Return whether math-verify can compute ``gold``: whether ``gold`` is found equal to itself.
+
+        ``said`` only determines the notation of ``gold``, as in :meth:`check`.
+        """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
 
@@ -49,7 +52,7 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 
 
 def _are_equal(gold: str, said: str) -> bool:
-    """Return whether math-verify finds two answers equal. The order of the answers can matter.
+    """Return whether math-verify finds ``said`` equal to ``gold``. The result can change if the arguments are swapped.
 
     math-verify's time limits are off: after a time-out, it returns "not equal" even for a right answer.
     """

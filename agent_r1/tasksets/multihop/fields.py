@@ -94,8 +94,7 @@ def _columns(value: Any, *names: str) -> Any:
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
     """Return ``value`` as a validated list; [] if ``value`` is empty or None.
 
-    Raises InvalidInput with the advice "give ``name`` as ``whose`` files do", such as "give paragraphs as MuSiQue's
-    files do".
+    ``name`` and ``whose`` are for the message of InvalidInput, such as "give paragraphs as MuSiQue's files do".
     """
     try:
         return kind.validate_python(value or [])

@@ -33,11 +33,14 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Names that a data set of a mixture must not have, because other splits have these names."""
+"""Names that a data set of a mixture must not have.
+
+Each test data set becomes a split with its own name, and these names are already names of splits.
+"""
 
 
 class Portion(BaseModel):
-    """A part of one data set: ``count`` random questions, or all questions if ``count`` is None."""
+    """Questions of the data set ``data``: ``count`` random questions, or all questions if ``count`` is None."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,7 +49,7 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file: for each split, the parts of data sets by name."""
+    """The content of a mixture file: for each split, one ``Portion`` per data set, by the name of the data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -104,8 +104,8 @@ def _once(titles: Sequence[str]) -> tuple[str, ...]:
 def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
     """Return the questions with the aliases of their answers added to ``answers``.
 
-    ``entities`` has the Wikidata id of the answer by the id of the question. If the file of aliases is missing, the
-    questions are returned unchanged.
+    ``entities`` maps the id of a question to the Wikidata id of the answer. ``file`` contains the aliases. If ``file``
+    is missing, the questions are returned unchanged.
     """
     if not entities:
         return questions

@@ -77,10 +77,9 @@ def world_of(task: Task) -> WorldKey:
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return task ``index`` of a split, with a random question that is not in ``asked``, and add this question to
-    ``asked``.
+    """Return task ``index`` of a split with a new random question. Add the question to ``asked``.
 
-    ``prefix`` begins the name of each world, such as "0/". Raises InvalidInput if no new question is found.
+    The number of each world begins with ``prefix``, such as "0/". Raises InvalidInput if no new question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"

@@ -137,7 +137,7 @@ HELD_OUT_PERSONAL = _person(
     "{P} had {v} as a godparent.",
     held_out_page="The godparent chosen for {p2} was {v}.",
 )
-"""A relation to a person that occurs only in the split ``unseen-relation``."""
+"""The relation to a person that is used only in the split ``unseen-relation``."""
 
 VALUED: tuple[Relation, ...] = (
     Relation(
@@ -191,4 +191,4 @@ HELD_OUT_VALUED = Relation(
     "Name the dish of {x}.",
     values=DISHES,
 )
-"""A relation to a value that occurs only in the split ``unseen-relation``."""
+"""The relation to a value, not to a person, that is used only in the split ``unseen-relation``."""

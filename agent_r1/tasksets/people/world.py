@@ -24,10 +24,10 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The minimum and the maximum number of facts about another person on a page."""
+"""The minimum and the maximum number of facts on a page whose value is another person, such as the teacher."""
 
 VALUED_FACTS = (1, 3)
-"""The minimum and the maximum number of other facts on a page."""
+"""The minimum and the maximum number of facts on a page whose value is not a person, such as the birthplace."""
 
 
 @dataclass(frozen=True, slots=True)

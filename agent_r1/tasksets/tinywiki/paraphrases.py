@@ -35,7 +35,7 @@ def topic(chain: Chain) -> str:
 
 
 def swapped(chain: Chain) -> str:
-    """Return a question that asks for the last value of ``chain``: "style b" with two sentences swapped.
+    """Return a question that asks for the last value of ``chain``, with the relations before the first entity.
 
     Example:
         "Take the mayor, then the capital. Start at Alba. Who is it?"

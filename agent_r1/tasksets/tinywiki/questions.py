@@ -18,7 +18,7 @@ INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
 def nested(chain: Chain) -> str:
-    """Return a question that asks for the last value of ``chain``, in "style a": the last relation comes first.
+    """Return a question that asks for the last value of ``chain``, in the wording "style-a".
 
     Example:
         "What is the capital of the mayor of Alba?"
@@ -27,7 +27,7 @@ def nested(chain: Chain) -> str:
 
 
 def forward(chain: Chain) -> str:
-    """Return a question that asks for the last value of ``chain``, in "style b": the first relation comes first.
+    """Return a question that asks for the last value of ``chain``, in the wording "style-b".
 
     Example:
         "Start at Alba. Take the mayor, then the capital. Who is it?"

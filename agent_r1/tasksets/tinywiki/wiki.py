@@ -105,7 +105,7 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a wiki of the class with the index ``owner`` (see :func:`fact_class`)."""
+    """Draw a wiki whose facts are all of the class ``owner``: 0 for train, 1 for validation, 2 for test."""
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 

@@ -13,7 +13,7 @@ from agent_r1.tasksets.wikifilm.facts import DirectedFilm
 from agent_r1.tasksets.wikifilm.words import name_key, title_name
 
 PARTNERS = 12
-"""The maximum number of films that are tried as the second film of a comparison."""
+"""The maximum number of films with which one film is compared until a comparison gives a question."""
 
 YEARS_APART = 2
 """The minimum difference of two compared years. A film can have several release dates."""

@@ -13,7 +13,8 @@ from agent_r1.tasksets.wikifilm.persons import Person, read_director
 from agent_r1.tasksets.wikifilm.words import as_spelled, name_key, title_name
 
 AGES = (14, 100)
-"""The minimum and the maximum age of a director in the year of a film. At another age, the director is another person.
+"""The minimum and the maximum age of a director in the year of a film. At another age, the page is about another
+person with the director's name.
 """
 
 YEARS_AFTER_DEATH = 3
@@ -96,7 +97,8 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 def _family(one: DirectedFilm) -> list[str]:
     """Return the keys (see ``name_key``) of the names that connect a film with other films.
 
-    The names are the titles of the two pages, the director, and the director's father.
+    The names are the title of the film's page, the title of the director's page, the director, and the director's
+    father.
     """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)

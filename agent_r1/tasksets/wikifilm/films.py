@@ -88,10 +88,10 @@ def read_film(page: Passage) -> Film | None:
 
 
 def _year(title: str, start: str, before: str, after: str) -> int | None:
-    """Return the release year from the first sentence of a film's page; None if there is not exactly one year.
+    """Return the release year of a film; None if the page does not state exactly one year.
 
-    ``start``, ``before`` and ``after`` are parts of the sentence, for example "X (1953)", "1953 comedy" and "from
-    1953".
+    The first sentence of the page consists of ``start`` ("X (1953)"), "is a", ``before`` ("1953 comedy"), "film" and
+    ``after`` ("from 1953").
     """
     in_title = re.search(rf"\(({_YEAR.pattern})\b.*\)$", title)
     at_start = re.search(rf"\(({_YEAR.pattern})\) ?$", start)

@@ -15,7 +15,7 @@ from agent_r1.tasksets.wikifilm.words import read_person, read_place, tidy, titl
 _IS = re.compile(r"\b(?:is|was) (?:(?:first )?an?|the|one of the) ")
 _DIRECTS = re.compile(r"\b(?:directors?|film-?makers?|film makers?|directed)\b", re.IGNORECASE)
 _RANGE = re.compile(r"[\u2013\u2014]|(?<=[\d ])-|-(?=[\d ])|^ ?$")
-"""The dash between the dates of birth and death. Some passages have only a space or nothing."""
+"""The text between the dates of birth and death: a dash or, in some passages, only a space or nothing."""
 
 _UNCERTAIN = re.compile(r"\b(?:c|ca|circa|about|around|or|before|after|between|baptised|baptized|fl)\b|\?|/")
 _BORN_AS = re.compile(r"(?:,? and (?:raised|grew up|brought up|educated)| as [A-Z][^,.;()]*?(?= in | on ))?")
@@ -173,7 +173,11 @@ def _agreed_date(events: Sequence[_Event]) -> Date | None:
 
 
 def _agreed_place(events: Sequence[_Event]) -> tuple[str, ...]:
-    """Return the place of ``events`` with the most parts; () without a place, or if the first parts differ."""
+    """Return the most detailed place; () if no event has a place, or if the smallest parts (the towns) differ.
+
+    Example:
+        ("Rome", "Italy") for two events with the places ("Rome",) and ("Rome", "Italy")
+    """
     places = [event.place for event in events if event.place]
     return max(places, key=len) if len({place[0] for place in places}) == 1 else ()
 

@@ -32,7 +32,7 @@ class Relation:
     answers: Callable[[Person], tuple[str, ...]]
 
     def ask(self, who: str, id: str) -> str:
-        """Return a question about the person ``who``, in the wording that ``id`` determines."""
+        """Return a question about the person ``who``. The id of the question determines the wording."""
         return random.Random(id).choice(self.wordings).format(x=who)
 
 

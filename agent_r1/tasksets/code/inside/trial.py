@@ -44,7 +44,10 @@ def tried(call: str, wanted: str, names: dict[str, object]) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """Return the text of an error and its traceback: at most the last 8 frames, starting in the solution."""
+    """Return an error with its traceback as text.
+
+    The frames of this program are left out. At most the last 8 frames are shown.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != NAME:
         frames = frames.tb_next

@@ -35,8 +35,8 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
     """Return one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
 
-    A test is unusable if the call runs too long, exits, or returns the expected value in a form that is not plain data
-    (:func:`is_plain`). All tests are unusable if ``given`` or ``source`` cannot be executed.
+    A test is unusable if the call runs too long, exits, or returns a right value that is not plain data
+    (:func:`is_plain`). ``given`` is code that runs before ``source``. If one of the two raises, all tests are unusable.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
